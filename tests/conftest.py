@@ -1,0 +1,29 @@
+"""Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
+
+import os
+
+# Before anything imports JAX: every test sees the same eight devices and the CPU backend.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jax
+import pytest
+
+pytest_plugins = ["tests.gcs.plugin"]
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _eight_devices():
+    if jax.device_count() != 8:
+        pytest.fail(f"the tests need 8 virtual CPU devices, found {jax.device_count()}")
+
+
+@pytest.fixture(autouse=True)
+def _private_home(tmp_path_factory, monkeypatch):
+    """Writer ids, data folders and caches of one test never leak into another."""
+    monkeypatch.delenv("CAIRN_WRITER_ID", raising=False)

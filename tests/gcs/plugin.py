@@ -1,0 +1,1 @@
+"""Pytest fixtures of the GCS double."""
