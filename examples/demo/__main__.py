@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-from service.client import Client, ProblemError
-from storage.run import Run
+from typing import Any
 
 from examples.demo.jobs import Event, Jobs, events, losses
 from examples.demo.report import DemoFailedError, Report
 from examples.demo.servers import control_plane, store
+from service.client import CairnClient
+from service.errors import ClientError, ProblemResponseError
+from service.schemas import Operation, OperationState
+from service.watch import follow_with_bar
+from storage.run import Run
 from storage.uri import parse_uri
 
 RUN = "smollm2"
@@ -38,7 +40,9 @@ def show(report: Report, event: Event) -> None:
                 f"ready after {event['seconds']:.1f} s"
             )
         case "refused":
-            report.say(f"mesh {event['mesh']} is refused: {event['message']}")
+            report.say(f"mesh {event['mesh']} is refused:")
+            for line in event["message"].splitlines()[:3]:
+                report.say(f"  {line}")
         case "step":
             report.say(
                 f"step {event['step']:>3}  loss {event['loss']:.6f}  {event['seconds']:.2f} s"
@@ -74,7 +78,9 @@ class Demo:
             "train", "--run", self.run_uri, "--steps", str(LAST_STEP), "--save-every", "3",
             "--show-refusal", "--digests", str(self.digests), on_event=follow,
         )  # fmt: skip
-        refused = [event["message"] for event in seen if event["event"] == "refused"]
+        refused = [
+            event["message"].splitlines()[0] for event in seen if event["event"] == "refused"
+        ]
         self.report.check(
             "a", "a tensor-parallel mesh that 9 heads do not divide is refused by name",
             bool(refused) and "9" in refused[0], refused[0] if refused else "accepted",
@@ -90,37 +96,37 @@ class Demo:
             f"step time {min(steps):.1f}-{max(steps):.1f} s",
         )  # fmt: skip
 
-    def operate(self, client: Client, started: float) -> Path:
-        """Step c: list, promote, fork, gather and convert over HTTP; returns the export's folder."""
+    def operate(self, client: CairnClient, started: float) -> Path:
+        """Step c: list, promote, fork, gather, convert over HTTP; returns the export's folder."""
         report = self.report
         report.step("c", "the control plane: list, promote, fork, gather, convert over HTTP")
         report.say(f"answered after {started:.1f} s")
-        run = client.run("default", RUN)
-        steps = [checkpoint.step for checkpoint in client.checkpoints("default", RUN)]
+        run = client.run(RUN)
+        steps = [checkpoint.step for checkpoint in client.checkpoints(RUN)]
         report.check(
             "c", "the run is listed", run.latest_step == LAST_SAVED,
             f"{run.name}: steps {steps}, {run.bytes / 1e9:.1f} GB",
         )  # fmt: skip
         alias = client.promote(
-            "default", RUN, LAST_SAVED, "production", expect=None, reason="the demo's last step"
+            RUN, LAST_SAVED, "production", expect=None, reason="the demo's last step"
         )
         report.say(f"production -> step {alias.step} (sequence {alias.sequence})")
         try:
-            client.promote("default", RUN, 9, "production", expect=alias.sequence - 1)
+            client.promote(RUN, 9, "production", expect=alias.sequence + 1)
             status = 200
-        except ProblemError as error:
-            status = error.problem.status
-            report.say(error.problem.detail)
+        except ProblemResponseError as error:
+            status = error.status
+            report.say(str(error))
         report.check("c", "a stale promotion is refused", status == 412, f"HTTP {status}")
 
-        fork = self.follow(client, client.fork("default", RUN, LAST_SAVED, FORK).id)
-        forked = client.run("default", FORK)
+        fork = self.follow(client, client.restore(RUN, LAST_SAVED, target=FORK))
+        forked = client.run(FORK)
         report.check(
             "c", "a new run is forked", forked.latest_step == LAST_SAVED, f"{FORK}: {fork}"
         )
-        gathered = self.follow(client, client.gather("default", RUN, LAST_SAVED).id)
+        gathered = self.follow(client, client.gather(RUN, LAST_SAVED))
         report.check("c", "the checkpoint is gathered", bool(gathered), gathered["artifact_id"])
-        converted = self.follow(client, client.convert("default", RUN, LAST_SAVED).id)
+        converted = self.follow(client, client.convert(RUN, LAST_SAVED))
         artifact = client.artifact(converted["artifact_id"])
         target = self.jobs.folder / "export"
         for file in artifact.files:
@@ -132,24 +138,12 @@ class Demo:
         )  # fmt: skip
         return target
 
-    def follow(self, client: Client, operation_id: str) -> dict[str, str]:
+    def follow(self, client: CairnClient, operation: Operation) -> dict[str, Any]:
         """Shows a live progress bar until an operation ends; returns its result."""
-        columns = (
-            TextColumn("   {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()
-        )  # fmt: skip
-        with Progress(*columns, console=self.report.console) as progress:
-            task = progress.add_task("waiting", total=None)
-            operation = None
-            for operation in client.follow(operation_id):
-                progress.update(
-                    task,
-                    description=f"{operation.kind} {operation.state}",
-                    completed=operation.progress.done_bytes,
-                    total=operation.progress.total_bytes,
-                )
-        if operation is None or operation.state != "succeeded":
-            raise DemoFailedError(f"operation {operation_id} ended as {operation}")
-        return operation.result or {}
+        last = follow_with_bar(client, operation, self.report.console)
+        if last.state is not OperationState.SUCCEEDED:
+            raise DemoFailedError(f"operation {last.id} ended {last.state}: {last.error}")
+        return last.result or {}
 
     def compare(self, export: Path) -> None:
         """Step d: the export in transformers beside the checkpoint in ours."""
@@ -261,20 +255,20 @@ def main() -> int:
             demo.train()
             with (
                 control_plane(root, folder, environment, arguments.port) as (url, started, _),
-                Client(url) as client,
+                CairnClient(url) as client,
             ):
                 export = demo.operate(client, started)
                 demo.compare(export)
                 demo.restore()
                 demo.crash()
-                left = [c.step for c in client.checkpoints("default", FORK)]
+                left = [c.step for c in client.checkpoints(FORK)]
                 report.check(
                     "f",
                     "the control plane lists the same",
                     left == [LAST_STEP, LAST_SAVED],
                     f"{left}",
                 )
-    except (DemoFailedError, RuntimeError, ProblemError) as error:
+    except (DemoFailedError, RuntimeError, ClientError) as error:
         report.console.print(f"\n[red]{error}[/]")
         return 1
     report.summary()

@@ -58,12 +58,12 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
     import jax
-    from state.optimizers import make_optimizer
 
     from examples.demo.corpus import Batches
     from examples.demo.weights import load_tokenizer, smollm2_gguf
     from state import DecoderForCausalLM, EasyDeLState
     from state.errors import ShardingError
+    from state.optimizers import make_optimizer
 
     started = time.perf_counter()
     mesh_arguments = {"sharding_axis_dims": (dp, fsdp, 1, 1), "auto_shard_model": True}

@@ -27,7 +27,7 @@ class Jobs:
         environment = {
             **os.environ,
             **self.environment,
-            # The compiled step is kept, as a cluster does, so that a restart does not compile again.
+            # The compiled step is kept, as clusters do, so that a restart does not compile again.
             "JAX_COMPILATION_CACHE_DIR": str(self.folder.resolve() / "compilation-cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5",
         }

@@ -1,7 +1,8 @@
-"""The processes that the demo starts and ends: the control plane and, for gs://, a GCS-protocol server."""
+"""The processes that the demo starts and ends: the control plane and a GCS-protocol server."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ BUCKET = "cairn-demo"
 
 
 def gcs_environment(port: int) -> dict[str, str]:
-    """Returns the variables that point TensorStore, gcsfs and google-cloud-storage at a local server."""
+    """Returns the variables that point every client of Google Cloud Storage at a local server."""
     url = f"http://127.0.0.1:{port}"
     return {
         "TENSORSTORE_GCS_HTTP_URL": url,
@@ -82,11 +83,12 @@ def control_plane(
     root: str, folder: Path, environment: Mapping[str, str], port: int
 ) -> Iterator[tuple[str, float, subprocess.Popen[str]]]:
     """Yields the URL of a fresh control plane, the seconds until it answered, and its process."""
+    port = port or _free_port()
+    url = f"http://127.0.0.1:{port}"
     command = [
         sys.executable, "-m", "service.cli", "serve",
         "--root", root, "--data-dir", str(folder / "control-plane"), "--port", str(port),
     ]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
     log = folder / "control-plane.log"
     began = time.perf_counter()
     with _process(command, log, environment) as process:
@@ -100,3 +102,9 @@ def control_plane(
                 raise RuntimeError(f"the control plane did not answer at {url}; see {log}")
             time.sleep(0.05)
         yield url, time.perf_counter() - began, process
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
