@@ -1,0 +1,118 @@
+"""The control plane as an ASGI application: `create_app()`, or `service.app:app` for a server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from service.auth import LoopbackGuard
+from service.body_limit import BodyLimit
+from service.catalog.engine import Catalog
+from service.catalog.refresh import Index
+from service.dashboard import pages
+from service.jobs.engine import JobEngine, launch
+from service.openapi import describe
+from service.problems import install_handlers, problem_responses
+from service.routes import (
+    aliases,
+    artifacts,
+    checkpoints,
+    convert,
+    gather,
+    health,
+    operations,
+    restore,
+    runs,
+)
+from service.settings import Settings
+
+API_PREFIX: Final = "/v1"
+ROUTERS: Final[tuple[APIRouter, ...]] = (
+    runs.router,
+    checkpoints.router,
+    aliases.router,
+    restore.router,
+    gather.router,
+    convert.router,
+    operations.router,
+    artifacts.router,
+)
+
+
+def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAPI:
+    """The application. It opens its databases when it starts, not here.
+
+    Args:
+        settings: Default: from the environment.
+        jobs: Launch the job engine; without it, operations answer 503. One process runs one.
+
+    Raises:
+        SettingsError: A setting cannot work.
+    """
+    settings = settings or Settings()
+    app = FastAPI(
+        title="Cairn",
+        summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
+        version=package_version(),
+        lifespan=_lifespan,
+        generate_unique_id_function=_operation_id,
+        docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.settings = settings
+    app.state.launch_jobs = jobs
+    install_handlers(app)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(LoopbackGuard)
+    for router in ROUTERS:
+        app.include_router(router, prefix=API_PREFIX, responses=problem_responses())
+    app.include_router(health.router, responses=problem_responses())
+    app.include_router(pages.router)
+    app.mount("/static", pages.static_files)
+    describe(app)
+    return app
+
+
+def package_version() -> str:
+    """The version of this installation."""
+    try:
+        return version("cairn-checkpoints")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    await run_in_threadpool(settings.prepare)
+    catalog = await run_in_threadpool(Catalog.open, settings.database_url)
+    engine: JobEngine | None = None
+    try:
+        app.state.catalog = catalog
+        app.state.index = Index(catalog)
+        app.state.jobs = None
+        if app.state.launch_jobs:
+            engine = await run_in_threadpool(launch, settings)
+            app.state.jobs = engine
+        yield
+    finally:
+        if engine is not None:
+            await run_in_threadpool(engine.close)
+        await run_in_threadpool(catalog.close)
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def __getattr__(name: str) -> Any:
+    """`service.app:app`, made when a server asks for it."""
+    if name == "app":
+        globals()["app"] = made = create_app()
+        return made
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,80 @@
+"""Who may ask: without keys, only this machine, and no page that a browser got elsewhere."""
+
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from fastapi import Depends
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.problems import respond
+from service.schemas import Problem
+from service.settings import is_loopback
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class LoopbackGuard:
+    """Refuses (403) what does not come from this machine.
+
+    Three doors: the peer's address; the `Host` header, since a hostile page can point its own name
+    at 127.0.0.1 (DNS rebinding); and, for changes, the `Origin` header, since a browser sends a
+    page's forms to any address.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer it with a 403 problem."""
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        refusal = _refusal(scope)
+        if refusal is None:
+            await self.app(scope, receive, send)
+            return
+        problem = Problem(
+            type="urn:cairn:problem:forbidden",
+            title="Forbidden",
+            status=403,
+            detail=refusal,
+            instance=scope["path"],
+        )
+        await respond(problem)(scope, receive, send)
+
+
+def _refusal(scope: Scope) -> str | None:
+    headers = Headers(scope=scope)
+    client = scope.get("client")  # None on a Unix socket
+    if client is not None and not is_loopback(client[0]):
+        return (
+            f"the server has no keys and answers this machine only; expected a loopback peer, "
+            f"found {client[0]}. Use an SSH tunnel or an authenticating proxy on this machine."
+        )
+    host = headers.get("host", "")
+    if not is_loopback(_host_name(f"//{host}")):
+        return (
+            f"Host: expected localhost or a loopback address, found {host!r}. Without keys the "
+            "server answers to no other name."
+        )
+    origin = headers.get("origin")
+    changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
+    if origin is not None and changes and urlsplit(origin).netloc.lower() != host.lower():
+        return f"Origin: expected a page of this server ({host}), found {origin!r}."
+    return None
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # an unclosed bracket
+        return ""
+
+
+def actor() -> str:
+    """Who is asking, for the audit trail: without keys, whoever is on this machine."""
+    return "loopback"
+
+
+ActorDependency = Annotated[str, Depends(actor)]

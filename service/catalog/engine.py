@@ -1,0 +1,101 @@
+"""The catalog's database: one engine, short read and write transactions, migrated at opening."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.orm import Session
+
+from service.catalog.migrate import upgrade
+from service.errors import SettingsError
+
+BUSY_TIMEOUT_SECONDS = 30
+
+
+class Catalog:
+    """An opened catalog.
+
+    Reads see one snapshot; writes are serialized (SQLite: `BEGIN IMMEDIATE`, so that two writers
+    queue up instead of failing half-way).
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._writer = engine.execution_options(cairn_write=True)
+
+    @classmethod
+    def open(cls, url: str) -> "Catalog":
+        """Connect, and bring the tables to this version.
+
+        Raises:
+            SettingsError: The URL cannot be used, or its database was made by a newer version.
+        """
+        catalog = cls(_create_engine(url))
+        try:
+            with catalog._writer.begin() as connection:
+                upgrade(connection)
+        except DBAPIError as exc:
+            catalog.close()
+            raise SettingsError(
+                f"CAIRN_DATABASE_URL: the catalog {catalog.engine.url!r} cannot be opened: "
+                f"{exc.orig}. Check that it runs, and that this user may write it."
+            ) from exc
+        except BaseException:
+            catalog.close()
+            raise
+        return catalog
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that reads one snapshot."""
+        with Session(self.engine, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session whose changes commit together when the block ends, or not at all."""
+        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+
+def _create_engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as exc:
+        raise SettingsError(
+            "CAIRN_DATABASE_URL: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
+            "postgresql+psycopg://user:password@host/database, found another text"
+        ) from exc
+    try:
+        if parsed.get_backend_name() != "sqlite":
+            return create_engine(parsed, pool_pre_ping=True)
+        if parsed.database:
+            Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    except (NoSuchModuleError, ImportError, OSError) as exc:
+        raise SettingsError(f"CAIRN_DATABASE_URL: {parsed!r} cannot be used: {exc}") from exc
+    event.listen(engine, "connect", _configure_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions on its own
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    write = connection.get_execution_options().get("cairn_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

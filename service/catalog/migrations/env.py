@@ -1,0 +1,14 @@
+"""Runs migrations on the connection that `service.catalog.migrate` hands over."""
+
+from alembic import context
+
+from service.catalog.models import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    compare_type=True,
+    render_as_batch=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

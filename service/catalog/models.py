@@ -1,0 +1,127 @@
+"""Tables of the catalog. All but `audit_events` can be rebuilt from the store."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UTCDateTime(TypeDecorator[datetime]):
+    """An instant: stored in UTC, read back with its time zone on every database."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To UTC; a time without zone is a programming error."""
+        if value is not None and value.tzinfo is None:
+            raise TypeError(f"expected a time with its zone, found {value!r}")
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """SQLite forgets the zone; it is UTC."""
+        return None if value is None else value.replace(tzinfo=value.tzinfo or UTC)
+
+
+class Base(DeclarativeBase):
+    """Constraint names are fixed, so that migrations can name them on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class RunRow(Base):
+    """A run of a root."""
+
+    __tablename__ = "runs"
+    __table_args__ = (UniqueConstraint("root", "name"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    root: Mapped[str] = mapped_column(String(128))
+    name: Mapped[str] = mapped_column(String(128))
+    uri: Mapped[str] = mapped_column(String(4096))
+    created: Mapped[datetime] = mapped_column(UTCDateTime)
+    labels: Mapped[dict[str, str]] = mapped_column(JSON)
+    lineage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # Sums over the listed checkpoints, kept so that a page of runs adds nothing up.
+    latest_step: Mapped[int | None] = mapped_column(BigInteger)
+    checkpoint_count: Mapped[int] = mapped_column(Integer)
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class CheckpointRow(Base):
+    """A manifest of a run: one step as one attempt saved it."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (
+        UniqueConstraint("run_id", "step", "attempt"),
+        Index(None, "run_id", "state", "step"),
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    step: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str] = mapped_column(String(16))
+    created: Mapped[datetime] = mapped_column(UTCDateTime)
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    leaves: Mapped[int] = mapped_column(Integer)
+    items: Mapped[list[str]] = mapped_column(JSON)
+    manifest_digest: Mapped[str] = mapped_column(String(80))
+    model_type: Mapped[str | None] = mapped_column(String(128))
+    labels: Mapped[dict[str, str]] = mapped_column(JSON)
+    # A metric that is no finite number is kept as text: JSON has no other place for it.
+    metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
+
+
+class AliasRow(Base):
+    """Where an alias of a run points."""
+
+    __tablename__ = "aliases"
+    __table_args__ = (UniqueConstraint("run_id", "alias"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
+    alias: Mapped[str] = mapped_column(String(128))
+    step: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int] = mapped_column(BigInteger)
+    manifest_digest: Mapped[str | None] = mapped_column(String(80))
+    by: Mapped[str] = mapped_column(String(256))
+    reason: Mapped[str] = mapped_column(String(2000))
+    at: Mapped[datetime] = mapped_column(UTCDateTime)
+    sequence: Mapped[int] = mapped_column(BigInteger)
+
+
+class AuditRow(Base):
+    """Something that was done through this control plane; not rebuilt from the store."""
+
+    __tablename__ = "audit_events"
+    __table_args__ = (Index(None, "root", "run", "id"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    at: Mapped[datetime] = mapped_column(UTCDateTime)
+    actor: Mapped[str] = mapped_column(String(256))
+    action: Mapped[str] = mapped_column(String(64))
+    root: Mapped[str] = mapped_column(String(128))
+    run: Mapped[str] = mapped_column(String(128))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -1,0 +1,109 @@
+"""Pages of the catalog, as the API gives them out."""
+
+from collections.abc import Iterable
+
+from sqlalchemy import select, tuple_
+from sqlalchemy.orm import Session
+
+from service.catalog.models import AliasRow, CheckpointRow, RunRow
+from service.schemas import Checkpoint, CheckpointState, Lineage, Run
+from storage.layout import step_dir
+from storage.uri import StoreURI, parse_uri
+
+
+def run_names(
+    session: Session, roots: Iterable[str], after: tuple[str | int, ...], limit: int
+) -> list[tuple[str, str]]:
+    """(root, name) of the next runs after a given one, by root and name; (): from the first."""
+    query = select(RunRow.root, RunRow.name).where(RunRow.root.in_(list(roots)))
+    if after:
+        query = query.where(tuple_(RunRow.root, RunRow.name) > after)
+    query = query.order_by(RunRow.root, RunRow.name).limit(limit)
+    return [(root, name) for root, name in session.execute(query)]
+
+
+def runs(session: Session, names: Iterable[tuple[str, str]]) -> list[Run]:
+    """These runs, by root and name."""
+    query = (
+        select(RunRow)
+        .where(tuple_(RunRow.root, RunRow.name).in_(list(names)))
+        .order_by(RunRow.root, RunRow.name)
+    )
+    return [_run(row) for row in session.scalars(query)]
+
+
+def checkpoint_rows(
+    session: Session,
+    run: RunRow,
+    *,
+    state: CheckpointState | None,
+    before: tuple[str | int, ...],
+    limit: int,
+) -> list[CheckpointRow]:
+    """The next checkpoints before a given (step, attempt), highest first.
+
+    Args:
+        session: Of the catalog.
+        run: Whose checkpoints.
+        state: Only those in this state; None: in any.
+        before: Where the page before ended; (): from the highest.
+        limit: At most this many.
+    """
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run.id)
+    if state is not None:
+        query = query.where(CheckpointRow.state == state.value)
+    if before:
+        query = query.where(tuple_(CheckpointRow.step, CheckpointRow.attempt) < before)
+    query = query.order_by(CheckpointRow.step.desc(), CheckpointRow.attempt.desc()).limit(limit)
+    return list(session.scalars(query))
+
+
+def step_rows(session: Session, run: RunRow, step: int) -> list[CheckpointRow]:
+    """Every attempt at one step."""
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run.id, CheckpointRow.step == step)
+    return list(session.scalars(query))
+
+
+def alias_names(session: Session, run: RunRow) -> dict[tuple[int, int], list[str]]:
+    """Aliases of a run, sorted, by the (step, attempt) that they point at."""
+    query = select(AliasRow).where(AliasRow.run_id == run.id).order_by(AliasRow.alias)
+    named: dict[tuple[int, int], list[str]] = {}
+    for row in session.scalars(query):
+        named.setdefault((row.step, row.attempt), []).append(row.alias)
+    return named
+
+
+def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoint:
+    """One checkpoint as the API gives it out."""
+    uri: StoreURI = parse_uri(run.uri)
+    return Checkpoint(
+        root=run.root,
+        run=run.name,
+        step=row.step,
+        attempt=row.attempt,
+        state=CheckpointState(row.state),
+        uri=str(uri / step_dir(row.attempt, row.step)),
+        created=row.created,
+        bytes=row.nbytes,
+        leaves=row.leaves,
+        items=row.items,
+        manifest_digest=row.manifest_digest,
+        model_type=row.model_type,
+        aliases=aliases,
+        labels=row.labels,
+        metrics={name: float(value) for name, value in row.metrics.items()},
+    )
+
+
+def _run(row: RunRow) -> Run:
+    return Run(
+        root=row.root,
+        name=row.name,
+        uri=row.uri,
+        created=row.created,
+        labels=row.labels,
+        lineage=None if row.lineage is None else Lineage.model_validate(row.lineage),
+        latest_step=row.latest_step,
+        checkpoint_count=row.checkpoint_count,
+        bytes=row.nbytes,
+    )

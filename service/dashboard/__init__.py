@@ -1,0 +1,1 @@
+"""Pages for people: server-rendered, with one small script that follows operations."""

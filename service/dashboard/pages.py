@@ -1,0 +1,80 @@
+"""The pages: runs at `/`, checkpoints of a run at `/ui/{root}/{run}`; they show what the API does."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from fastapi.templating import Jinja2Templates
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from service.dependencies import (
+    IndexDependency,
+    PageToken,
+    RootName,
+    RunDependency,
+    SettingsDependency,
+)
+from service.routes.checkpoints import list_checkpoints
+from service.routes.runs import get_run, list_all_runs
+from service.schemas import CheckpointState
+from service.sizes import size_text
+
+FOLDER: Final = Path(__file__).parent
+ROWS: Final = 100
+# Nothing on a page comes from elsewhere, no inline script runs, and no other site frames it.
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+
+router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+static_files: Final = StaticFiles(directory=FOLDER / "static")
+
+_environment = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"), autoescape=True, undefined=StrictUndefined
+)
+_environment.filters["size"] = size_text
+_templates = Jinja2Templates(env=_environment)
+
+
+@router.get("/")
+def runs_page(
+    request: Request,
+    settings: SettingsDependency,
+    index: IndexDependency,
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """Runs of every root."""
+    page = list_all_runs(settings, index, ROWS, page_token)
+    return _page(
+        request,
+        "runs.html",
+        runs=page.runs,
+        next_page_token=page.next_page_token,
+        roots={name: str(uri) for name, uri in settings.root_uris.items()},
+    )
+
+
+@router.get("/ui/{root}/{run}")
+def run_page(
+    request: Request,
+    root: RootName,
+    run: RunDependency,
+    index: IndexDependency,
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """Checkpoints of one run, each with a button that exports it to PyTorch."""
+    page = list_checkpoints(root, run, index, CheckpointState.LISTED, ROWS, page_token)
+    return _page(
+        request,
+        "run.html",
+        run=get_run(root, run, index),
+        checkpoints=page.checkpoints,
+        next_page_token=page.next_page_token,
+    )
+
+
+def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    return _templates.TemplateResponse(request, template, values, headers=HEADERS)

@@ -1,0 +1,111 @@
+"""Errors of the control plane, and what each becomes over HTTP: one RFC 9457 problem body.
+
+ServiceError
+├── SettingsError            a setting that cannot work
+├── AddressError             a text that names no checkpoint
+├── OperationFailedError     a job that was watched did not succeed
+├── ClientError              what the HTTP client raises
+│   ├── ServerUnreachableError
+│   └── ProblemResponseError (.problem)
+└── ProblemError             raised by routes (.status, .slug, .title, .extra)
+    ├── UnknownRootError          404
+    ├── PreconditionRequiredError 428
+    ├── AliasMovedError           412
+    ├── StepChangedError          409
+    ├── InvalidRequestError       422
+    └── NotReadyError             503
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class ServiceError(Exception):
+    """Base of what the control plane raises."""
+
+
+class SettingsError(ServiceError):
+    """A setting that cannot work; the message names the variable."""
+
+
+class AddressError(ServiceError):
+    """A text that names no checkpoint."""
+
+
+class OperationFailedError(ServiceError):
+    """A job that was watched failed or was cancelled."""
+
+
+class ClientError(ServiceError):
+    """Base of what `service.client` raises."""
+
+
+class ServerUnreachableError(ClientError):
+    """No answer from the control plane."""
+
+
+class ProblemResponseError(ClientError):
+    """The control plane answered with a problem."""
+
+    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+        self.problem = dict(problem)
+        self.status = status
+        super().__init__(f"{self.problem.get('title', status)}: {self.problem.get('detail', '')}")
+
+
+class ProblemError(ServiceError):
+    """An answer other than the one that was asked for, with its status and problem type."""
+
+    status: ClassVar[int] = 500
+    slug: ClassVar[str] = "internal"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        errors: list[dict[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = errors
+        self.extra = dict(extra or {})
+        self.headers = dict(headers or {})
+
+
+class UnknownRootError(ProblemError):
+    """No root of that name is configured."""
+
+    status, slug, title = 404, "root-not-found", "No such root"
+
+
+class PreconditionRequiredError(ProblemError):
+    """A change was asked for without saying what it is based on."""
+
+    status, slug, title = 428, "precondition-required", "Precondition required"
+
+
+class AliasMovedError(ProblemError):
+    """The alias is not as the request expects; `.extra["current"]` is it, or None."""
+
+    status, slug, title = 412, "precondition-failed", "Precondition failed"
+
+
+class StepChangedError(ProblemError):
+    """The step was deleted or set aside while it was being promoted."""
+
+    status, slug, title = 409, "step-changed", "The step changed meanwhile"
+
+
+class InvalidRequestError(ProblemError):
+    """A well-formed request that asks for something impossible."""
+
+    status, slug, title = 422, "invalid-request", "Invalid request"
+
+
+class NotReadyError(ProblemError):
+    """A part that requests need is not usable now."""
+
+    status, slug, title = 503, "not-ready", "Not ready"

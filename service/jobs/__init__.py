@@ -1,0 +1,1 @@
+"""Durable jobs: convert, gather, restore; `engine` runs them."""

@@ -1,0 +1,83 @@
+"""Artifact ids: they name a published export, and can be read back without a database.
+
+`<root>~<run>~<step>~<attempt>~<kind>-<digest>`; none of the parts may hold a "~".
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from storage.errors import ArtifactNotFoundError, NotFoundError
+from storage.exports import ExportKey, ExportManifest, find_export
+from storage.objects import ObjectStore
+from storage.uri import StoreURI, confine
+
+ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,511}$"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_NUMBER = r"0|[1-9][0-9]{0,17}"
+_ID: Final = re.compile(
+    rf"(?P<root>{_NAME})~(?P<run>{_NAME})~(?P<step>{_NUMBER})~(?P<attempt>{_NUMBER})"
+    r"~(?P<kind>[a-z][a-z0-9_]{0,31})-(?P<digest>[0-9a-f]{8,64})"
+)
+
+
+@dataclass(frozen=True)
+class ArtifactRef:
+    """Where an artifact is.
+
+    Attributes:
+        root: name of the store root.
+        run: name of the run.
+        key: the export in the run.
+    """
+
+    root: str
+    run: str
+    key: ExportKey
+
+    @property
+    def id(self) -> str:
+        """The artifact's id."""
+        key = self.key
+        return f"{self.root}~{self.run}~{key.step}~{key.attempt}~{key.kind}-{key.digest}"
+
+    @classmethod
+    def parse(cls, artifact_id: str) -> "ArtifactRef":
+        """What the id names.
+
+        Raises:
+            ArtifactNotFoundError: It is not the id of any artifact.
+        """
+        match = _ID.fullmatch(artifact_id)
+        if match is None:
+            raise _missing(artifact_id, "a text of another form")
+        key = ExportKey(int(match["step"]), int(match["attempt"]), match["kind"], match["digest"])
+        return cls(match["root"], match["run"], key)
+
+    def open(self, roots: Mapping[str, StoreURI]) -> tuple[ExportManifest, StoreURI]:
+        """The artifact's manifest, and the folder that holds its files.
+
+        Raises:
+            ArtifactNotFoundError: There is no such artifact (any more).
+        """
+        if self.root not in roots:
+            raise _missing(self.id, f"no root {self.root!r}")
+        run = confine(roots[self.root], self.run)
+        try:
+            manifest = find_export(ObjectStore.open(run), self.key)
+        except NotFoundError:
+            manifest = None
+        if manifest is None:
+            raise _missing(self.id, "nothing published")
+        return manifest, run / self.key.try_folder(manifest.folder)
+
+
+def _missing(artifact_id: str, found: str) -> ArtifactNotFoundError:
+    return ArtifactNotFoundError(
+        "no such artifact",
+        path=artifact_id,
+        expected="the artifact_id of an operation's result",
+        found=found,
+        next_step="Convert or gather the checkpoint again.",
+    )

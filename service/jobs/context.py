@@ -1,0 +1,78 @@
+"""What a kind of job is, and what it sees of the engine that runs it.
+
+JobInterrupt (BaseException: no step may swallow or record it)
+├── JobCancelled    the operation was cancelled
+├── JobTakenOver    another worker runs the operation now
+└── JobsStopping    the process is going down; the job goes on at the next start
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from service.jobs.progress import ProgressMeter
+from storage.uri import StoreURI
+
+Request = Mapping[str, Any]
+Result = dict[str, Any]
+
+
+class JobInterrupt(BaseException):
+    """Unwinds a running step; nothing is recorded for it."""
+
+
+class JobCancelled(JobInterrupt):
+    """The operation was cancelled: give up, and remove what was written."""
+
+
+class JobTakenOver(JobInterrupt):
+    """Another worker runs the operation now: leave everything to it."""
+
+
+class JobsStopping(JobInterrupt):
+    """The process is stopping: leave everything as it is, for the next start."""
+
+
+class JobContext(ABC):
+    """Handed to every execution of a job."""
+
+    operation_id: str
+    roots: Mapping[str, StoreURI]
+    progress: ProgressMeter
+
+    @abstractmethod
+    def step(self, name: str, function: Callable[[], Result]) -> Result:
+        """Run `function` once and keep its JSON result, also over a crash.
+
+        It may run again if the process dies in it, so its effects must be idempotent.
+        Everything that reads or writes a store, and every use of `progress`, belongs inside
+        a step; a job's code between steps must be deterministic.
+
+        Raises:
+            JobInterrupt: The operation was cancelled or the process is stopping.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Call between blocks of long work.
+
+        Raises:
+            JobInterrupt: The operation was cancelled or the process is stopping.
+        """
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """One kind of job.
+
+    Attributes:
+        name: The operation's `kind`.
+        run: Does the work through the context's steps; its return value is the result.
+        abandon: Given (roots, request, operation id), removes what a cancelled or failed
+            operation left unpublished. Idempotent.
+    """
+
+    name: str
+    run: Callable[[JobContext, Request], Result]
+    abandon: Callable[[Mapping[str, StoreURI], Request, str], None]

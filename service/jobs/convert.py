@@ -1,0 +1,110 @@
+"""The convert job: a stored model as a Hugging Face folder, which PyTorch loads. No JAX."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from service.errors import InvalidRequestError
+from service.jobs.context import JobContext, JobKind, Request, Result
+from service.jobs.export_job import ExportContent, abandon_export, run_export
+from state.errors import StateError
+from state.export import export_sources, stored_config
+from state.tensor_streams import float_dtype
+from state.weight_files import CONFIG_FILE, INDEX_FILE
+from storage.errors import CorruptionError
+from storage.layout import asset_file
+from storage.manifest import AssetRecord, Manifest
+from storage.reader import CheckpointReader
+from storage.run import Run
+from storage.safetensors_stream import Shard, parse_size, plan_shards
+from storage.uri import check_segment
+
+KIND: Final = "convert"
+# Part of every artifact's identity: raise it when the same checkpoint and options come out as
+# other bytes, so that old artifacts are not taken for new ones.
+RULE_VERSION: Final = 1
+
+
+def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
+    """Refuse early what no convert job can do.
+
+    Raises:
+        InvalidRequestError: The model's type is unknown here, or an option has no such value.
+        UnsupportedFormatError: `max_shard_size` is no size.
+    """
+    with _as_invalid_request():
+        stored_config(manifest)
+        float_dtype(options["dtype"], argument="dtype")
+
+
+def convert_options(dtype: str | None, max_shard_size: str) -> dict[str, Any]:
+    """The options in the one form that identifies the artifact.
+
+    Raises:
+        UnsupportedFormatError: `max_shard_size` is no size.
+    """
+    return {"format": "huggingface", "dtype": dtype, "max_shard_bytes": parse_size(max_shard_size)}
+
+
+def _plan(
+    run: Run, manifest: Manifest, reader: CheckpointReader, options: Mapping[str, Any]
+) -> ExportContent:
+    with _as_invalid_request():
+        sources, config = export_sources(manifest, reader, dtype=options["dtype"])
+    shards = tuple(plan_shards(sources, options["max_shard_bytes"]))
+    own = {CONFIG_FILE: _json(config)}
+    if len(shards) > 1:
+        own[INDEX_FILE] = _json(_index(shards))
+    taken = {*own, *(shard.file_name for shard in shards)}
+    assets = {
+        asset.name: _read_asset(run, asset) for asset in manifest.assets if asset.name not in taken
+    }
+    return ExportContent(shards, {"format": "pt"}, {**assets, **own})
+
+
+def _index(shards: tuple[Shard, ...]) -> dict[str, Any]:
+    return {
+        "metadata": {"total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": {
+            tensor.name: shard.file_name for shard in shards for tensor in shard.tensors
+        },
+    }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _read_asset(run: Run, asset: AssetRecord) -> bytes:
+    check_segment(asset.name, within=run.uri)
+    key = asset_file(asset.sha256)
+    found = run.objects.read(key)
+    if found is None or hashlib.sha256(found.value).hexdigest() != asset.sha256:
+        raise CorruptionError(
+            "an asset is missing or damaged",
+            path=run.uri / key,
+            expected=f"the {asset.size} bytes of {asset.name}, sha256 {asset.sha256}",
+            found="nothing" if found is None else "other bytes",
+            next_step="Save the model again with its tokenizer files.",
+        )
+    return found.value
+
+
+@contextmanager
+def _as_invalid_request() -> Iterator[None]:
+    """What `state` refuses is a request that asks for the impossible."""
+    try:
+        yield
+    except StateError as exc:
+        raise InvalidRequestError(
+            str(exc), extra={"problems": list(exc.problems)} if exc.problems else None
+        ) from exc
+
+
+def _run(context: JobContext, request: Request) -> Result:
+    return run_export(context, request, _plan)
+
+
+CONVERT: Final = JobKind(KIND, _run, abandon_export)

@@ -1,0 +1,38 @@
+"""The job engine, and the step that a job is asked for, as dependencies of routes."""
+
+from typing import Annotated, cast
+
+from fastapi import Depends, Request, Response
+
+from service.dependencies import RunDependency, StepNumber
+from service.errors import NotReadyError
+from service.jobs.engine import JobEngine
+from service.schemas import Operation
+from storage.run import StepInfo
+
+
+def get_jobs(request: Request) -> JobEngine:
+    """The job engine of this application.
+
+    Raises:
+        NotReadyError: It was not launched.
+    """
+    engine = cast(JobEngine | None, request.app.state.jobs)
+    if engine is None:
+        raise NotReadyError("the job engine of this server was not launched")
+    return engine
+
+
+def get_step(run: RunDependency, step: StepNumber) -> StepInfo:
+    """The listed step that the path names."""
+    return run.step(step)
+
+
+JobsDependency = Annotated[JobEngine, Depends(get_jobs)]
+StepDependency = Annotated[StepInfo, Depends(get_step)]
+
+
+def accepted(operation: Operation, response: Response) -> Operation:
+    """The body of a 202 answer, with the operation's address in its `Location`."""
+    response.headers["Location"] = f"/v1/operations/{operation.id}"
+    return operation

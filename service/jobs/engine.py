@@ -1,0 +1,512 @@
+"""Durable jobs on DBOS: the only module that imports it.
+
+One engine per process. A job's operation id is DBOS's workflow id; its progress is a workflow
+event; its steps are DBOS steps, so that what was done before a crash is not done again.
+"""
+
+import builtins
+import hashlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from dbos import (
+    DBOS,
+    DBOSConfig,
+    DBOSPortableJSONSerializer,
+    PortableWorkflowError,
+    WorkflowStatus,
+)
+from dbos import error as dbos_errors
+from sqlalchemy import make_url
+
+from service.jobs.context import (
+    JobCancelled,
+    JobContext,
+    JobInterrupt,
+    JobKind,
+    JobsStopping,
+    JobTakenOver,
+    Request,
+    Result,
+)
+from service.jobs.errors import (
+    IdempotencyKeyReusedError,
+    JobFailedError,
+    JobsBusyError,
+    OperationNotFoundError,
+    OperationStateError,
+)
+from service.jobs.kinds import KINDS
+from service.jobs.progress import ProgressMeter
+from service.problems import problem_from
+from service.schemas import Operation, OperationKind, OperationState, Problem, Progress
+from service.settings import Settings
+from storage.errors import StoreUnavailableError
+from storage.uri import StoreURI
+
+logger = logging.getLogger(__name__)
+
+QUEUE: Final = "cairn-jobs"
+# Part of what makes a stored job resumable: raise it only when old jobs must not go on with new
+# code, and let them finish first.
+APPLICATION_VERSION: Final = "1"
+QUEUE_POLL_SECONDS: Final = 0.1
+MAX_RECOVERIES: Final = 5
+STEP_RETRY_SECONDS: Final = (0.5, 1.0, 2.0)
+STOP_TIMEOUT_SECONDS: Final = 30.0
+PROGRESS_EVENT: Final = "progress"
+
+_STATES: Final = {
+    "DELAYED": OperationState.PENDING,
+    "ENQUEUED": OperationState.PENDING,
+    "PENDING": OperationState.RUNNING,
+    "SUCCESS": OperationState.SUCCEEDED,
+    "ERROR": OperationState.FAILED,
+    "MAX_RECOVERY_ATTEMPTS_EXCEEDED": OperationState.FAILED,
+    "CANCELLED": OperationState.CANCELLED,
+}
+
+
+class _WalConnection(sqlite3.Connection):
+    """SQLite as a server wants it: readers don't wait for the writer, one fsync per checkpoint."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA busy_timeout=30000").close()
+        self.execute("PRAGMA journal_mode=WAL").close()
+        self.execute("PRAGMA synchronous=NORMAL").close()
+
+
+class _Execution(JobContext):
+    """One run of a job in this process."""
+
+    def __init__(self, operation_id: str, engine: "JobEngine") -> None:
+        self.operation_id = operation_id
+        self.roots = engine.roots
+        self.progress = ProgressMeter(self._publish, clock=time.monotonic)
+        self.finished = threading.Event()
+        self.interrupted = threading.Event()
+        self._engine = engine
+        self._in_step = False
+
+    def step(self, name: str, function: Callable[[], Result]) -> Result:
+        def body() -> Result:
+            self._in_step = True
+            try:
+                result = self._with_retries(function)
+                self.progress.flush()
+                return result
+            except Exception as exc:
+                raise self.failure(exc) from exc
+            finally:
+                self._in_step = False
+
+        return DBOS.run_step({"name": name}, body)
+
+    def check(self) -> None:
+        if self.interrupted.is_set():
+            stopping = self._engine.stopping
+            raise (JobsStopping if stopping else JobCancelled)(self.operation_id)
+
+    def failure(self, exc: Exception) -> JobFailedError:
+        """The error that DBOS stores, with the problem that the client gets."""
+        if isinstance(exc, JobFailedError):
+            return exc
+        if isinstance(exc, PortableWorkflowError) and isinstance(exc.data, dict):
+            return JobFailedError(exc.data)  # a step that had failed before a restart
+        problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
+        if problem.status >= 500:
+            logger.error("operation %s failed", self.operation_id, exc_info=exc)
+        return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
+
+    def _with_retries(self, function: Callable[[], Result]) -> Result:
+        """Call `function` again while the store does not answer, a few times."""
+        for pause in STEP_RETRY_SECONDS:
+            self.check()
+            try:
+                return function()
+            except StoreUnavailableError:
+                logger.warning("operation %s: retrying", self.operation_id, exc_info=True)
+                self.interrupted.wait(pause)
+        self.check()
+        return function()
+
+    def _publish(self, report: dict[str, Any]) -> None:
+        if not self._in_step:
+            raise RuntimeError("progress is reported from within a step only")
+        self.check()
+        # Fails, too, once the operation was cancelled or taken over elsewhere.
+        DBOS.set_event(PROGRESS_EVENT, report)
+
+
+class JobEngine:
+    """Starts, watches and steers jobs.
+
+    Args:
+        database_url: DBOS's own database; SQLite or PostgreSQL.
+        executor_id: Name of this worker; the same over restarts, unique among live workers.
+        roots: Store roots by name.
+        kinds: What can be started.
+        concurrency: Jobs that run at once in this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        database_url: str,
+        executor_id: str,
+        roots: Mapping[str, StoreURI],
+        kinds: Mapping[str, JobKind],
+        concurrency: int = 2,
+    ) -> None:
+        self.roots = dict(roots)
+        self.kinds = dict(kinds)
+        self.stopping = False
+        self._executions: set[_Execution] = set()
+        self._lock = threading.Lock()
+        self._database_url = database_url
+        self._executor_id = executor_id
+        self._concurrency = concurrency
+
+    def launch(self) -> None:
+        """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
+
+        Raises:
+            JobsBusyError: This process has a running engine already.
+        """
+        global _current
+        with _current_lock:
+            if _current is not None:
+                raise JobsBusyError(
+                    "job engine: expected none in this process, found a running one. Close the "
+                    "first application before starting a second."
+                )
+            _current = self
+        try:
+            DBOS(config=self._config())
+            DBOS.launch()
+            DBOS.register_queue(
+                QUEUE,
+                worker_concurrency=self._concurrency,
+                polling_interval_sec=QUEUE_POLL_SECONDS,
+                on_conflict="always_update",
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop: running jobs leave off at their next block, and go on at the next launch."""
+        global _current
+        self.stopping = True
+        deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+        running = self._running()
+        for execution in running:
+            execution.interrupted.set()
+        for execution in running:
+            if not execution.finished.wait(max(0.0, deadline - time.monotonic())):
+                logger.warning("operation %s did not stop in time", execution.operation_id)
+        DBOS.destroy()
+        with _current_lock:
+            if _current is self:
+                _current = None
+
+    def start(
+        self, kind: str, request: Request, *, idempotency_key: str | None = None
+    ) -> Operation:
+        """Start a job, or find the one that is meant.
+
+        While an operation has not ended, the same kind and request are the same operation.
+
+        Args:
+            kind: Key of `kinds`.
+            request: JSON object handed to the job.
+            idempotency_key: The same key is the same operation, for good.
+
+        Raises:
+            IdempotencyKeyReusedError: The key was used for another request.
+        """
+        identity = json.dumps([kind, dict(request)], sort_keys=True)
+        handle = DBOS.enqueue_workflow_with_options(
+            {
+                "workflow_name": _workflow_name(kind),
+                "queue_name": QUEUE,
+                "workflow_id": _operation_id(idempotency_key),
+                "app_version": APPLICATION_VERSION,
+                "deduplication_id": hashlib.sha256(identity.encode()).hexdigest(),
+                "duplication_policy": "return-existing",
+            },
+            dict(request),
+        )
+        operation = self.get(handle.get_workflow_id())
+        if operation.kind != kind or operation.request != dict(request):
+            raise IdempotencyKeyReusedError(
+                f"Idempotency-Key {idempotency_key!r}: expected the request of operation "
+                f"{operation.id} again, found another one. Use a new key for a new request."
+            )
+        return operation
+
+    def get(self, operation_id: str) -> Operation:
+        """The operation as it stands now.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+        """
+        found = DBOS.list_workflows(workflow_ids=[operation_id], name=self._names())
+        if not found:
+            raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
+        return self._describe(found[0])
+
+    def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        state: OperationState | None = None,
+    ) -> builtins.list[Operation]:
+        """Operations, newest first.
+
+        Args:
+            limit: At most this many.
+            after: Only those that come after the one with this `created` and id.
+            state: Only those in this state.
+        """
+        names = [status for status, meant in _STATES.items() if meant is state]
+        found: builtins.list[WorkflowStatus] = []
+        passed = after is None
+        offset = 0
+        while len(found) < limit:
+            chunk = DBOS.list_workflows(
+                name=self._names(),
+                limit=limit,
+                offset=offset,
+                end_time=after[0].isoformat() if after else None,
+                status=names or None,
+                sort_desc=True,
+            )
+            for status in chunk:
+                # SQLite keeps seconds only: several operations may share one moment.
+                if passed or (after and _moment(status.created_at) < after[0]):
+                    passed = True
+                    found.append(status)
+                elif after and status.workflow_id == after[1]:
+                    passed = True
+            if len(chunk) < limit:
+                break
+            offset += limit
+        return [self._describe(status) for status in found[:limit]]
+
+    def cancel(self, operation_id: str) -> Operation:
+        """Cancel; a running job stops at its next block and removes what it wrote.
+
+        Cancelling a cancelled operation changes nothing.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+            OperationStateError: It has ended otherwise.
+        """
+        operation = self.get(operation_id)
+        if not operation.state.final:
+            DBOS.cancel_workflow(operation_id)
+            operation = self.get(operation_id)
+        if operation.state is not OperationState.CANCELLED:
+            raise OperationStateError(
+                f"operation {operation_id}: expected one that has not ended, found it "
+                f"{operation.state.value}"
+            )
+        here = [each for each in self._running() if each.operation_id == operation_id]
+        for execution in here:
+            execution.interrupted.set()
+        for execution in here:
+            execution.finished.wait(STOP_TIMEOUT_SECONDS)
+        if not here:  # never started, left by a dead worker, or running elsewhere
+            self._abandon(self.kinds[operation.kind], operation.request, operation_id)
+        return operation
+
+    def resume(self, operation_id: str) -> Operation:
+        """Run a failed or cancelled operation again, from its start, under the same id.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+            OperationStateError: It is under way or has succeeded.
+        """
+        operation = self.get(operation_id)
+        if operation.state not in (OperationState.FAILED, OperationState.CANCELLED):
+            raise OperationStateError(
+                f"operation {operation_id}: expected a failed or cancelled one, found it "
+                f"{operation.state.value}"
+            )
+        DBOS.rewind_workflow(operation_id, queue_name=QUEUE)
+        return self.get(operation_id)
+
+    def check(self) -> None:
+        """Raise unless the database answers."""
+        DBOS.list_workflows(name=self._names(), limit=1, load_input=False, load_output=False)
+
+    def execute(self, kind: str, request: Request) -> Result:
+        """The body of every workflow; DBOS calls it."""
+        operation_id = DBOS.workflow_id
+        if operation_id is None:
+            raise RuntimeError("a job runs inside a workflow only")
+        execution = _Execution(operation_id, self)
+        with self._lock:
+            self._executions.add(execution)
+            if self.stopping:
+                execution.interrupted.set()
+        try:
+            return self.kinds[kind].run(execution, request)
+        except JobsStopping:
+            raise
+        except Exception as exc:
+            self._abandon(self.kinds[kind], request, operation_id)
+            raise execution.failure(exc) from exc
+        except (JobCancelled, dbos_errors.DBOSBaseException) as exc:
+            # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
+            cancelled = self._is_cancelled(operation_id)
+            if cancelled:
+                self._abandon(self.kinds[kind], request, operation_id)
+            # Past DBOS, which would keep this thread waiting for the end of the operation: a
+            # resumed one may take long, and a thread that waits keeps the process from ending.
+            raise (JobCancelled if cancelled else JobTakenOver)(operation_id) from exc
+        finally:
+            with self._lock:
+                self._executions.discard(execution)
+            execution.finished.set()
+
+    def _abandon(self, kind: JobKind, request: Request, operation_id: str) -> None:
+        try:
+            kind.abandon(self.roots, request, operation_id)
+        except Exception:
+            logger.exception("operation %s: could not remove what it left", operation_id)
+
+    def _is_cancelled(self, operation_id: str) -> bool:
+        found = _outside_workflow(
+            lambda: DBOS.list_workflows(
+                workflow_ids=[operation_id], load_input=False, load_output=False
+            )
+        )
+        return bool(found) and found[0].status == "CANCELLED"
+
+    def _running(self) -> builtins.list[_Execution]:
+        with self._lock:
+            return [*self._executions]
+
+    def _names(self) -> builtins.list[str]:
+        return [_workflow_name(kind) for kind in self.kinds]
+
+    def _describe(self, status: WorkflowStatus) -> Operation:
+        state = _STATES[status.status]
+        request = dict(status.input["args"][0]) if status.input else {}
+        report = DBOS.get_all_events(status.workflow_id).get(PROGRESS_EVENT) or {}
+        return Operation(
+            id=status.workflow_id,
+            kind=OperationKind(status.name.removeprefix("cairn.")),
+            state=state,
+            progress=Progress.model_validate(report),
+            request=request,
+            result=status.output if state is OperationState.SUCCEEDED else None,
+            error=_problem_of(status) if state is OperationState.FAILED else None,
+            created=_moment(status.created_at),
+            updated=_moment(status.updated_at),
+        )
+
+    def _config(self) -> DBOSConfig:
+        config: DBOSConfig = {
+            "name": "cairn",
+            "system_database_url": self._database_url,
+            "application_version": APPLICATION_VERSION,
+            "executor_id": self._executor_id,
+            "serializer": DBOSPortableJSONSerializer(),
+            "enable_otlp": False,
+            "log_level": "WARNING",
+            "notification_listener_polling_interval_sec": 0.2,
+        }
+        if make_url(self._database_url).get_backend_name() == "sqlite":
+            config["db_engine_kwargs"] = {"connect_args": {"factory": _WalConnection}}
+        return config
+
+
+_T = TypeVar("_T")
+
+_current: JobEngine | None = None
+_current_lock = threading.Lock()
+
+
+def launch(settings: Settings) -> JobEngine:
+    """Start the job engine of this process.
+
+    Raises:
+        JobsBusyError: It has one already.
+    """
+    engine = JobEngine(
+        database_url=settings.jobs_database_url,
+        executor_id=settings.executor_id,
+        roots=settings.root_uris,
+        kinds=KINDS,
+    )
+    engine.launch()
+    return engine
+
+
+def _workflow_name(kind: str) -> str:
+    return f"cairn.{kind}"
+
+
+def _register_workflow(kind: OperationKind) -> None:
+    def job(request: dict[str, Any]) -> dict[str, Any]:
+        engine = _current
+        if engine is None:  # closed between DBOS taking the job and starting it
+            raise JobsStopping(kind)
+        return engine.execute(kind, request)
+
+    DBOS.workflow(name=_workflow_name(kind), max_recovery_attempts=MAX_RECOVERIES)(job)
+
+
+for _kind in OperationKind:
+    _register_workflow(_kind)
+
+
+def _operation_id(idempotency_key: str | None) -> str:
+    """A new id, or the one that belongs to the key."""
+    if idempotency_key is None:
+        return f"op-{uuid.uuid4().hex}"
+    return f"op-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
+
+
+def _moment(epoch_ms: int | None) -> datetime:
+    return datetime.fromtimestamp((epoch_ms or 0) / 1000, UTC)
+
+
+def _problem_of(status: WorkflowStatus) -> Problem:
+    if isinstance(status.error, PortableWorkflowError) and isinstance(status.error.data, dict):
+        return Problem.model_validate(status.error.data)
+    return problem_from(
+        status.error or RuntimeError(), instance=f"/v1/operations/{status.workflow_id}"
+    )
+
+
+def _outside_workflow(function: Callable[[], _T]) -> _T:
+    """Call into DBOS without the running workflow's context, so that it records no step."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+class _ExpectedEndings(logging.Filter):
+    """Drops DBOS's tracebacks of jobs that ended as they may: the operation tells of those."""
+
+    _EXPECTED: Final = (JobFailedError, JobInterrupt, dbos_errors.DBOSAwaitedWorkflowCancelledError)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is news."""
+        return not (record.exc_info and isinstance(record.exc_info[1], self._EXPECTED))
+
+
+logging.getLogger("dbos").addFilter(_ExpectedEndings())

@@ -1,0 +1,45 @@
+"""Errors of jobs; see the tree in `service.errors`.
+
+ServiceError
+├── JobsBusyError                  a second engine in one process
+├── JobFailedError (.data)         what a failed job stores: its problem body
+└── ProblemError
+    ├── OperationNotFoundError     404
+    ├── OperationStateError        409
+    └── IdempotencyKeyReusedError  422
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.errors import ProblemError, ServiceError
+
+
+class JobsBusyError(ServiceError):
+    """This process has a running job engine already."""
+
+
+class JobFailedError(ServiceError):
+    """A job failed; DBOS stores `data`, the problem body, with the operation."""
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        self.data = dict(problem)
+        super().__init__(f"{self.data.get('title')}: {self.data.get('detail')}")
+
+
+class OperationNotFoundError(ProblemError):
+    """There is no operation of that id."""
+
+    status, slug, title = 404, "operation-not-found", "No such operation"
+
+
+class OperationStateError(ProblemError):
+    """The operation is in a state in which this cannot be done."""
+
+    status, slug, title = 409, "operation-state", "The operation's state forbids this"
+
+
+class IdempotencyKeyReusedError(ProblemError):
+    """The same key came with another request."""
+
+    status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"

@@ -1,0 +1,89 @@
+"""The gather job: chosen items of any checkpoint as one safetensors file. No JAX.
+
+Tensors are named by item and path, "model/layers/0/mlp/kernel"; the model's family need not be
+known here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from service.errors import InvalidRequestError
+from service.jobs.context import JobContext, JobKind, Request, Result
+from service.jobs.export_job import ExportContent, abandon_export, run_export
+from state.errors import ArgumentError
+from state.tensor_streams import float_dtype, is_floating
+from storage.manifest import Manifest
+from storage.reader import CheckpointReader, LeafInfo
+from storage.run import Run
+from storage.safetensors_stream import TensorSource, plan_shards
+
+KIND: Final = "gather"
+RULE_VERSION: Final = 1
+FILE_PREFIX: Final = "gathered"
+_ONE_FILE: Final = 1 << 62
+
+
+def gather_options(manifest: Manifest, items: list[str], dtype: str | None) -> dict[str, Any]:
+    """The options in the one form that identifies the artifact.
+
+    Raises:
+        InvalidRequestError: The step holds no arrays under one of the items, or the dtype is
+            unknown.
+    """
+    arrays = {leaf.item for leaf in manifest.leaves}
+    unknown = sorted({*items} - arrays)
+    if unknown:
+        raise InvalidRequestError(
+            f"body.items: expected items of step {manifest.step} that hold arrays "
+            f"({', '.join(sorted(arrays))}), found {', '.join(map(repr, unknown))}"
+        )
+    _dtype(dtype)
+    return {"items": sorted({*items}), "dtype": dtype}
+
+
+def _plan(
+    run: Run, manifest: Manifest, reader: CheckpointReader, options: Mapping[str, Any]
+) -> ExportContent:
+    target = _dtype(options["dtype"])
+    sources = [
+        _source(reader, item, info, target)
+        for item in options["items"]
+        for info in reader.leaves(item).values()
+    ]
+    shards = tuple(plan_shards(sources, _ONE_FILE, prefix=FILE_PREFIX))
+    metadata = {
+        "format": "np",
+        "cairn.run": run.uri.name,
+        "cairn.step": str(manifest.step),
+        "cairn.manifest": manifest.digest(),
+    }
+    return ExportContent(shards, metadata, {})
+
+
+def _source(
+    reader: CheckpointReader, item: str, info: LeafInfo, target: np.dtype[Any] | None
+) -> TensorSource:
+    dtype = target if target is not None and is_floating(info.dtype) else info.dtype
+
+    def blocks(max_bytes: int) -> Iterator[np.ndarray]:
+        stored = max(1, max_bytes * info.dtype.itemsize // max(dtype.itemsize, info.dtype.itemsize))
+        for block in reader.iter_blocks(item, info.path, max_bytes=stored):
+            yield block.astype(dtype, copy=False)
+
+    return TensorSource(f"{item}/{info.path}", info.shape, dtype, blocks)
+
+
+def _dtype(name: str | None) -> np.dtype[Any] | None:
+    try:
+        return float_dtype(name, argument="dtype")
+    except ArgumentError as exc:
+        raise InvalidRequestError(f"body.{exc}") from exc
+
+
+def _run(context: JobContext, request: Request) -> Result:
+    return run_export(context, request, _plan)
+
+
+GATHER: Final = JobKind(KIND, _run, abandon_export)

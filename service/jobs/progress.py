@@ -1,0 +1,71 @@
+"""Progress of a running job: counted per block, reported a few times a second."""
+
+from collections.abc import Callable
+from typing import Any
+
+REPORT_INTERVAL_SECONDS = 0.2
+
+
+class ProgressMeter:
+    """Counts bytes and passes a report on at most every `interval` seconds.
+
+    Args:
+        publish: Takes the report, a JSON object with `done_bytes`, `total_bytes`, `message`.
+        clock: Seconds, monotonic.
+        interval: Seconds between two reports; the last state is always reported by `flush`.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[dict[str, Any]], None],
+        *,
+        clock: Callable[[], float],
+        interval: float = REPORT_INTERVAL_SECONDS,
+    ) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._interval = interval
+        self._reported_at: float | None = None
+        self._pending = False
+        self.done_bytes = 0
+        self.total_bytes: int | None = None
+        self.message = ""
+
+    def set(
+        self,
+        *,
+        done_bytes: int | None = None,
+        total_bytes: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        """Replace what is given, keep the rest."""
+        self.done_bytes = self.done_bytes if done_bytes is None else done_bytes
+        self.total_bytes = self.total_bytes if total_bytes is None else total_bytes
+        self.message = self.message if message is None else message
+        self._touch(force=message is not None)
+
+    def advance(self, nbytes: int) -> None:
+        """Count `nbytes` more as done."""
+        self.done_bytes += nbytes
+        self._touch(force=False)
+
+    def flush(self) -> None:
+        """Report what was held back."""
+        if self._pending:
+            self._touch(force=True)
+
+    def _touch(self, *, force: bool) -> None:
+        now = self._clock()
+        self._pending = True
+        due = self._reported_at is None or now - self._reported_at >= self._interval
+        if not (force or due):
+            return
+        self._reported_at = now
+        self._pending = False
+        self._publish(
+            {
+                "done_bytes": self.done_bytes,
+                "total_bytes": self.total_bytes,
+                "message": self.message,
+            }
+        )

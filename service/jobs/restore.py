@@ -1,0 +1,111 @@
+"""The restore job: a new run from a step (fork), or a run set back to a step (rollback)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from service.jobs.context import JobContext, JobKind, Request, Result
+from storage.attempts import begin_attempt, release
+from storage.errors import StepNotFoundError
+from storage.fork import abandon_fork, fork_run
+from storage.run import Run, StepInfo, StepState
+from storage.uri import StoreURI, confine
+
+KIND: Final = "restore"
+FORK: Final = "fork"
+ROLLBACK: Final = "rollback"
+
+
+def restore_request(
+    *, root: str, run: Run, step: StepInfo, mode: str, target: str | None
+) -> dict[str, Any]:
+    """The JSON that a job is started with."""
+    return {
+        "root": root,
+        "run": run.uri.name,
+        "step": step.step,
+        "attempt": step.attempt,
+        "manifest_digest": step.manifest_digest,
+        "mode": mode,
+        "target": target,
+    }
+
+
+def writer_id(operation_id: str) -> str:
+    """The id under which an operation writes into a run."""
+    return f"cairn-restore/{operation_id}"
+
+
+def _run(context: JobContext, request: Request) -> Result:
+    body = _rollback if request["mode"] == ROLLBACK else _fork
+    return context.step(request["mode"], lambda: body(context, request))
+
+
+def _fork(context: JobContext, request: Request) -> Result:
+    source, step = _source(context.roots, request)
+    target = confine(context.roots[request["root"]], request["target"])
+    progress = context.progress
+    progress.set(message=f"copying step {step.step} to {request['target']}")
+
+    def copied(done: int, total: int) -> None:
+        context.check()
+        progress.set(done_bytes=done, total_bytes=total)
+
+    forked = fork_run(source, step, target, by=writer_id(context.operation_id), progress=copied)
+    progress.set(message="done")
+    return {
+        "root": request["root"],
+        "run": request["target"],
+        "step": forked.step,
+        "attempt": forked.attempt,
+        "bytes": forked.nbytes,
+    }
+
+
+def _rollback(context: JobContext, request: Request) -> Result:
+    run, step = _source(context.roots, request)
+    context.progress.set(message=f"setting back to step {step.step}")
+    later = [info.step for info in run.steps() if info.step > step.step]
+    writer = writer_id(context.operation_id)
+    begun = [attempt for attempt in run.attempts() if attempt.writer == writer]
+    attempt = begun[-1] if begun else None
+    if attempt is None:
+        attempt = begin_attempt(run.objects, writer=writer, base_step=step.step)
+    release(run.objects, attempt)
+    stranded = [alias.alias for alias in run.aliases.list() if alias.step > step.step]
+    context.progress.set(message="done")
+    return {
+        "root": request["root"],
+        "run": request["run"],
+        "step": step.step,
+        "attempt": attempt.number,
+        "set_aside": later,
+        "aliases_set_aside": stranded,
+    }
+
+
+def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepInfo]:
+    if request["root"] not in roots:
+        raise StepNotFoundError(
+            "the root is gone",
+            path=request["root"],
+            expected=f"one of {', '.join(roots)}",
+            found="a job of a root that is configured no more",
+            next_step="Configure the root again (CAIRN_ROOTS), then resume the operation.",
+        )
+    run = Run.open(confine(roots[request["root"]], request["run"]))
+    step = StepInfo(
+        request["step"],
+        request["attempt"],
+        StepState.LISTED,
+        manifest_digest=request["manifest_digest"],
+    )
+    return run, step
+
+
+def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
+    if request["mode"] == FORK:
+        target = confine(roots[request["root"]], request["target"])
+        abandon_fork(target, by=writer_id(operation_id))
+
+
+RESTORE: Final = JobKind(KIND, _run, _abandon)

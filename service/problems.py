@@ -1,0 +1,161 @@
+"""Every error becomes one problem+json body; this file holds the table and the handlers."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from service.errors import ProblemError
+from service.schemas import Problem
+from storage import errors as storage_errors
+from storage.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+# The nearest class in an error's family tree decides.
+_STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
+    StorageError: (500, "storage", "The store failed"),
+    storage_errors.InvalidURIError: (422, "invalid-uri", "Invalid name or URI"),
+    storage_errors.NotFoundError: (404, "not-found", "Not found"),
+    storage_errors.RunNotFoundError: (404, "run-not-found", "No such run"),
+    storage_errors.StepNotFoundError: (404, "step-not-found", "No such step"),
+    storage_errors.AliasNotFoundError: (404, "alias-not-found", "No such alias"),
+    storage_errors.ArtifactNotFoundError: (404, "artifact-not-found", "No such artifact"),
+    storage_errors.LeafNotFoundError: (404, "leaf-not-found", "No such leaf"),
+    storage_errors.InvalidSliceError: (422, "invalid-slice", "No such part of the array"),
+    storage_errors.NotACheckpointError: (422, "not-a-checkpoint", "Not a checkpoint"),
+    storage_errors.TreeMismatchError: (422, "tree-mismatch", "The checkpoint does not fit"),
+    storage_errors.CorruptionError: (500, "corrupt", "Stored data is corrupt"),
+    storage_errors.PreconditionFailedError: (412, "precondition-failed", "Precondition failed"),
+    storage_errors.StepExistsError: (409, "step-exists", "The step exists"),
+    storage_errors.StepInFlightError: (409, "step-in-flight", "The step is being written"),
+    storage_errors.LeaseHeldError: (409, "lease-held", "Another writer holds the run"),
+    storage_errors.FencedError: (409, "fenced", "A later attempt has taken over"),
+    storage_errors.SaveError: (500, "save-failed", "A save failed"),
+    storage_errors.StoreFullError: (507, "store-full", "The store is full"),
+    storage_errors.StoreUnavailableError: (503, "store-unavailable", "The store does not answer"),
+    storage_errors.UnsupportedLeafError: (422, "unsupported-leaf", "Unsupported leaf"),
+    storage_errors.UnsupportedFormatError: (422, "unsupported-format", "Unsupported format"),
+}
+
+
+def problem_from(exc: BaseException, *, instance: str) -> Problem:
+    """The problem that an error stands for; what is unknown says nothing of the server's inside.
+
+    Args:
+        exc: What was raised.
+        instance: Path of the request or operation that failed.
+    """
+    if isinstance(exc, ProblemError):
+        return _problem(
+            exc.status,
+            exc.slug,
+            exc.title,
+            exc.detail,
+            instance,
+            errors=exc.errors,
+            **exc.extra,
+        )
+    for kind in type(exc).__mro__:
+        if kind in _STORAGE:
+            status, slug, title = _STORAGE[kind]
+            return _problem(status, slug, title, str(exc), instance, **_extension(exc))
+    return _problem(
+        500, "internal", "Internal error", "An unexpected error; the server's log has it.", instance
+    )
+
+
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI declaration of the problems a route answers with; 403, 422, 500 and 503 always."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        }
+        for status in sorted({*statuses, 403, 422, 500, 503})
+    }
+
+
+def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The HTTP response of a problem."""
+    body = problem.model_dump(mode="json")
+    if body["errors"] is None:
+        del body["errors"]
+    return JSONResponse(
+        body,
+        status_code=problem.status,
+        headers=headers,
+        media_type=MEDIA_TYPE,
+    )
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Make every error of `app`, the framework's own included, a problem."""
+    app.add_exception_handler(StorageError, _on_error)
+    app.add_exception_handler(ProblemError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_error)
+
+
+async def _on_error(request: Request, exc: Exception) -> JSONResponse:
+    problem = problem_from(exc, instance=request.url.path)
+    if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=exc)
+    elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
+        logger.warning("%s %s: %s", request.method, request.url.path, problem.detail)
+    return respond(problem, exc.headers if isinstance(exc, ProblemError) else None)
+
+
+async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, RequestValidationError)  # as registered
+    errors = [
+        {"field": ".".join(str(part) for part in error["loc"]), "detail": error["msg"]}
+        for error in exc.errors()
+    ]
+    detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
+    return respond(
+        _problem(422, "invalid-request", "Invalid request", detail, request.url.path, errors=errors)
+    )
+
+
+async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
+    assert isinstance(exc, HTTPException)  # as registered
+    phrase = HTTPStatus(exc.status_code).phrase
+    detail = exc.detail
+    if detail == phrase:
+        asked = f"{request.method} {request.url.path}"
+        detail = f"{asked}: {phrase}. /openapi.json lists what there is."
+    slug = phrase.lower().replace(" ", "-").replace("'", "")
+    return respond(
+        _problem(exc.status_code, slug, phrase, detail, request.url.path), headers=exc.headers
+    )
+
+
+def _extension(exc: BaseException) -> dict[str, Any]:
+    """Members beyond RFC 9457's: what a client needs to decide what to do next."""
+    if isinstance(exc, storage_errors.TreeMismatchError):
+        return {"problems": list(exc.problems)}
+    if isinstance(exc, storage_errors.LeaseHeldError):
+        return {"holder": exc.holder}
+    return {}
+
+
+def _problem(
+    status: int, slug: str, title: str, detail: str, instance: str, **more: Any
+) -> Problem:
+    return Problem(
+        type=f"urn:cairn:problem:{slug}",
+        title=title,
+        status=status,
+        detail=detail,
+        instance=instance,
+        **more,
+    )

@@ -1,0 +1,101 @@
+"""Promotes a step: moves an alias in the store, and takes it back if the step went meanwhile."""
+
+from service.errors import AliasMovedError, StepChangedError
+from service.preconditions import Expectation
+from service.schemas import Alias
+from storage.aliases import Alias as StoredAlias
+from storage.clock import from_rfc3339
+from storage.errors import PreconditionFailedError
+from storage.layout import trash_file
+from storage.run import Run
+
+
+def promote(
+    run: Run, step: int, alias: str, *, by: str, reason: str, expect: Expectation
+) -> StoredAlias:
+    """Point `alias` at a listed step, by the store's own compare-and-swap.
+
+    Raises:
+        StepNotFoundError: The step is not listed.
+        StepInFlightError: It is being written.
+        AliasMovedError: The alias is not as expected.
+        StepChangedError: The step was deleted while it was being promoted; the alias is as before.
+        InvalidURIError: `alias` cannot be an alias.
+    """
+    found = run.step(step)
+    before = run.aliases.get(alias)
+    try:
+        moved = run.aliases.move(
+            alias,
+            step=found.step,
+            attempt=found.attempt,
+            manifest_digest=found.manifest_digest,
+            by=by,
+            reason=reason,
+            expect=expect.sequence,
+        )
+    except PreconditionFailedError as exc:
+        raise alias_moved(exc) from exc
+    # A deletion looks at the aliases after it has laid its tombstone, and we look at the tombstones
+    # after we have moved the alias: one of the two sees the other.
+    if run.objects.read(trash_file(found.step, found.attempt)) is not None:
+        _back_out(run, moved, before, by=by)
+        raise StepChangedError(
+            f"{run.uri}: step {step} was deleted while it was being promoted; {alias!r} is as it "
+            "was before. Undelete the step first, or promote another."
+        )
+    return moved
+
+
+def delete_alias(run: Run, alias: str, *, by: str, expect: int) -> StoredAlias:
+    """Delete an alias, by the store's own compare-and-swap; the tombstone.
+
+    Raises:
+        AliasNotFoundError: There is no such alias.
+        AliasMovedError: The alias is not as expected.
+    """
+    try:
+        return run.aliases.delete(alias, expect=expect, by=by)
+    except PreconditionFailedError as exc:
+        raise alias_moved(exc) from exc
+
+
+def alias_moved(exc: PreconditionFailedError) -> AliasMovedError:
+    """The problem of a lost compare-and-swap, with the alias as it is now."""
+    current = exc.current if isinstance(exc.current, StoredAlias) else None
+    value = None if current is None else alias_body(current).model_dump(mode="json")
+    return AliasMovedError(str(exc), extra={"current": value})
+
+
+def alias_body(alias: StoredAlias) -> Alias:
+    """An alias as the API gives it out."""
+    return Alias(
+        alias=alias.alias,
+        step=alias.step,
+        attempt=alias.attempt,
+        manifest_digest=alias.manifest_digest,
+        by=alias.by,
+        reason=alias.reason,
+        at=from_rfc3339(alias.at),
+        sequence=alias.sequence,
+    )
+
+
+def _back_out(run: Run, moved: StoredAlias, before: StoredAlias | None, *, by: str) -> None:
+    """Undo our own move; if somebody has moved the alias since, theirs stays."""
+    reason = f"step {moved.step} was deleted while it was being promoted"
+    try:
+        if before is None:
+            run.aliases.delete(moved.alias, expect=moved.sequence, by=by, reason=reason)
+            return
+        run.aliases.move(
+            moved.alias,
+            step=before.step,
+            attempt=before.attempt,
+            manifest_digest=before.manifest_digest,
+            by=by,
+            reason=reason,
+            expect=moved.sequence,
+        )
+    except PreconditionFailedError:
+        return

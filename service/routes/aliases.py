@@ -1,0 +1,68 @@
+"""Aliases of a run: where they point, where they pointed, and their end."""
+
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from service.auth import ActorDependency
+from service.catalog.audit import note_alias
+from service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
+from service.errors import InvalidRequestError
+from service.preconditions import ExpectationDependency, etag
+from service.problems import problem_responses
+from service.promotion import alias_body, delete_alias
+from service.schemas import Alias, AliasHistory, AliasList, AliasMove
+from storage.clock import from_rfc3339
+from storage.errors import AliasNotFoundError
+
+router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"])
+
+
+@router.get("", responses=problem_responses(404))
+def list_aliases(run: RunDependency) -> AliasList:
+    """Aliases of a run, by name, as the store has them now."""
+    return AliasList(aliases=[alias_body(alias) for alias in run.aliases.list()])
+
+
+@router.get("/{alias}", responses=problem_responses(404))
+def get_alias(run: RunDependency, alias: AliasName, response: Response) -> Alias:
+    """One alias; its ETag is what a promotion gives back in If-Match."""
+    found = run.aliases.get(alias)
+    if found is None:
+        known = ", ".join(other.alias for other in run.aliases.list()) or "none"
+        raise AliasNotFoundError(
+            "no such alias",
+            path=run.uri,
+            expected=f"an alias {alias!r}",
+            found=f"aliases: {known}",
+            next_step="Promote a step to it, with If-None-Match: *.",
+        )
+    response.headers["ETag"] = etag(found.sequence)
+    return alias_body(found)
+
+
+@router.delete("/{alias}", status_code=204, responses=problem_responses(404, 412, 428))
+def remove_alias(
+    root: RootName,
+    run: RunDependency,
+    alias: AliasName,
+    expect: ExpectationDependency,
+    actor: ActorDependency,
+    catalog: CatalogDependency,
+) -> None:
+    """Delete an alias that is still as last seen; its history stays."""
+    if expect.sequence is None:
+        field, detail = "header.if-none-match", "a deletion needs If-Match with the alias's ETag"
+        raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
+    tombstone = delete_alias(run, alias, by=actor, expect=expect.sequence)
+    note_alias(catalog, root=root, run=run, actor=actor, alias=tombstone)
+
+
+@router.get("/{alias}/history", responses=problem_responses(404))
+def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
+    """Moves of an alias, newest first, also after its deletion."""
+    events = [
+        AliasMove(**event.model_dump(exclude={"at"}), at=from_rfc3339(event.at))
+        for event in run.aliases.history(alias)
+    ]
+    return AliasHistory(alias=alias, events=events)

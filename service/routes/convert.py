@@ -1,0 +1,42 @@
+"""Export of a checkpoint in Hugging Face format."""
+
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from service.dependencies import IdempotencyKey, RootName, RunDependency
+from service.jobs import convert
+from service.jobs.dependency import JobsDependency, StepDependency, accepted
+from service.jobs.export_job import export_request
+from service.problems import problem_responses
+from service.schemas import ConvertRequest, Operation
+
+router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
+
+
+@router.post("/{step}:convert", status_code=202, responses=problem_responses(404, 409))
+def convert_checkpoint(
+    root: RootName,
+    run: RunDependency,
+    step: StepDependency,
+    body: ConvertRequest,
+    jobs: JobsDependency,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> Operation:
+    """Start an export; its result names the artifact.
+
+    The same export again is the same artifact, and while the first is under way, the same
+    operation.
+    """
+    options = convert.convert_options(body.dtype, body.max_shard_size)
+    convert.check_convertible(run.manifest(step), options)
+    request = export_request(
+        convert.KIND,
+        root=root,
+        run=run,
+        step=step,
+        options=options,
+        rule_version=convert.RULE_VERSION,
+    )
+    return accepted(jobs.start(convert.KIND, request, idempotency_key=idempotency_key), response)

@@ -1,0 +1,36 @@
+"""A checkpoint as one safetensors file."""
+
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from service.dependencies import IdempotencyKey, RootName, RunDependency
+from service.jobs import gather
+from service.jobs.dependency import JobsDependency, StepDependency, accepted
+from service.jobs.export_job import export_request
+from service.problems import problem_responses
+from service.schemas import GatherRequest, Operation
+
+router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
+
+
+@router.post("/{step}:gather", status_code=202, responses=problem_responses(404, 409))
+def gather_checkpoint(
+    root: RootName,
+    run: RunDependency,
+    step: StepDependency,
+    body: GatherRequest,
+    jobs: JobsDependency,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> Operation:
+    """Start gathering items of any checkpoint; the result names the artifact."""
+    request = export_request(
+        gather.KIND,
+        root=root,
+        run=run,
+        step=step,
+        options=gather.gather_options(run.manifest(step), body.items, body.dtype),
+        rule_version=gather.RULE_VERSION,
+    )
+    return accepted(jobs.start(gather.KIND, request, idempotency_key=idempotency_key), response)

@@ -1,0 +1,73 @@
+"""Whether the server answers, and whether it can do its work."""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Final
+
+from fastapi import APIRouter, Request
+from sqlalchemy import text
+
+from service.dependencies import CatalogDependency, SettingsDependency
+from service.errors import NotReadyError
+from service.problems import problem_from, problem_responses
+from service.schemas import Health, Readiness
+from storage.errors import StoreUnavailableError
+from storage.files import Files
+from storage.uri import StoreURI
+
+logger = logging.getLogger(__name__)
+
+router: Final = APIRouter(tags=["health"])
+
+
+@router.get("/healthz")
+def health(request: Request) -> Health:
+    """The server answers."""
+    return Health(version=request.app.version)
+
+
+@router.get("/readyz", responses=problem_responses(503))
+def ready(request: Request, settings: SettingsDependency, catalog: CatalogDependency) -> Readiness:
+    """Catalog, job engine and every root are usable; 503 names those that are not."""
+
+    def ask_catalog() -> None:
+        with catalog.read() as session:
+            session.execute(text("SELECT 1"))
+
+    def ask_jobs() -> None:
+        if request.app.state.jobs is None:
+            raise NotReadyError("the job engine was not launched")
+        request.app.state.jobs.check()
+
+    questions: dict[str, Callable[[], object]] = {"catalog": ask_catalog, "jobs": ask_jobs}
+    for name, uri in settings.root_uris.items():
+        questions[f"root {name}"] = partial(_ask_root, uri)
+    errors = []
+    for name, ask in questions.items():
+        try:
+            ask()
+        except Exception as exc:  # whatever a driver raises, the part is not usable
+            problem = problem_from(exc, instance="/readyz")
+            unexpected = problem.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            logger.warning("%s is not ready: %s", name, exc, exc_info=exc if unexpected else None)
+            errors.append({"field": name, "detail": problem.detail})
+    if errors:
+        unusable = ", ".join(error["field"] for error in errors)
+        raise NotReadyError(f"not usable: {unusable}", errors=errors)
+    return Readiness(checks=dict.fromkeys(questions, "ok"))
+
+
+def _ask_root(uri: StoreURI) -> None:
+    """List a root; a folder that does not exist yet is fine, the first save makes it."""
+    if (
+        uri.scheme == "file"
+        and os.path.exists(uri.local_path)
+        and not os.path.isdir(uri.local_path)
+    ):
+        raise StoreUnavailableError(
+            "no folder", path=uri, expected="a folder, or nothing yet", found="a file"
+        )
+    Files.open(uri).list()

@@ -1,0 +1,137 @@
+"""Jobs that were started: list, watch, cancel, resume."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Header, Path, Query, Response
+from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.concurrency import run_in_threadpool
+
+from service.dependencies import PageSize, PageToken
+from service.errors import InvalidRequestError
+from service.jobs.dependency import JobsDependency
+from service.jobs.engine import JobEngine
+from service.paging import decode_token, encode_token
+from service.problems import problem_responses
+from service.schemas import Operation, OperationList, OperationState
+
+router: Final = APIRouter(prefix="/operations", tags=["operations"])
+
+OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
+WATCH_SECONDS: Final = 0.2
+PING_SECONDS: Final = 10.0
+RETRY_MILLISECONDS: Final = 1000
+
+OperationId = Annotated[str, Path(pattern=OPERATION_PATTERN, description="Id of an operation.")]
+StateFilter = Annotated[
+    OperationState | None, Query(description="Operations in this state only; default: all.")
+]
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", max_length=64, description="Id of the last event received."),
+]
+
+
+@router.get("")
+def list_operations(
+    jobs: JobsDependency,
+    state: StateFilter = None,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> OperationList:
+    """Operations, newest first."""
+    listing = f"operations, {state}"
+    token = decode_token(listing, page_token, kinds=(str, str))
+    after = (_moment(str(token[0])), str(token[1])) if token else None
+    found = jobs.list(limit=page_size + 1, after=after, state=state)
+    page = found[:page_size]
+    more = len(found) > page_size
+    last = (page[-1].created.isoformat(), page[-1].id) if more else ()
+    return OperationList(
+        operations=page, next_page_token=encode_token(listing, last) if more else None
+    )
+
+
+@router.get("/{operation}", responses=problem_responses(404))
+def get_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+    """One operation as it stands now."""
+    return jobs.get(operation)
+
+
+@router.post("/{operation}:cancel", responses=problem_responses(404, 409))
+def cancel_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+    """Stop an operation and remove what it wrote; one that is cancelled already stays so."""
+    return jobs.cancel(operation)
+
+
+@router.post("/{operation}:resume", responses=problem_responses(404, 409))
+def resume_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+    """Run a failed or cancelled operation again."""
+    return jobs.resume(operation)
+
+
+@router.get(
+    "/{operation}/events",
+    response_class=Response,  # FastAPI would take the event class for a generator, without a 204
+    responses={
+        200: {
+            "description": "Server-sent events; the data of each is an `Operation` as JSON.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The operation has ended, and Last-Event-ID names its last event."},
+        **problem_responses(404),
+    },
+)
+async def watch_operation(
+    operation: OperationId, jobs: JobsDependency, last_event_id: LastEventId = None
+) -> Response:
+    """The operation now, then whenever it changes, to its end.
+
+    An event's id names the state that it tells: a client that gives it back as `Last-Event-ID`
+    hears nothing twice, and of what it missed the newest state.
+    """
+    current = await run_in_threadpool(jobs.get, operation)
+    if current.state.final and _event_id(current) == last_event_id:
+        return Response(status_code=204)
+    return EventSourceResponse(
+        _events(jobs, current, last_event_id), headers={"Cache-Control": "no-store"}
+    )
+
+
+async def _events(
+    jobs: JobEngine, current: Operation, last_event_id: str | None
+) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    told = last_event_id
+    spoken = loop.time()
+    while True:
+        if _event_id(current) != told:
+            told = _event_id(current)
+            spoken = loop.time()
+            yield format_sse_event(
+                data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
+            )
+        elif loop.time() - spoken >= PING_SECONDS:
+            spoken = loop.time()
+            yield format_sse_event(comment="ping")
+        if current.state.final:
+            return
+        await asyncio.sleep(WATCH_SECONDS)
+        if jobs.stopping:  # the client comes back to the next server
+            return
+        current = await run_in_threadpool(jobs.get, current.id)
+
+
+def _event_id(operation: Operation) -> str:
+    """The same state has the same id, in every process and after every restart."""
+    return hashlib.sha256(operation.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidRequestError("query.page_token: expected one of this list") from exc

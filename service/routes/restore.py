@@ -1,0 +1,49 @@
+"""Going back to a checkpoint: as a new run, or in its own."""
+
+from typing import Final
+
+from fastapi import APIRouter, Response
+
+from service.dependencies import (
+    IdempotencyKey,
+    RootName,
+    RunDependency,
+    SettingsDependency,
+    root_uri,
+)
+from service.errors import InvalidRequestError
+from service.jobs import restore
+from service.jobs.dependency import JobsDependency, StepDependency, accepted
+from service.problems import problem_responses
+from service.schemas import Operation, RestoreMode, RestoreRequest
+from storage.uri import confine
+
+router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
+
+
+@router.post("/{step}:restore", status_code=202, responses=problem_responses(404, 409))
+def restore_checkpoint(
+    root: RootName,
+    run: RunDependency,
+    step: StepDependency,
+    body: RestoreRequest,
+    settings: SettingsDependency,
+    jobs: JobsDependency,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> Operation:
+    """Start a new run from the step (fork), or set the run's later steps aside (rollback).
+
+    A rollback needs a run that nobody writes; a fork needs a name that is free.
+    """
+    if (body.run is not None) != (body.mode is RestoreMode.FORK):
+        raise InvalidRequestError(
+            "body.run: expected the new run's name for mode fork, and none for mode rollback, "
+            f"found {body.run!r} for mode {body.mode.value}"
+        )
+    if body.run is not None:
+        confine(root_uri(settings, root), body.run)
+    request = restore.restore_request(
+        root=root, run=run, step=step, mode=body.mode.value, target=body.run
+    )
+    return accepted(jobs.start(restore.KIND, request, idempotency_key=idempotency_key), response)

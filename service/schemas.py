@@ -1,0 +1,307 @@
+"""What goes over the wire: requests and responses of the HTTP API, shared by server and client."""
+
+from datetime import datetime
+from enum import StrEnum
+from math import isfinite
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
+
+ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+
+class Request(BaseModel):
+    """Base of request bodies: an unknown field is an error, not a silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Response(BaseModel):
+    """Base of response bodies: a client ignores fields that a newer server adds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class FieldProblem(Response):
+    """One part of a request that was refused."""
+
+    field: str = Field(description="Where: `path.step`, `query.page_size`, `body.alias` ...")
+    detail: str
+
+
+class Problem(Response):
+    """RFC 9457 problem details; extension members depend on the type."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = Field(description="Stable name of the kind of problem: urn:cairn:problem:<kind>.")
+    title: str
+    status: int
+    detail: str
+    instance: str = Field(description="Path of the request, or of the operation, that failed.")
+    errors: list[FieldProblem] | None = None
+
+
+class Page(Response):
+    """Base of lists."""
+
+    next_page_token: str | None = Field(
+        default=None,
+        description="Give it back as `page_token` for the next page; null on the last.",
+    )
+
+
+class Health(Response):
+    """The server answers."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class Readiness(Response):
+    """The server can do its work: catalog, job engine and every root are usable."""
+
+    status: Literal["ready"] = "ready"
+    checks: dict[str, str]
+
+
+class Root(Response):
+    """A store root."""
+
+    name: str
+    uri: str
+
+
+class RootList(Response):
+    """Every root of this server."""
+
+    roots: list[Root]
+
+
+class Lineage(Response):
+    """The checkpoint that a run was forked from."""
+
+    run: str = Field(description="URI of the parent run.")
+    step: int
+    attempt: int | None = None
+    manifest_digest: str | None = None
+
+
+class Run(Response):
+    """A training run."""
+
+    root: str
+    name: str
+    uri: str
+    created: datetime
+    labels: dict[str, str]
+    lineage: Lineage | None
+    latest_step: int | None
+    checkpoint_count: int = Field(description="Listed checkpoints.")
+    bytes: int = Field(description="Bytes of the listed checkpoints.")
+
+
+class RunList(Page):
+    """Runs by root and name."""
+
+    runs: list[Run]
+
+
+class CheckpointState(StrEnum):
+    """Where a step stands; only `listed` ones can be promoted or converted."""
+
+    LISTED = "listed"
+    UNVERIFIED = "unverified"
+    IN_FLIGHT = "in_flight"
+    ABANDONED = "abandoned"
+    SET_ASIDE = "set_aside"
+    TRASHED = "trashed"
+
+
+class Checkpoint(Response):
+    """One saved step of a run."""
+
+    root: str
+    run: str
+    step: int
+    attempt: int
+    state: CheckpointState
+    uri: str = Field(description="Folder of the step: an ordinary Orbax checkpoint.")
+    created: datetime | None
+    bytes: int | None
+    leaves: int | None = Field(description="Arrays in the checkpoint.")
+    items: list[str]
+    manifest_digest: str | None
+    model_type: str | None
+    aliases: list[str]
+    labels: dict[str, str]
+    metrics: dict[str, float]
+
+    @field_serializer("metrics")
+    def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
+        """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
+        return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
+
+
+class CheckpointList(Page):
+    """Checkpoints, highest step first."""
+
+    checkpoints: list[Checkpoint]
+
+
+class Alias(Response):
+    """A name that points at a step; its ETag is its sequence number in quotes."""
+
+    alias: str
+    step: int
+    attempt: int
+    manifest_digest: str | None
+    by: str
+    reason: str
+    at: datetime
+    sequence: int
+
+
+class AliasList(Response):
+    """Aliases of a run, by name."""
+
+    aliases: list[Alias]
+
+
+class AliasMove(Response):
+    """One move of an alias, or its deletion."""
+
+    step: int = Field(description="Where it pointed from then on; for a deletion, until then.")
+    attempt: int
+    manifest_digest: str | None
+    by: str
+    reason: str
+    at: datetime
+    sequence: int
+    deleted: bool
+
+
+class AliasHistory(Response):
+    """Moves of an alias, newest first; at most the last hundred, also after its deletion."""
+
+    alias: str
+    events: list[AliasMove]
+
+
+class PromoteRequest(Request):
+    """Point an alias at a step."""
+
+    alias: str = Field(pattern=ALIAS_PATTERN, examples=["production"])
+    reason: str = Field(default="", max_length=2000)
+
+
+class RestoreMode(StrEnum):
+    """What restoring a step means."""
+
+    FORK = "fork"
+    ROLLBACK = "rollback"
+
+
+class RestoreRequest(Request):
+    """Start a new run from a step (fork), or set later steps of its run aside (rollback)."""
+
+    mode: RestoreMode = RestoreMode.FORK
+    run: str | None = Field(
+        default=None,
+        pattern=NAME_PATTERN,
+        description="fork: name of the new run, in the same root. rollback: left out.",
+    )
+
+
+class GatherRequest(Request):
+    """Consolidate a checkpoint into one safetensors file."""
+
+    items: list[str] = Field(default_factory=lambda: ["model"], min_length=1, max_length=16)
+    dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
+
+
+class ConvertRequest(Request):
+    """Export a checkpoint in Hugging Face format (safetensors; PyTorch loads it)."""
+
+    format: Literal["huggingface", "pytorch"] = Field(
+        default="huggingface", description="One and the same: `pytorch` is another name for it."
+    )
+    dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
+    max_shard_size: str = Field(default="5GB", description="Bytes, or a number with KB, MB or GB.")
+
+
+class OperationKind(StrEnum):
+    """What a job does."""
+
+    RESTORE = "restore"
+    GATHER = "gather"
+    CONVERT = "convert"
+
+
+class OperationState(StrEnum):
+    """Where a job stands; the last three are final."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether the operation has ended, resumable or not."""
+        return self in (self.SUCCEEDED, self.FAILED, self.CANCELLED)
+
+
+class Progress(Response):
+    """How far a job is, in bytes."""
+
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    message: str = ""
+
+
+class Operation(Response):
+    """A durable job: it survives restarts of the server."""
+
+    id: str
+    kind: OperationKind
+    state: OperationState
+    progress: Progress
+    request: dict[str, Any] = Field(description="What was asked for, root, run and step included.")
+    result: dict[str, Any] | None = None
+    error: Problem | None = None
+    created: datetime
+    updated: datetime
+
+
+class OperationList(Page):
+    """Operations, newest first."""
+
+    operations: list[Operation]
+
+
+class ArtifactFile(Response):
+    """One file of an artifact."""
+
+    name: str
+    bytes: int
+    crc32c: str | None = None
+
+
+class Artifact(Response):
+    """What a gather or convert job made."""
+
+    id: str
+    kind: OperationKind
+    root: str
+    run: str
+    step: int
+    attempt: int
+    manifest_digest: str = Field(description="Of the step that it was made from.")
+    options: dict[str, Any] = Field(description="What was asked for.")
+    uri: str
+    bytes: int
+    files: list[ArtifactFile]
+    created: datetime

@@ -1,0 +1,127 @@
+"""Settings of the control plane, read from `CAIRN_*` environment variables."""
+
+import ipaddress
+import os
+from pathlib import Path
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import SettingsError
+from storage.errors import StorageError
+from storage.layout import check_run_name
+from storage.uri import StoreURI, parse_uri
+
+DEFAULT_ROOT = "default"
+
+
+class Settings(BaseSettings):
+    """What the control plane is told at its start; nothing here changes while it runs."""
+
+    model_config = SettingsConfigDict(env_prefix="CAIRN_", frozen=True, extra="ignore")
+
+    root: str = Field(
+        default="./cairn-store", description="Store folder or URI of the root `default`."
+    )
+    roots: dict[str, str] = Field(
+        default_factory=dict,
+        description='More roots, as a JSON object {"name": "uri"}; `default` here replaces ROOT.',
+    )
+    data_dir: Path = Field(
+        default_factory=lambda: _default_data_dir(),
+        description="Folder of the SQLite databases; made with mode 700 where it is missing.",
+    )
+    database_url: str = Field(default="", description="Catalog; empty: SQLite in the data folder.")
+    jobs_database_url: str = Field(
+        default="", description="Job engine; empty: SQLite in the data folder."
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback only.")
+    port: int = Field(
+        default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."
+    )
+    executor_id: str = Field(
+        default="local",
+        min_length=1,
+        max_length=128,
+        description="Name of this job worker; keep it the same over restarts to resume its jobs.",
+    )
+
+    @field_validator("host")
+    @classmethod
+    def _loopback_only(cls, host: str) -> str:
+        if not is_loopback(host):
+            raise SettingsError(
+                f"CAIRN_HOST: expected a loopback address (127.0.0.1, ::1 or localhost), found "
+                f"{host!r}. The server has no keys, so whoever reaches it may do everything: put "
+                "an authenticating proxy or an SSH tunnel in front of a loopback address."
+            )
+        return host
+
+    @field_validator("root", "roots")
+    @classmethod
+    def _readable_roots(
+        cls, value: str | dict[str, str], info: ValidationInfo
+    ) -> str | dict[str, str]:
+        named = value if isinstance(value, dict) else {DEFAULT_ROOT: value}
+        for name, uri in named.items():
+            try:
+                check_run_name(name)
+                parse_uri(uri)
+            except StorageError as exc:
+                setting = f"CAIRN_{str(info.field_name).upper()}"
+                raise SettingsError(f"{setting}: root {name!r} = {uri!r}: {exc}") from exc
+        return value
+
+    @model_validator(mode="after")
+    def _place_databases(self) -> "Settings":
+        folder = self.data_dir.expanduser().absolute()
+        chosen: dict[str, object] = {"data_dir": folder}
+        if not self.database_url:
+            chosen["database_url"] = f"sqlite:///{folder / 'catalog.sqlite'}"
+        if not self.jobs_database_url:
+            chosen["jobs_database_url"] = f"sqlite:///{folder / 'jobs.sqlite'}"
+        for name, value in chosen.items():
+            object.__setattr__(self, name, value)  # frozen: filled in once, here
+        return self
+
+    @property
+    def root_uris(self) -> dict[str, StoreURI]:
+        """Every root by name, `default` first."""
+        named = {DEFAULT_ROOT: self.root, **self.roots}
+        return {name: parse_uri(uri) for name, uri in named.items()}
+
+    def prepare(self) -> None:
+        """Make the data folder.
+
+        Raises:
+            SettingsError: It cannot be made or written.
+        """
+        try:
+            self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise SettingsError(
+                f"CAIRN_DATA_DIR: {self.data_dir} cannot be made: {exc}. Point it at a folder "
+                "that this user may write."
+            ) from exc
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address (brackets allowed) means this machine only."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _default_data_dir() -> Path:
+    state_home = os.environ.get("XDG_STATE_HOME")
+    try:
+        base = Path(state_home) if state_home else Path.home() / ".local" / "state"
+    except RuntimeError:  # a user without a home folder
+        return Path(".cairn").absolute()
+    nearest = next((parent for parent in (base, *base.parents) if parent.exists()), None)
+    if nearest is None or not os.access(nearest, os.W_OK):
+        return Path(".cairn").absolute()
+    return base / "cairn"

@@ -1,0 +1,286 @@
+"""EasyDeLBaseModule: what every NNX model of ours can do, whatever its layers are.
+
+A subclass fills in `__init__` (its layers) and `__call__` (its forward pass), and nothing else. If
+its `__call__` does not name `labels` itself, this class takes them out of the call and adds the
+loss to what the forward pass returns.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from state.config import EDPretrainedConfig
+from state.generation import EasyGenerationMixin
+from state.hub import EasyBridgeMixin
+from state.loss import LossConfig, causal_lm_loss
+from state.mesh import mesh_of
+from state.module_sharding import ModuleShardingMixin
+from state.names import TaskType
+from state.operation_cache import OperationCacheMixin
+from state.outputs import CausalLMOutput
+from state.paths import named_leaves, rebuild
+from state.registry import register
+
+if TYPE_CHECKING:
+    import optax
+
+    from state.easydel_state import EasyDeLState
+
+__all__ = ["EasyDeLBaseModule"]
+
+
+class EasyDeLBaseModule(
+    nnx.Module, ModuleShardingMixin, EasyGenerationMixin, EasyBridgeMixin, OperationCacheMixin
+):
+    """Base of all models: configuration, graph, placement, dtype, loss, state.
+
+    Attributes:
+        config: the model's configuration; static and hashable.
+        dtype: dtype of the computation.
+        param_dtype: dtype of the parameters.
+        precision: matrix multiplication precision, None for JAX's default.
+    """
+
+    model_task: ClassVar[TaskType] = TaskType.CAUSAL_LM
+    config: EDPretrainedConfig
+
+    def __init__(
+        self,
+        config: EDPretrainedConfig,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        """Remembers the settings. `rngs` is for the subclass's layers; it is not kept."""
+        self.config = config
+        self.dtype = np.dtype(dtype)
+        self.param_dtype = np.dtype(param_dtype)
+        self.precision = precision
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward = cls.__dict__.get("__call__")
+        if forward is not None and "labels" not in inspect.signature(forward).parameters:
+            # nnx looks methods up on the class, so this is where the loss has to be added.
+            cls.__call__ = _with_loss(forward)  # type: ignore[method-assign]  # one per subclass
+        register(cls)
+
+    def __call__(self, input_ids: jax.Array, **kwargs: Any) -> Any:
+        """Runs the forward pass; the subclass's own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    # -- information ---------------------------------------------------------------------------
+
+    @property
+    def model_type(self) -> str:
+        """The config's model type, such as "llama"."""
+        return self.config.model_type
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the parameters are on, or else the config's."""
+        return mesh_of(nnx.state(self)) or self.config.mesh
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters as a nested dict of arrays."""
+        return self.split_params_dict()
+
+    @property
+    def graphtree_params_shape(self) -> dict[str, Any]:
+        """The parameters' shapes and dtypes, as a nested dict of ShapeDtypeStructs."""
+        shapes: dict[str, Any] = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params
+        )
+        return shapes
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the parameters hold."""
+        return sum(prod(named.leaf.shape) for named in named_leaves(nnx.state(self, nnx.Param)))
+
+    @property
+    def module_dtype(self) -> np.dtype[Any]:
+        """The dtype that most of the floating parameters' elements have."""
+        counts: dict[np.dtype[Any], int] = {}
+        for named in named_leaves(nnx.state(self, nnx.Param)):
+            if jnp.issubdtype(named.leaf.dtype, jnp.floating):
+                dtype = np.dtype(named.leaf.dtype)
+                counts[dtype] = counts.get(dtype, 0) + prod(named.leaf.shape)
+        return max(counts, key=counts.__getitem__) if counts else self.param_dtype
+
+    @property
+    def lora_is_enabled(self) -> bool:
+        """Whether the model has low-rank adapters."""
+        return bool(named_leaves(nnx.state(self, nnx.LoRAParam)))
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some parameters are stored as integers or 8-bit floats."""
+        return any(
+            named.leaf.dtype.itemsize == 1 or jnp.issubdtype(named.leaf.dtype, jnp.integer)
+            for named in named_leaves(nnx.state(self, nnx.Param))
+        )
+
+    # -- graph ---------------------------------------------------------------------------------
+
+    @property
+    def trainable_filter(self) -> type[nnx.Variable[Any]]:
+        """The Variables that training changes: the adapters if there are any, else all."""
+        trainable: type[nnx.Variable[Any]] = nnx.LoRAParam if self.lora_is_enabled else nnx.Param
+        return trainable
+
+    @property
+    def graphdef(self) -> Any:
+        """The static part of the module."""
+        return nnx.graphdef(self)
+
+    @property
+    def graphstate(self) -> nnx.State[Any, Any]:
+        """The parameters that training changes."""
+        return nnx.state(self, self.trainable_filter)
+
+    @property
+    def graphother(self) -> nnx.State[Any, Any]:
+        """Everything that is in the module's state and not in `graphstate`."""
+        return nnx.split(self, self.trainable_filter, ...)[2]
+
+    def split_module(self) -> tuple[Any, nnx.State[Any, Any]]:
+        """Returns the module as (graphdef, state)."""
+        graphdef, state = nnx.split(self)
+        return graphdef, state
+
+    def merge_module(self, graphdef: Any, state: nnx.State[Any, Any]) -> Self:
+        """Returns a module made of a graphdef and a state, as `split_module` gave them."""
+        merged: Self = nnx.merge(graphdef, state)
+        return merged
+
+    def split_params(self) -> nnx.State[Any, Any]:
+        """Returns the parameters as an NNX State."""
+        return nnx.state(self, nnx.Param)
+
+    def split_params_dict(self) -> dict[str, Any]:
+        """Returns the parameters as a nested dict of arrays."""
+        pure: dict[str, Any] = nnx.to_pure_dict(self.split_params())
+        return pure
+
+    def merge_params(self, params: Any) -> Self:
+        """Puts parameters, an NNX State or a nested dict, into the module and returns it.
+
+        Raises:
+            TreeStructureError: if they are not exactly the module's; lists every difference.
+        """
+        own = self.split_params()
+        nnx.update(self, rebuild(own, params, path=f"parameters of {type(self).__name__}"))
+        return self
+
+    def merge_params_dict(self, params_dict: Mapping[Any, Any]) -> Self:
+        """Puts a nested dict of parameters into the module and returns it.
+
+        Raises:
+            TreeStructureError: if they are not exactly the module's; lists every difference.
+        """
+        return self.merge_params(dict(params_dict))
+
+    # -- dtype ---------------------------------------------------------------------------------
+
+    def to_dtype(self, dtype: Any) -> Self:
+        """Casts the floating leaves to a dtype, in place, and returns the module."""
+        wanted = np.dtype(dtype)
+
+        def cast(leaf: Any) -> Any:
+            return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        nnx.update(self, jax.tree.map(cast, nnx.state(self)))
+        self.param_dtype = wanted
+        return self
+
+    def half(self) -> Self:
+        """Casts the floating leaves to float16."""
+        return self.to_dtype(jnp.float16)
+
+    def float(self) -> Self:
+        """Casts the floating leaves to float32."""
+        return self.to_dtype(jnp.float32)
+
+    # -- loss, state and calls -----------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        labels: jax.Array,
+        logits: jax.Array,
+        config: LossConfig | None = None,
+        *,
+        auxiliary_loss: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Returns the loss of logits against labels, and its parts; see `causal_lm_loss`."""
+        return causal_lm_loss(logits, labels, config, auxiliary_loss=auxiliary_loss)
+
+    def to_state(
+        self,
+        optimizer: "optax.GradientTransformation | None" = None,
+        **create_arguments: Any,
+    ) -> "EasyDeLState":
+        """Returns the training state of this model.
+
+        Args:
+            optimizer: its state is initialised where the parameters are; None to leave it out.
+            create_arguments: more arguments of `EasyDeLState.create`.
+        """
+        from state.easydel_state import EasyDeLState
+
+        return EasyDeLState.create(
+            model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments
+        )
+
+    def get_static_arguments(self) -> tuple[str, ...]:
+        """Returns the names of the forward pass's arguments that must be static under jit."""
+        return ()
+
+    def prepare_inputs_for_call(self, **inputs: Any) -> dict[str, Any]:
+        """Returns the inputs of a call without those that are None."""
+        return {name: value for name, value in inputs.items() if value is not None}
+
+    def pure_transform_fn(self) -> Callable[[Any, Mapping[str, Any]], Any]:
+        """Returns `fn(params, inputs)`: the forward pass without side effects, for jit and grad."""
+        graphdef, own, other = nnx.split(self, nnx.Param, ...)
+        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), own)
+
+        def transform(params: Any, inputs: Mapping[str, Any]) -> Any:
+            state = rebuild(own, params, path="params")
+            return nnx.merge(graphdef, state, other)(**self.prepare_inputs_for_call(**inputs))
+
+        return transform
+
+
+def _with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a forward pass so that `labels=` adds a loss to what it returns."""
+
+    @functools.wraps(forward)
+    def call(
+        self: EasyDeLBaseModule, *args: Any, labels: jax.Array | None = None, **kw: Any
+    ) -> Any:
+        outputs = forward(self, *args, **kw)
+        if labels is None:
+            return outputs
+        logits: Any = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+        logits = getattr(logits, "logits", logits)
+        loss, metrics = self.compute_loss(labels=labels, logits=logits)
+        if isinstance(outputs, Mapping):
+            return {**outputs, "loss": loss}
+        if dataclasses.is_dataclass(outputs) and hasattr(outputs, "loss"):
+            replaced: Any = dataclasses.replace(outputs, loss=loss)  # type: ignore[type-var]
+            return replaced
+        return CausalLMOutput(logits=logits, loss=loss, metrics=metrics)
+
+    return call

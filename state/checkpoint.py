@@ -1,0 +1,206 @@
+"""One stored checkpoint, opened for loading: what it holds, whether a target fits, its leaves."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from state.paths import named_leaves
+from storage.dtypes import dtype_named
+from storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
+from storage.layout import asset_file
+from storage.leaf_forms import dtype_name, is_key_dtype
+from storage.manifest import LeafRecord, Manifest
+from storage.run import Run, StepInfo
+from storage.uri import parse_ref
+
+__all__ = ["StoredCheckpoint"]
+
+META_FORMAT = "cairn.meta"
+META_VERSION = 1
+
+
+class StoredCheckpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+        run: the run.
+        info: the step.
+        manifest: what the step holds.
+        meta: the JSON that `save_state` kept.
+    """
+
+    def __init__(self, run: Run, info: StepInfo) -> None:
+        from storage.restore import read_meta
+
+        self.run = run
+        self.info = info
+        self.uri = run.step_uri(info)
+        self.manifest: Manifest = run.manifest(info)
+        self.meta: Mapping[str, Any] = read_meta(self.uri)
+        self._check_meta()
+
+    @classmethod
+    def open(
+        cls, reference: str | os.PathLike[str], *, step: int | None = None
+    ) -> "StoredCheckpoint":
+        """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
+
+        Args:
+            reference: the run, or one of its checkpoints.
+            step: the step, where the reference names only the run.
+
+        Raises:
+            InvalidURIError: if the reference is malformed, or names a step and `step` is given.
+            NotFoundError: if there is no such run, alias or step.
+            NotACheckpointError: if the step was not saved by `save_state`.
+        """
+        from state.errors import ArgumentError
+
+        ref = parse_ref(reference)
+        if step is not None:
+            if ref.alias is not None or ref.step not in (None, step):
+                raise ArgumentError(
+                    path="step",
+                    expected=f"no step= with {os.fspath(reference)!r}, which names one",
+                    found=step,
+                )
+            ref = replace(ref, step=step)
+        run = Run.open(ref.run)
+        return cls(run, run.resolve(ref))
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Names of the stored items."""
+        return self.manifest.items
+
+    def leaves(self, item: str) -> dict[str, LeafRecord]:
+        """Returns what is stored of an item, by path."""
+        return {leaf.path: leaf for leaf in self.manifest.leaves if leaf.item == item}
+
+    def assets(self) -> dict[str, bytes]:
+        """Returns the small files that go with the model, such as a tokenizer's, by name."""
+        found: dict[str, bytes] = {}
+        for asset in self.manifest.assets:
+            stored = self.run.objects.read(asset_file(asset.sha256))
+            if stored is None:
+                raise NotACheckpointError(
+                    path=self.run.uri / asset_file(asset.sha256),
+                    expected=f"the file {asset.name!r} of step {self.info.step}",
+                    found="nothing",
+                    next_step="restore the object, or load another step",
+                )
+            found[asset.name] = stored.value
+        return found
+
+    def targets(self, item: str, tree: Any) -> Any:
+        """Returns an abstract tree with the dtypes that the item is stored in.
+
+        Only floating leaves take the stored dtype, and only from a floating one: any other
+        difference stays, for `check` to find.
+        """
+        stored = self.leaves(item)
+
+        def as_stored(path: str, leaf: Any) -> Any:
+            record = stored.get(path)
+            if record is None or is_key_dtype(leaf.dtype) or record.dtype.startswith("key<"):
+                return leaf
+            dtype = dtype_named(record.dtype)
+            if not (_is_float(leaf.dtype) and _is_float(dtype)):
+                return leaf
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+
+        leaves = [as_stored(named.path, named.leaf) for named in named_leaves(tree)]
+        return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+    def check(self, targets: Mapping[str, Any], *, casts: frozenset[str] = frozenset()) -> None:
+        """Holds targets, by item, against what is stored.
+
+        Args:
+            targets: abstract trees.
+            casts: items whose floating leaves may have another floating dtype.
+
+        Raises:
+            TreeMismatchError: if a leaf is missing, unexpected, or of another shape or dtype; all
+                leaves of all items are listed.
+        """
+        problems = [
+            problem
+            for item, tree in targets.items()
+            for problem in self._problems(item, tree, item in casts)
+        ]
+        if problems:
+            raise TreeMismatchError(
+                "the checkpoint does not fit",
+                path=self.uri,
+                expected="the model and optimizer that are being loaded",
+                found=f"{len(problems)} leaves that differ",
+                next_step="load it with the config, model class and optimizer it was saved with",
+                problems=problems,
+            )
+
+    def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
+        """Returns an item in the containers of the target, each leaf where the target says.
+
+        Raises:
+            TreeMismatchError: if the target does not fit.
+            CorruptionError: if stored bytes fail their check.
+        """
+        from storage.restore import restore_item
+
+        return restore_item(self.uri, item, target, cast=cast)
+
+    def _problems(self, item: str, tree: Any, cast: bool) -> list[str]:
+        stored = self.leaves(item)
+        wanted = {named.path: named.leaf for named in named_leaves(tree)}
+        problems = [
+            f"{item}/{path}: missing from the checkpoint, expected {_text(wanted[path])}"
+            for path in wanted.keys() - stored.keys()
+        ]
+        problems += [
+            f"{item}/{path}: unexpected in the checkpoint, stored as "
+            f"{stored[path].dtype}{list(stored[path].shape)}"
+            for path in stored.keys() - wanted.keys()
+        ]
+        for path in wanted.keys() & stored.keys():
+            leaf, record = wanted[path], stored[path]
+            same_dtype = dtype_name(leaf.dtype) == record.dtype or (
+                cast and _is_float(leaf.dtype) and _is_float_name(record.dtype)
+            )
+            if tuple(leaf.shape) != tuple(record.shape) or not same_dtype:
+                problems.append(
+                    f"{item}/{path}: expected {_text(leaf)}, "
+                    f"stored as {record.dtype}{list(record.shape)}"
+                )
+        return sorted(problems)
+
+    def _check_meta(self) -> None:
+        if self.meta.get("format") != META_FORMAT:
+            raise NotACheckpointError(
+                path=self.uri,
+                expected=f"meta of format {META_FORMAT!r}",
+                found=repr(self.meta.get("format")),
+                next_step="this step was not saved by save_state; read it with plain Orbax",
+            )
+        if self.meta.get("version") != META_VERSION:
+            raise UnsupportedFormatError(
+                path=self.uri,
+                expected=f"meta of version {META_VERSION}",
+                found=f"version {self.meta.get('version')!r}",
+                next_step="load it with the version of Cairn that saved it, or a newer one",
+            )
+
+
+def _is_float(dtype: Any) -> bool:
+    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _is_float_name(name: str) -> bool:
+    return not name.startswith("key<") and _is_float(dtype_named(name))
+
+
+def _text(leaf: Any) -> str:
+    return f"{dtype_name(leaf.dtype)}{list(leaf.shape)}"

@@ -1,0 +1,96 @@
+"""The keys and values of the tokens seen so far."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+
+class KVCache(struct.PyTreeNode):
+    """A buffer of `S` slots for each row; all layers in one array, so that updates stay in place.
+
+    Attributes:
+        keys: keys, after rotation; slots beyond `length` hold zeros.
+        values: values.
+        valid: slots that may be attended to (False: padding).
+        starts: first slot of each row that is a token; positions count from it.
+        length: slots written so far, the same for all rows.
+    """
+
+    keys: Float[Array, "L B S K H"]
+    values: Float[Array, "L B S K H"]
+    valid: Bool[Array, "B S"]
+    starts: Int[Array, " B"]
+    length: Int[Array, ""]
+
+    @classmethod
+    def empty(
+        cls,
+        *,
+        layers: int,
+        batch_size: int,
+        max_length: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: Any,
+        starts: jax.Array | None = None,
+    ) -> Self:
+        """A cache without tokens; slots before `starts` (left padding) are never attended to."""
+        shape = (layers, batch_size, max_length, kv_heads, head_dim)
+        if starts is None:
+            starts = jnp.zeros((batch_size,), jnp.int32)
+        starts = jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch_size,))
+        valid = jnp.arange(max_length)[None, :] >= starts[:, None]
+        # Two buffers, not one twice: a donated cache must not hold the same buffer in two places.
+        keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+        return cls(keys, values, valid, starts, jnp.zeros((), jnp.int32))
+
+    @property
+    def max_length(self) -> int:
+        """Number of slots."""
+        return int(self.valid.shape[1])
+
+    def positions(self, tokens: int) -> Int[Array, "B T"]:
+        """Positions of the next `tokens` tokens of each row; padding has position 0."""
+        slots = self.length + jnp.arange(tokens, dtype=jnp.int32)
+        return jnp.maximum(slots[None, :] - self.starts[:, None], 0)
+
+    def mask_tokens(self, attention_mask: Array) -> Self:
+        """Marks which of the next tokens are padding."""
+        update = attention_mask.astype(jnp.bool_)
+        old = jax.lax.dynamic_slice(self.valid, (jnp.int32(0), self.length), update.shape)
+        new = jax.lax.dynamic_update_slice(self.valid, old & update, (jnp.int32(0), self.length))
+        masked: Self = self.replace(valid=new)
+        return masked
+
+    def visible(self, tokens: int) -> Bool[Array, "B T S"]:
+        """Which slots each of the next `tokens` tokens may attend to."""
+        slots = jnp.arange(self.max_length)[None, :]
+        now = self.length + jnp.arange(tokens, dtype=jnp.int32)
+        causal = slots <= now[:, None]
+        return causal[None, :, :] & self.valid[:, None, :]
+
+    def write(
+        self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K H"]
+    ) -> tuple[Self, Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Puts one layer's new keys and values into the next slots.
+
+        Returns the cache, and that layer's keys and values. `length` moves only by `advance`.
+        """
+        zero = jnp.int32(0)
+        at = (jnp.asarray(layer, jnp.int32), zero, self.length, zero, zero)
+        keys = jax.lax.dynamic_update_slice(self.keys, key.astype(self.keys.dtype)[None], at)
+        values = jax.lax.dynamic_update_slice(
+            self.values, value.astype(self.values.dtype)[None], at
+        )
+        whole = [jax.lax.dynamic_index_in_dim(x, at[0], keepdims=False) for x in (keys, values)]
+        return self.replace(keys=keys, values=values), whole[0], whole[1]
+
+    def advance(self, tokens: int) -> Self:
+        """Counts the tokens that every layer has now written."""
+        advanced: Self = self.replace(length=self.length + jnp.int32(tokens))
+        return advanced

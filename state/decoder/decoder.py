@@ -1,0 +1,213 @@
+"""The one decoder of all families: embedding, blocks, norm, output head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from state.base_module import EasyDeLBaseModule
+from state.decoder.attention import Angles, Attention
+from state.decoder.cache import KVCache
+from state.decoder.config import DecoderConfig
+from state.decoder.linear import linear
+from state.decoder.mlp import MLP
+from state.decoder.norms import RMSNorm
+from state.decoder.positions import rotary_angles
+from state.errors import ArgumentError
+from state.outputs import CausalLMOutput
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward layer, each normalised before and added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, **options: Any) -> None:
+        eps, param_dtype = config.rms_norm_eps, options["param_dtype"]
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=eps, param_dtype=param_dtype)
+        self.self_attn = Attention(config, **options)
+        self.post_attention_layernorm = RMSNorm(
+            config.hidden_size, eps=eps, param_dtype=param_dtype
+        )
+        self.mlp = MLP(config, **options)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        angles: Angles,
+        mask: Bool[Array, "B T S"],
+        cache: KVCache | None,
+        layer: int | jax.Array,
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        """The residual stream after this block."""
+        attended, cache = self.self_attn(self.input_layernorm(x), angles, mask, cache, layer)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+class Decoder(nnx.Module):
+    """Embedding, blocks and final norm."""
+
+    def __init__(self, config: DecoderConfig, **options: Any) -> None:
+        self.config = config
+        self.embed_tokens = nnx.Embed(
+            config.vocab_size,
+            config.hidden_size,
+            dtype=options["dtype"],
+            param_dtype=options["param_dtype"],
+            embedding_init=jax.nn.initializers.normal(config.initializer_range),
+            embedding_metadata={"axes": ("vocab", "embed")},
+            rngs=options["rngs"],
+        )
+        self.layers = nnx.List([Block(config, **options) for _ in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(
+            config.hidden_size, eps=config.rms_norm_eps, param_dtype=options["param_dtype"]
+        )
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        attention_mask: Array | None,
+        position_ids: Array | None,
+        cache: KVCache | None,
+    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
+        """The last hidden states, and the cache with the new tokens."""
+        batch, tokens = input_ids.shape
+        if cache is None:
+            causal = jnp.tril(jnp.ones((tokens, tokens), jnp.bool_))
+            mask = jnp.broadcast_to(causal[None, :, :], (batch, tokens, tokens))
+            if attention_mask is not None:
+                mask = mask & attention_mask.astype(jnp.bool_)[:, None, :]
+            default_positions = jnp.arange(tokens, dtype=jnp.int32)[None, :]
+        else:
+            if attention_mask is not None:
+                cache = cache.mask_tokens(attention_mask)
+            mask = cache.visible(tokens)
+            default_positions = cache.positions(tokens)
+        positions = default_positions if position_ids is None else position_ids
+        positions = jnp.broadcast_to(positions, (batch, tokens))
+        angles = rotary_angles(positions, self.config.rope, self.config.head_size)
+        x = self.embed_tokens(input_ids)
+        x, cache = self._blocks(x, angles, mask, cache)
+        return self.norm(x), None if cache is None else cache.advance(tokens)
+
+    def _blocks(
+        self, x: jax.Array, angles: Angles, mask: jax.Array, cache: KVCache | None
+    ) -> tuple[jax.Array, KVCache | None]:
+        def run(
+            graphdef: Any, state: Any, carry: tuple[Any, Any], layer: int | jax.Array
+        ) -> tuple[jax.Array, KVCache | None]:
+            block = nnx.merge(graphdef, state)
+            out: tuple[jax.Array, KVCache | None] = block(carry[0], angles, mask, carry[1], layer)
+            return out
+
+        if self.config.remat:
+            run = jax.checkpoint(run, static_argnums=(0,))
+        split = [nnx.split(block) for block in self.layers]
+        if not self.config.scan_layers:
+            for layer, (graphdef, state) in enumerate(split):
+                x, cache = run(graphdef, state, (x, cache), jnp.int32(layer))
+            return x, cache
+        # Only here, inside of the traced function, are the layers' leaves one array each.
+        graphdef = split[0][0]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for _, state in split))
+
+        def body(carry: tuple[Any, Any], this: tuple[Any, jax.Array]) -> tuple[Any, None]:
+            return run(graphdef, this[0], carry, this[1]), None
+
+        indices = jnp.arange(len(split), dtype=jnp.int32)
+        (x, cache), _ = jax.lax.scan(body, (x, cache), (stacked, indices))
+        return x, cache
+
+
+class DecoderForCausalLM(EasyDeLBaseModule):
+    """A decoder with an output head: the model class of every family."""
+
+    config: DecoderConfig
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        """Makes new weights from `rngs` (seed 0 by default).
+
+        Args:
+            config: shape and options.
+            dtype: dtype of the computation.
+            param_dtype: dtype of the parameters.
+            precision: matrix multiplication precision, None for JAX's default.
+            rngs: source of the initial weights; not kept.
+        """
+        super().__init__(config, dtype, param_dtype, precision, rngs)
+        options = {
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "precision": precision,
+            "rngs": nnx.Rngs(0) if rngs is None else rngs,
+        }
+        self.model = Decoder(config, **options)
+        if not config.tie_word_embeddings:
+            self.lm_head = linear(
+                config,
+                config.hidden_size,
+                config.vocab_size,
+                axes=("embed", "vocab"),
+                use_bias=False,
+                **options,
+            )
+
+    def __call__(  # type: ignore[override]  # names what the base class takes as **kwargs
+        self,
+        input_ids: Int[Array, "B T"],
+        attention_mask: Array | None = None,
+        position_ids: Array | None = None,
+        labels: Int[Array, "B T"] | None = None,
+        cache: KVCache | None = None,
+    ) -> CausalLMOutput:
+        """Logits of every token, and the loss if labels are given.
+
+        Args:
+            input_ids: token ids.
+            attention_mask: 1 for tokens, 0 for padding.
+            position_ids: position of each token; by default its index, as in transformers, or
+                with a cache its distance from the row's first token.
+            labels: the tokens themselves, -100 where they don't count; they are shifted here.
+            cache: keys and values of earlier tokens; a new one comes back.
+
+        Raises:
+            ArgumentError: shapes that don't go together.
+        """
+        _check_shapes(input_ids, attention_mask=attention_mask, labels=labels)
+        hidden, cache = self.model(input_ids, attention_mask, position_ids, cache)
+        logits = self._head(hidden)
+        if labels is None:
+            return CausalLMOutput(logits=logits, cache=cache)
+        loss, metrics = self.compute_loss(labels=labels, logits=logits)
+        return CausalLMOutput(logits=logits, loss=loss, cache=cache, metrics=metrics)
+
+    def _head(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        if not self.config.tie_word_embeddings:
+            logits: jax.Array = self.lm_head(hidden)
+            return logits
+        embedding = self.model.embed_tokens.embedding[...].astype(hidden.dtype)
+        return jnp.einsum("BTD,VD->BTV", hidden, embedding, precision=self.precision)
+
+
+def _check_shapes(input_ids: jax.Array, **others: jax.Array | None) -> None:
+    if input_ids.ndim != 2:
+        raise ArgumentError(
+            path="input_ids", expected="shape (batch, tokens)", found=f"shape {input_ids.shape}"
+        )
+    for name, array in others.items():
+        if array is not None and array.shape != input_ids.shape:
+            raise ArgumentError(
+                path=name,
+                expected=f"the shape of input_ids, {input_ids.shape}",
+                found=f"shape {array.shape}",
+            )

@@ -1,0 +1,251 @@
+"""EasyDeLState: parameters, optimizer state and step of a model in training, as one pytree."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+import optax
+from flax import nnx, struct
+
+from state.errors import ArgumentError, NotInitializedError
+from state.frozen import FrozenJSON
+from state.mesh import mesh_of
+from state.optax_numerics import optax_numerics
+from state.optimizer_sharding import init_optimizer
+from state.paths import rebuild
+from state.placement import leaf_bytes
+from state.state_sharding import StateShardingMixin, params_by_rules, place_step
+from state.state_storage import StateStorageMixin
+
+__all__ = ["EasyDeLState"]
+
+
+class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=False):  # type: ignore[call-arg]  # flax is untyped
+    """A model at one point of its training.
+
+    A pytree: `step`, `graphstate`, `graphother` and `opt_state` are its leaves; the rest is static
+    and hashable. Methods return new objects. To compile a training step once, donate the state and
+    ask for the placement that it has:
+
+        jax.jit(train_step, donate_argnums=0, out_shardings=(state.shardings, None))
+
+    Attributes:
+        step: optimizer steps taken, an int32 scalar.
+        graphdef: static structure of the model.
+        graphstate: the parameters that training changes.
+        graphother: the model's other variables: batch statistics, random keys, frozen weights.
+        tx: the optimizer.
+        opt_state: its state, or None.
+        apply_fn: a function to apply the model, if you want to keep one here.
+        hyperparameters: JSON that is saved with the state.
+        tx_init: JSON that rebuilds `tx`; see `state.optimizers.make_optimizer`.
+    """
+
+    step: Any
+    graphdef: Any = struct.field(pytree_node=False)
+    graphstate: Any
+    graphother: Any
+    tx: optax.GradientTransformation | None = struct.field(pytree_node=False, default=None)
+    opt_state: Any = None
+    apply_fn: Callable[..., Any] | None = struct.field(pytree_node=False, default=None)
+    hyperparameters: Mapping[str, Any] = struct.field(pytree_node=False, default_factory=FrozenJSON)
+    tx_init: Mapping[str, Any] | None = struct.field(pytree_node=False, default=None)
+
+    def __post_init__(self) -> None:
+        for name in ("hyperparameters", "tx_init"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
+                object.__setattr__(self, name, FrozenJSON(value, name=name))
+
+    @classmethod
+    def create(
+        cls,
+        *,
+        step: int | jax.Array | None = None,
+        graphdef: Any = None,
+        graphstate: Any = None,
+        graphother: Any = None,
+        model: Any = None,
+        tx: optax.GradientTransformation | None = None,
+        opt_state: Any = None,
+        init_opt_state: bool = False,
+        apply_fn: Callable[..., Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        tx_init: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Makes a state from a model, or from its parts.
+
+        Args:
+            step: steps taken so far, 0 by default.
+            graphdef: static structure of the model; with `graphstate` and `graphother`.
+            graphstate: the parameters.
+            graphother: the other variables.
+            model: the module, instead of these three.
+            tx: the optimizer.
+            opt_state: its state.
+            init_opt_state: make the optimizer state, each leaf directly where it belongs.
+            apply_fn: a function to apply the model.
+            hyperparameters: JSON to keep with the state.
+            tx_init: JSON that rebuilds `tx`.
+
+        Raises:
+            ValueError: if a model comes with parts of one, if some parts are missing, if
+                `init_opt_state` comes with an `opt_state`, or without a `tx`.
+        """
+        parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
+        given = [name for name, part in parts.items() if part is not None]
+        if model is not None and given:
+            raise ArgumentError(
+                path="create",
+                expected="either model or graphdef, graphstate and graphother",
+                found=f"model and {', '.join(given)}",
+            )
+        if model is None and len(given) < len(parts):
+            raise ArgumentError(
+                path="create",
+                expected="a model, or all of graphdef, graphstate and graphother",
+                found=f"only {', '.join(given) or 'none of them'}",
+            )
+        if init_opt_state and opt_state is not None:
+            raise ArgumentError(
+                path="create", expected="opt_state or init_opt_state=True", found="both"
+            )
+        if init_opt_state and tx is None:
+            raise ArgumentError(path="create", expected="tx with init_opt_state=True", found="None")
+        if model is not None:
+            trainable = getattr(model, "trainable_filter", nnx.Param)
+            graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
+            # New Variables around the same arrays: later changes of the model are its own.
+            graphstate, graphother = jax.tree.map(lambda leaf: leaf, (graphstate, graphother))
+        state = cls(
+            step=place_step(0 if step is None else step, mesh_of(graphstate)),
+            graphdef=graphdef,
+            graphstate=graphstate,
+            graphother=graphother,
+            tx=tx,
+            opt_state=opt_state,
+            apply_fn=apply_fn,
+            hyperparameters=FrozenJSON(hyperparameters, name="hyperparameters"),
+            tx_init=None if tx_init is None else FrozenJSON(tx_init, name="tx_init"),
+        )
+        return state.init_opt_state() if init_opt_state else state
+
+    # -- the model -----------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """The model made of this state; merged once, then kept. Changing it changes no state."""
+        if "_model" not in self.__dict__:
+            object.__setattr__(self, "_model", self.merge(self.graphstate))
+        return self.__dict__["_model"]
+
+    @property
+    def module(self) -> Any:
+        """The model; its older name."""
+        return self.model
+
+    @property
+    def module_config(self) -> Any:
+        """The model's configuration, or None if the module has none."""
+        return getattr(self.model, "config", None)
+
+    @property
+    def module_config_args(self) -> dict[str, Any]:
+        """The model's configuration as JSON."""
+        return {} if self.module_config is None else dict(self.module_config.to_dict())
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters as a nested dict of arrays."""
+        pure: dict[str, Any] = nnx.to_pure_dict(self.graphstate)
+        return pure
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What `save_state(extras=...)` kept, on a state that was just loaded; {} on any other."""
+        extras: dict[str, Any] = self.__dict__.get("_extras", {})
+        return extras
+
+    def merge(self, tree: Any) -> Any:
+        """Returns the model with the parameters of `tree`, an NNX State or a nested dict.
+
+        Raises:
+            TreeStructureError: if they are not exactly the state's; lists every difference.
+        """
+        tree = rebuild(self.graphstate, tree, path="parameters")
+        # Without the copy a dropout's counter, say, would change in the state itself.
+        return nnx.merge(self.graphdef, tree, self.graphother, copy=True)
+
+    def merge_to_state(self, tree: Any) -> Self:
+        """Returns the state with other parameters, an NNX State or a nested dict.
+
+        Raises:
+            TreeStructureError: if they are not exactly the state's; lists every difference.
+        """
+        return self.replace(graphstate=rebuild(self.graphstate, tree, path="parameters"))
+
+    @property
+    def size(self) -> int:
+        """Bytes of `graphstate` and `opt_state`, each leaf counted once."""
+        return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves((self.graphstate, self.opt_state)))
+
+    # -- training ------------------------------------------------------------------------------
+
+    def apply_gradients(self, *, grads: Any) -> Self:
+        """Returns the state after one step of the optimizer.
+
+        Args:
+            grads: gradients of `graphstate`: the same tree, or a nested dict of the same paths.
+
+        Raises:
+            NotInitializedError: if there is no optimizer or no optimizer state (AssertionError).
+            TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
+        """
+        if self.tx is None or self.opt_state is None:
+            raise NotInitializedError(
+                path="apply_gradients",
+                expected="an optimizer and its state",
+                found=f"tx={'None' if self.tx is None else 'set'}, "
+                f"opt_state={'None' if self.opt_state is None else 'set'}",
+                next_step="create the state with tx= and init_opt_state=True, or call init_tx",
+            )
+        grads = rebuild(self.graphstate, grads, path="grads")
+        with optax_numerics():
+            updates, opt_state = self.tx.update(grads, self.opt_state, self.graphstate)
+            graphstate = optax.apply_updates(self.graphstate, updates)
+        return self.replace(step=self.step + 1, graphstate=graphstate, opt_state=opt_state)
+
+    def init_tx(
+        self,
+        tx: optax.GradientTransformation,
+        partition_rules: Any = None,
+        *,
+        tx_init: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Returns the state with this optimizer, its state made directly where it belongs.
+
+        Args:
+            tx: the optimizer.
+            partition_rules: where the mirrored parameters would be; by default where they are.
+            tx_init: JSON that rebuilds `tx`.
+        """
+        params = self.graphstate
+        if partition_rules is not None:
+            params = params_by_rules(self, partition_rules)
+        return self.replace(tx=tx, tx_init=tx_init, opt_state=init_optimizer(tx, params))
+
+    def init_opt_state(self) -> Self:
+        """Returns the state with a fresh optimizer state for the present optimizer.
+
+        Raises:
+            NotInitializedError: if there is no optimizer.
+        """
+        if self.tx is None:
+            raise NotInitializedError(
+                path="init_opt_state", expected="an optimizer", found="tx=None"
+            )
+        return self.init_tx(self.tx, tx_init=self.tx_init)
+
+    def free_opt_state(self) -> Self:
+        """Returns the state without optimizer state, so that its memory can go."""
+        return self.replace(opt_state=None)

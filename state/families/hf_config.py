@@ -1,0 +1,105 @@
+"""Pieces of Hugging Face's config.json that families share. JAX-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from state.decoder.config import RopeConfig
+from state.errors import ConfigError
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+_ACTIVATION_NAMES = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "relu": "relu",
+}
+_LLAMA3_KEYS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
+    """These keys of a config.
+
+    Raises:
+        ConfigError: some are absent; all of them are named.
+    """
+    missing = [key for key in keys if data.get(key) is None]
+    if missing:
+        raise ConfigError(
+            path=where,
+            expected=f"the keys {', '.join(keys)}",
+            found=f"no {', '.join(missing)}",
+            next_step="complete the file, or take it again from its source",
+        )
+    return {key: data[key] for key in keys}
+
+
+def activation_from_hf(name: str, where: str) -> str:
+    """Our name of an activation.
+
+    Raises:
+        ConfigError: unknown; the known ones are listed.
+    """
+    if name not in _ACTIVATIONS:
+        raise ConfigError(
+            path=where,
+            expected=f"hidden_act to be one of {', '.join(_ACTIVATIONS)}",
+            found=repr(name),
+            next_step="no other activation is built in",
+        )
+    return _ACTIVATIONS[name]
+
+
+def activation_to_hf(name: str) -> str:
+    """Hugging Face's name of one of our activations."""
+    return _ACTIVATION_NAMES[name]
+
+
+def rope_from_hf(data: Mapping[str, Any], where: str) -> RopeConfig:
+    """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+
+    Raises:
+        ConfigError: a scaling that the decoder does not have, or one that lacks values.
+    """
+    scaling = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
+    theta = scaling.get("rope_theta", data.get("rope_theta"))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
+        kind = f"{kind} with partial_rotary_factor={scaling['partial_rotary_factor']}"
+    if kind not in ("default", "linear", "llama3"):
+        raise ConfigError(
+            path=where,
+            expected="rope_type default, linear or llama3",
+            found=repr(kind),
+            next_step="this way of scaling rotary positions is not built in",
+        )
+    options: dict[str, Any] = {"scaling": kind}
+    if theta is not None:
+        options["theta"] = float(theta)
+    if kind != "default":
+        options["factor"] = float(required(scaling, ("factor",), f"{where}: rope")["factor"])
+    if kind == "llama3":
+        fallback = {"original_max_position_embeddings": data.get("max_position_embeddings")}
+        options |= required({**fallback, **scaling}, _LLAMA3_KEYS, f"{where}: rope")
+    return RopeConfig(**options)
+
+
+def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
+    """The keys that transformers 5 reads, and those that transformers 4 reads."""
+    parameters: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}
+    if rope.scaling != "default":
+        parameters["factor"] = rope.factor
+    if rope.scaling == "llama3":
+        parameters |= {key: getattr(rope, key) for key in _LLAMA3_KEYS}
+    data: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": rope.theta}
+    if rope.scaling != "default":
+        data["rope_scaling"] = {k: v for k, v in parameters.items() if k != "rope_theta"}
+    return data

@@ -1,0 +1,111 @@
+"""The loss of causal language models: equal to transformers', plus z-loss."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from state.errors import ArgumentError, require_known
+
+__all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss"]
+
+IGNORE_INDEX = -100
+"""Labels with this value count for nothing (PyTorch's convention)."""
+
+LOSS_TYPES = ("cross_entropy",)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """How the loss of a language model is put together.
+
+    Attributes:
+        loss_type: "cross_entropy".
+        label_smoothing: share of the target spread evenly over the vocabulary, in [0, 1).
+        z_loss_coefficient: weight of the squared log normaliser (PaLM, section 5, uses 1e-4).
+        auxiliary_loss_coefficient: weight of a model's own auxiliary loss, such as a router's.
+    """
+
+    loss_type: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    z_loss_coefficient: float = 0.0
+    auxiliary_loss_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_known("loss_type", self.loss_type, LOSS_TYPES)
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ArgumentError(
+                path="label_smoothing", expected="a number in [0, 1)", found=self.label_smoothing
+            )
+        for name in ("z_loss_coefficient", "auxiliary_loss_coefficient"):
+            if getattr(self, name) < 0.0:
+                raise ArgumentError(path=name, expected="a number >= 0", found=getattr(self, name))
+
+
+def causal_lm_loss(
+    logits: jax.Array,
+    labels: jax.Array,
+    config: LossConfig | None = None,
+    *,
+    auxiliary_loss: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Cross entropy of each token given those before it, averaged over the tokens that count.
+
+    Logits at position t are held against the label at t + 1; labels equal to `IGNORE_INDEX` do not
+    count. The sums run in float32 whatever the dtype of the logits. A batch in which no token
+    counts has loss 0 (PyTorch gives NaN).
+
+    Args:
+        logits: floating, (batch, tokens, vocabulary).
+        labels: integers, (batch, tokens).
+        config: parts of the loss; the default is plain cross entropy.
+        auxiliary_loss: scalar that `auxiliary_loss_coefficient` weighs.
+
+    Returns:
+        The loss, a float32 scalar, and its parts: "cross_entropy", "z_loss", "auxiliary_loss",
+        "accuracy" and "tokens" (how many count).
+
+    Raises:
+        ArgumentError: if logits and labels do not belong together.
+
+    Source: transformers `ForCausalLMLoss`, PyTorch `CrossEntropyLoss` (label smoothing),
+        PaLM (arXiv 2204.02311, section 5: z-loss).
+    """
+    config = LossConfig() if config is None else config
+    if logits.ndim != 3 or logits.shape[:-1] != labels.shape:
+        raise ArgumentError(
+            path="labels",
+            expected=f"shape (batch, tokens) of logits {logits.shape}",
+            found=f"shape {labels.shape}",
+        )
+    scores = logits[:, :-1].astype(jnp.float32)
+    targets = labels[:, 1:]
+    counts = targets != IGNORE_INDEX
+    safe_targets = jnp.where(counts, targets, 0)
+    weights = counts.astype(jnp.float32)
+    tokens = weights.sum()
+
+    def mean(values: jax.Array) -> jax.Array:
+        return (values * weights).sum() / jnp.maximum(tokens, 1.0)
+
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    chosen = jnp.take_along_axis(scores, safe_targets[..., None], axis=-1)[..., 0]
+    losses = normaliser - chosen
+    if config.label_smoothing:
+        spread = normaliser - scores.mean(axis=-1)
+        losses = (1.0 - config.label_smoothing) * losses + config.label_smoothing * spread
+    metrics = {
+        "cross_entropy": mean(losses),
+        "accuracy": mean((scores.argmax(axis=-1) == safe_targets).astype(jnp.float32)),
+        "tokens": tokens,
+    }
+    loss = metrics["cross_entropy"]
+    if config.z_loss_coefficient:
+        metrics["z_loss"] = config.z_loss_coefficient * mean(jnp.square(normaliser))
+        loss = loss + metrics["z_loss"]
+    if config.auxiliary_loss_coefficient and auxiliary_loss is not None:
+        metrics["auxiliary_loss"] = config.auxiliary_loss_coefficient * auxiliary_loss.astype(
+            jnp.float32
+        )
+        loss = loss + metrics["auxiliary_loss"]
+    return loss, metrics

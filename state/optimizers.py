@@ -1,0 +1,152 @@
+"""Optimizers as JSON: known Optax optimizers by name, so that a checkpoint can rebuild its own.
+
+Only names on the lists below can be built; nothing in a description is ever executed.
+
+    {"name": "adamw", "learning_rate": 1e-4, "weight_decay": 0.01, "max_grad_norm": 1.0}
+    {"name": "sgd", "momentum": 0.9,
+     "learning_rate": {"schedule": "linear", "init_value": 1e-3, "end_value": 0.0,
+                       "transition_steps": 1000}}
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from state.errors import OptimizerError
+from state.frozen import FrozenJSON
+
+__all__ = ["OPTIMIZERS", "SCHEDULES", "make_optimizer", "optimizer_from_description"]
+
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
+    "adafactor": optax.adafactor,
+    "adagrad": optax.adagrad,
+    "adam": optax.adam,
+    "adamw": optax.adamw,
+    "lamb": optax.lamb,
+    "lion": optax.lion,
+    "nadamw": optax.nadamw,
+    "radam": optax.radam,
+    "rmsprop": optax.rmsprop,
+    "sgd": optax.sgd,
+}
+
+SCHEDULES: Mapping[str, Callable[..., Any]] = {
+    "constant": optax.constant_schedule,
+    "cosine_decay": optax.cosine_decay_schedule,
+    "exponential_decay": optax.exponential_decay,
+    "linear": optax.linear_schedule,
+    "warmup_constant": optax.warmup_constant_schedule,
+    "warmup_cosine_decay": optax.warmup_cosine_decay_schedule,
+}
+
+_DTYPE_ARGUMENTS = frozenset({"mu_dtype", "accumulator_dtype", "dtype_momentum"})
+_WRAPPERS = ("max_grad_norm", "accumulate_steps")
+
+
+def make_optimizer(
+    name: str, **arguments: Any
+) -> tuple[optax.GradientTransformation, dict[str, Any]]:
+    """Builds an Optax optimizer, and the JSON that rebuilds it.
+
+    Args:
+        name: one of `OPTIMIZERS`.
+        **arguments: the optimizer's own, as JSON values. `learning_rate` may be a schedule:
+            {"schedule": one of `SCHEDULES`, ...its arguments}. Two more are ours:
+            `max_grad_norm` clips the global norm of the gradients first; `accumulate_steps`
+            applies an update every so many steps, from the mean of the gradients.
+
+    Returns:
+        The optimizer and its description, as `EasyDeLState.create(tx=..., tx_init=...)` takes
+        them. Equal descriptions give the same optimizer object, so that a jitted step compiled
+        for one is used for the other.
+
+    Raises:
+        OptimizerError: if the name or an argument is unknown.
+    """
+    description = FrozenJSON({"name": name, **arguments}, name="optimizer description")
+    return _build(description), description.to_dict()
+
+
+def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Rebuilds the optimizer that `make_optimizer` described.
+
+    Raises:
+        OptimizerError: if the description names anything unknown.
+    """
+    return _build(FrozenJSON(tx_init, name="tx_init"))
+
+
+@functools.lru_cache(maxsize=64)
+def _build(description: FrozenJSON) -> optax.GradientTransformation:
+    arguments = description.to_dict()
+    name = arguments.pop("name", None)
+    factory = OPTIMIZERS.get(name) if isinstance(name, str) else None
+    if factory is None:
+        raise OptimizerError(
+            path="optimizer", expected=f"one of {', '.join(OPTIMIZERS)}", found=repr(name)
+        )
+    max_grad_norm = arguments.pop("max_grad_norm", None)
+    accumulate_steps = arguments.pop("accumulate_steps", None)
+    _check_arguments(f"optimizer {name!r}", factory, arguments, extra=_WRAPPERS)
+    for key, value in arguments.items():
+        if key == "learning_rate":
+            arguments[key] = _schedule(value)
+        elif key in _DTYPE_ARGUMENTS and value is not None:
+            arguments[key] = _dtype(key, value)
+    tx: optax.GradientTransformation = factory(**arguments)
+    if max_grad_norm is not None:
+        tx = optax.chain(optax.clip_by_global_norm(float(max_grad_norm)), tx)
+    if accumulate_steps is not None:
+        tx = optax.MultiSteps(tx, every_k_schedule=int(accumulate_steps)).gradient_transformation()
+    return tx
+
+
+def _schedule(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    arguments = dict(value)
+    name = arguments.pop("schedule", None)
+    factory = SCHEDULES.get(name) if isinstance(name, str) else None
+    if factory is None:
+        raise OptimizerError(
+            path="learning_rate.schedule",
+            expected=f"one of {', '.join(SCHEDULES)}",
+            found=repr(name),
+        )
+    _check_arguments(f"schedule {name!r}", factory, arguments)
+    return factory(**arguments)
+
+
+def _check_arguments(
+    what: str,
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    extra: tuple[str, ...] = (),
+) -> None:
+    parameters = inspect.signature(factory).parameters
+    unknown = sorted(set(arguments) - set(parameters))
+    missing = sorted(
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and name not in arguments
+    )
+    if unknown or missing:
+        raise OptimizerError(
+            path=what,
+            expected=f"arguments among {', '.join([*parameters, *extra])}",
+            found=f"unknown: {', '.join(unknown) or 'none'}; "
+            f"missing: {', '.join(missing) or 'none'}",
+        )
+
+
+def _dtype(key: str, value: Any) -> Any:
+    try:
+        return jnp.dtype(value)
+    except TypeError as error:
+        raise OptimizerError(
+            path=key, expected="the name of a dtype, such as 'float32'", found=repr(value)
+        ) from error

@@ -1,0 +1,94 @@
+"""Names of a pytree's leaves: keys joined by "/", as partition rules and checkpoints see them."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from state.errors import TreeStructureError
+from storage import trees
+
+__all__ = ["NamedLeaf", "is_variable", "named_leaves", "rebuild", "tree_problems"]
+
+
+class NamedLeaf:
+    """One leaf of a tree, its path, and the logical axis names that its Variable carries."""
+
+    __slots__ = ("axes", "leaf", "path", "variable_type")
+
+    def __init__(
+        self, path: str, leaf: Any, axes: tuple[str | None, ...] | None, variable_type: type | None
+    ) -> None:
+        self.path = path
+        self.leaf = leaf
+        self.axes = axes
+        self.variable_type = variable_type
+
+
+def is_variable(node: object) -> bool:
+    """Says whether a node is an NNX Variable, the box around one array of a module."""
+    return isinstance(node, nnx.Variable)
+
+
+def named_leaves(tree: Any) -> list[NamedLeaf]:
+    """Returns the leaves of a tree in JAX's order, each with its path.
+
+    A Variable stands for its value: it adds nothing to the path, and its metadata entry `axes`
+    (one logical name per dimension) goes with the leaf.
+    """
+    found: list[NamedLeaf] = []
+    paths = iter(trees.paths(tree))
+    for node in jax.tree.leaves(tree, is_leaf=is_variable):
+        if not is_variable(node):
+            found.append(NamedLeaf(next(paths), node, None, None))
+            continue
+        leaves = jax.tree.leaves(node)
+        axes = node.get_metadata().get("axes") if len(leaves) == 1 else None
+        named = tuple(axes) if axes is not None else None
+        found += [NamedLeaf(next(paths), leaf, named, type(node)) for leaf in leaves]
+    return found
+
+
+def tree_problems(expected: Any, given: Any) -> list[str]:
+    """Lists every leaf by which a tree differs from the expected one, in path or shape."""
+    wanted = {named.path: np.shape(named.leaf) for named in named_leaves(expected)}
+    found = {named.path: np.shape(named.leaf) for named in named_leaves(given)}
+    problems = [f"{path}: missing, expected shape {wanted[path]}" for path in wanted.keys() - found]
+    problems += [f"{path}: unexpected, has shape {found[path]}" for path in found.keys() - wanted]
+    problems += [
+        f"{path}: expected shape {shape}, found {found[path]}"
+        for path, shape in wanted.items()
+        if path in found and found[path] != shape
+    ]
+    return sorted(problems)
+
+
+def rebuild(expected: Any, given: Any, *, path: object) -> Any:
+    """Returns the given leaves in the containers of the expected tree.
+
+    A tree of the very same structure is returned as it is; a nested dict of the same paths and
+    shapes is put into the containers (NNX States and Variables) that are expected.
+
+    Raises:
+        TreeStructureError: if paths or shapes differ; lists every leaf.
+    """
+    structures: list[Any] = [jax.tree.structure(given), jax.tree.structure(expected)]
+    if structures[0] == structures[1] and _shapes(given) == _shapes(expected):
+        return given
+    problems = tree_problems(expected, given)
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves do not fit",
+            path=path,
+            expected=f"the {len(named_leaves(expected))} leaves of the state's own tree",
+            next_step="pass a tree with exactly these paths and shapes",
+            problems=problems,
+        )
+    leaves = {named.path: named.leaf for named in named_leaves(given)}
+    ordered = [leaves[named.path] for named in named_leaves(expected)]
+    return jax.tree.unflatten(jax.tree.structure(expected), ordered)
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [np.shape(leaf) for leaf in jax.tree.leaves(tree)]

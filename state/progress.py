@@ -1,0 +1,23 @@
+"""One line on stderr for each thing that a person waits for."""
+
+import sys
+
+import jax
+
+__all__ = ["say", "size_text"]
+
+
+def say(verbose: bool, text: str) -> None:
+    """Writes one line to stderr, on the first process only."""
+    if verbose and jax.process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+def size_text(nbytes: int) -> str:
+    """Returns bytes as a person reads them, such as "1.5 GB"."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

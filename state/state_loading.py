@@ -1,0 +1,295 @@
+"""Loading training states: from a run's checkpoint onto any mesh, or from Hugging Face weights.
+
+The target is built first, without arrays: the model from its stored config, the optimizer state
+from the optimizer by `jax.eval_shape`. It says where each leaf goes; then every leaf is read
+straight to its place, each process reading only what its devices hold. A checkpoint that does not
+fit the target raises one error that lists every leaf of every item.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from state.checkpoint import StoredCheckpoint
+from state.config import AutoEasyDeLConfig
+from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError, UnknownModelError
+from state.load_arguments import LoadArguments
+from state.models import abstract_model
+from state.module_sharding import module_plan
+from state.names import TaskType
+from state.optimizer_sharding import init_optimizer
+from state.optimizers import optimizer_from_description
+from state.paths import is_variable
+from state.progress import say, size_text
+from state.registry import find
+from state.state_sharding import place_step
+
+if TYPE_CHECKING:
+    from state.easydel_state import EasyDeLState
+
+__all__ = ["is_pretrained", "load_easydel_state", "load_module", "load_optimizer_into"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_pretrained(reference: str | os.PathLike[str]) -> bool:
+    """Says whether a reference names Hugging Face weights rather than a checkpoint of a run.
+
+    That is a GGUF file, a folder with a config.json that is no run, or a hub id ("owner/name")
+    that is no folder here.
+    """
+    text = os.fspath(reference)
+    if "://" in text:
+        return False
+    if text.endswith(".gguf"):
+        return True
+    path = Path(text)
+    if path.is_dir():
+        return (path / "config.json").is_file() and not (path / "run.json").exists()
+    return not path.exists() and _HUB_ID.fullmatch(text) is not None
+
+
+def load_easydel_state(
+    state_class: "type[EasyDeLState]",
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+) -> "EasyDeLState":
+    """Loads a state; `LoadArguments` says what each argument does.
+
+    Raises:
+        FileNotFoundError: if there is no such run, alias, step or folder.
+        ValueError: if arguments contradict each other or the checkpoint does not fit.
+        CorruptionError: if stored bytes fail their check.
+    """
+    if is_pretrained(reference):
+        return _from_pretrained(state_class, reference, arguments)
+    _refuse_pickle(reference)
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    meta = checkpoint.meta
+    model = _target_model(checkpoint, arguments)
+    graphdef, params, other = nnx.split(model, _trainable(model), ...)
+    with_optimizer = arguments.optimizer == "require" and "optimizer" in checkpoint.items
+    tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
+    targets = {"model": nnx.merge_state(params, other)}
+    if with_optimizer and tx is not None:
+        optimizer = init_optimizer(tx, params)
+        if arguments.param_dtype is None:
+            optimizer = checkpoint.targets("optimizer", optimizer)
+        targets["optimizer"] = optimizer
+    casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check(targets, casts=casts)
+    say(
+        arguments.verbose,
+        f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
+        f"from {checkpoint.uri}",
+    )
+    restored = {
+        item: checkpoint.restore(item, target, cast=item in casts)
+        for item, target in targets.items()
+    }
+    params, other = nnx.split_state(restored["model"], _trainable(model), ...)
+    state = state_class(
+        step=_placed_step(meta["step"], params),
+        graphdef=graphdef,
+        graphstate=params,
+        graphother=other,
+        tx=tx,
+        opt_state=restored.get("optimizer"),
+        hyperparameters=meta.get("hyperparameters") or {},
+        tx_init=tx_init,
+    )
+    object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))
+    return state
+
+
+def load_module(reference: str | os.PathLike[str], arguments: LoadArguments) -> Any:
+    """Loads the model of a run's checkpoint, and nothing else of it.
+
+    Raises:
+        FileNotFoundError: if there is no such run, alias or step.
+        ValueError: if arguments contradict each other or the checkpoint does not fit.
+        CorruptionError: if stored bytes fail their check.
+    """
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    model = _target_model(checkpoint, arguments)
+    graphdef, target = nnx.split(model)
+    casts = frozenset({"model"}) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check({"model": target}, casts=casts)
+    say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
+    return nnx.merge(graphdef, checkpoint.restore("model", target, cast=bool(casts)))
+
+
+def load_optimizer_into(state: "EasyDeLState", reference: str | os.PathLike[str]) -> "EasyDeLState":
+    """Returns a state with the optimizer state of a checkpoint, placed like its parameters.
+
+    Raises:
+        OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
+        OptimizerError: if the state has no optimizer and the checkpoint does not describe one.
+        TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+    """
+    _refuse_pickle(reference)
+    checkpoint = StoredCheckpoint.open(reference)
+    if "optimizer" not in checkpoint.items:
+        raise OptimizerNotFoundError(
+            path=checkpoint.uri,
+            expected="an item 'optimizer'",
+            found=f"items {', '.join(checkpoint.items)}",
+            next_step="it was saved without optimizer state; init_tx makes a fresh one",
+        )
+    tx, tx_init = state.tx, state.tx_init
+    if tx is None:
+        tx, tx_init = _optimizer(checkpoint, LoadArguments(), needed=True)
+    assert tx is not None
+    abstract = jax.tree.map(_abstract, state.graphstate)
+    target = checkpoint.targets("optimizer", init_optimizer(tx, abstract))
+    checkpoint.check({"optimizer": target})
+    return state.replace(tx=tx, tx_init=tx_init, opt_state=checkpoint.restore("optimizer", target))
+
+
+def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+    """Returns the model without arrays: shape, dtype and placement of every leaf to load."""
+    meta = checkpoint.meta
+    if meta.get("config") is None or meta.get("model_class") is None:
+        raise UnknownModelError(
+            path=checkpoint.uri,
+            expected="a checkpoint of an EasyDeLBaseModule with a config",
+            found=f"model class {meta.get('model_class')!r}, no config",
+            next_step="build the state yourself and read the arrays with storage.restore",
+        )
+    model_class = arguments.model_class or find(
+        meta["model_class"], meta.get("model_module"), path=checkpoint.uri
+    )
+    _check_task(model_class, arguments.model_task)
+    config = AutoEasyDeLConfig.from_dict(meta["config"])
+    assets = checkpoint.assets()
+    config = config.replace(**arguments.config_updates(config), tokenizer_files=assets)
+    settings = arguments.settings(meta.get("module") or {})
+    model = abstract_model(model_class, config, settings)
+    tree = nnx.state(model)
+    mesh = arguments.target_mesh()
+    if mesh is not None:
+        report = module_plan(tree, config, arguments.partition_rules, mesh)
+        places = report.raise_for_problems().shardings(tree)
+    else:
+        places = jax.tree.map(lambda leaf: arguments.target_device(), tree)
+    tree = jax.tree.map(_abstract_at, tree, places)
+    tree = checkpoint.targets("model", tree)
+    if arguments.param_dtype is not None:
+        tree = _with_param_dtype(tree, arguments.param_dtype)
+    nnx.update(model, tree)
+    return model
+
+
+def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
+    wanted = np.dtype(param_dtype)
+
+    def cast(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=leaf.sharding)
+
+    def cast_node(node: Any) -> Any:
+        return jax.tree.map(cast, node) if isinstance(node, nnx.Param) else node
+
+    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+
+
+def _optimizer(
+    checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
+) -> tuple[Any, Any]:
+    """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    tx_init = checkpoint.meta.get("tx_init")
+    if arguments.tx is not None:
+        return arguments.tx, arguments.tx_init
+    if tx_init is not None:
+        return optimizer_from_description(tx_init), tx_init
+    if needed:
+        raise OptimizerError(
+            path=checkpoint.uri,
+            expected="the optimizer that the stored optimizer state belongs to",
+            found="neither tx= nor a stored description (tx_init)",
+            next_step="pass tx=, or optimizer='skip' to load without it",
+        )
+    return None, None
+
+
+def _from_pretrained(
+    state_class: "type[EasyDeLState]",
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+) -> "EasyDeLState":
+    if arguments.step is not None:
+        raise ArgumentError(
+            path="step", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
+        )
+    from state.decoder import DecoderForCausalLM
+
+    model_class = arguments.model_class or DecoderForCausalLM
+    _check_task(model_class, arguments.model_task)
+    try:
+        model = model_class.from_pretrained(reference, **arguments.for_pretrained())
+    except OSError as error:
+        error.add_note(
+            f"{os.fspath(reference)!r} is no run here, so it was taken for Hugging Face weights. "
+            "A run is named by a path or URI such as ./run, gs://bucket/run."
+        )
+        raise
+    state = state_class.create(
+        model=model,
+        tx=arguments.tx,
+        tx_init=arguments.tx_init,
+        init_opt_state=arguments.tx is not None,
+    )
+    return state
+
+
+def _check_task(model_class: type[Any], model_task: TaskType | str) -> None:
+    wanted = TaskType(model_task)
+    own = getattr(model_class, "model_task", TaskType.BASE_MODULE)
+    if wanted not in (TaskType.AUTO_BIND, own):
+        raise ArgumentError(
+            path="model_task",
+            expected=f"{str(own)!r}, what {model_class.__name__} is for, or 'auto-bind'",
+            found=repr(str(wanted)),
+        )
+
+
+def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
+    path = Path(os.fspath(reference))
+    if "://" in os.fspath(reference) or not path.is_dir() or (path / "run.json").exists():
+        return
+    pickles = sorted(
+        entry.name for entry in path.iterdir() if entry.suffix in (".pickle", ".pkl", ".easy")
+    )
+    if pickles:
+        raise ArgumentError(
+            path=str(path),
+            expected="a run saved by save_state",
+            found=f"pickle files: {', '.join(pickles)}",
+            next_step="pickle can run code and is never read; save again with save_state",
+        )
+
+
+def _trainable(model: Any) -> Any:
+    return getattr(model, "trainable_filter", nnx.Param)
+
+
+def _placed_step(step: int, params: Any) -> Any:
+    leaves = jax.tree.leaves(params)
+    placed = getattr(leaves[0], "sharding", None) if leaves else None
+    mesh = getattr(placed, "mesh", None)
+    return place_step(step, mesh) if mesh is not None else jax.device_put(np.int32(step), placed)
+
+
+def _abstract(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _abstract_at(leaf: Any, place: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

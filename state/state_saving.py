@@ -1,0 +1,219 @@
+"""Saving training states: what goes into a checkpoint. `EasyDeLState` and `TrainState` share it.
+
+A checkpoint has the items `model` (every variable of the module, parameters and others alike) and
+`optimizer`, both as nested dicts by path, and `meta`, which is JSON: what it takes to rebuild the
+state around them.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from state.checkpoint import META_FORMAT, META_VERSION
+from state.errors import ArgumentError, TreeStructureError
+from state.frozen import FrozenJSON
+from state.models import abstract_model, module_settings
+from state.paths import is_variable, tree_problems
+from state.placement import leaf_bytes
+from state.progress import say, size_text
+from state.registry import class_identity
+from storage.checkpointer import Checkpointer
+from storage.manifest import ModelInfo
+from storage.save_handle import SaveHandle
+from storage.uri import StoreURI, parse_ref
+
+if TYPE_CHECKING:
+    from state.easydel_state import EasyDeLState
+
+__all__ = ["SaveArguments", "SkippedSave", "save_easydel_state", "store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveArguments:
+    """The arguments of `save_state`; `EasyDeLState.save_state` says what they do."""
+
+    float_dtype: Any = None
+    verbose: bool = True
+    mismatch_allowed: bool = True
+    save_optimizer: bool = True
+    enable: bool | None = None
+    step: int | None = None
+    wait: bool = False
+    overwrite: bool = False
+    metrics: Mapping[str, float] | None = None
+    labels: Mapping[str, str] | None = None
+    extras: Mapping[str, Any] | None = None
+
+
+class SkippedSave(SaveHandle):
+    """The handle of a save that `enable=False` left out: done, nothing stored, attempt 0."""
+
+    def __init__(self, *, step: int, uri: StoreURI) -> None:
+        super().__init__(step=step, attempt=0, uri=uri)
+        self.finish(None)
+
+    def __repr__(self) -> str:
+        return f"SkippedSave(step={self.step}, {self.uri})"
+
+
+def save_easydel_state(
+    state: "EasyDeLState", save_directory: str | os.PathLike[str], arguments: SaveArguments
+) -> SaveHandle:
+    """Saves a state to a run.
+
+    Raises:
+        TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+        ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
+        StorageError: if the store refuses the save.
+    """
+    model = state.model
+    config = getattr(model, "config", None)
+    if not arguments.mismatch_allowed:
+        _check_against_config(model, config)
+    tree = nnx.merge_state(state.graphstate, state.graphother)
+    if arguments.float_dtype is not None:
+        tree = cast_parameters(tree, arguments.float_dtype)
+    items = {"model": tree}
+    if arguments.save_optimizer and state.opt_state is not None:
+        items["optimizer"] = state.opt_state
+    config_json = None if config is None else config.to_dict()
+    meta: dict[str, Any] = {
+        **class_identity(type(model)),
+        "model_type": getattr(config, "model_type", None),
+        "config": config_json,
+        "module": module_settings(model),
+        "tx_init": state.tx_init,
+        "hyperparameters": state.hyperparameters,
+    }
+    info = ModelInfo(
+        model_type=meta["model_type"], model_class=meta["model_class"], config=config_json or {}
+    )
+    assets = dict(getattr(config, "tokenizer_files", None) or {})
+    return store(state.step, save_directory, items, meta, arguments, info=info, assets=assets)
+
+
+def store(
+    state_step: Any,
+    save_directory: str | os.PathLike[str],
+    items: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    arguments: SaveArguments,
+    *,
+    info: ModelInfo | None = None,
+    assets: Mapping[str, bytes] | None = None,
+) -> SaveHandle:
+    """Hands items and meta to the run's checkpointer; the one path of every kind of state.
+
+    Raises:
+        ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
+        StorageError: if the store refuses the save.
+    """
+    run = _run_uri(save_directory)
+    dtype = arguments.float_dtype
+    full_meta = {
+        "format": META_FORMAT,
+        "version": META_VERSION,
+        **FrozenJSON(meta, name="meta").to_dict(),
+        "extras": FrozenJSON(arguments.extras, name="extras").to_dict(),
+        "float_dtype": None if dtype is None else np.dtype(dtype).name,
+    }
+    enabled = _agreed(arguments.enable is not False)
+    step = int(state_step) if arguments.step is None else arguments.step
+    if not enabled:
+        say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
+        return SkippedSave(step=step, uri=run)
+    handle = Checkpointer.for_run(run).save(
+        step,
+        items,
+        meta={**full_meta, "step": step},
+        model=info,
+        assets=assets,
+        metrics=arguments.metrics,
+        labels=arguments.labels,
+        overwrite=arguments.overwrite,
+    )
+    nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
+    say(
+        arguments.verbose,
+        f"saving step {step} ({size_text(nbytes)}) to {handle.uri}; "
+        f"training waited {handle.blocked_seconds:.3f} s",
+    )
+    if arguments.wait:
+        handle.wait()
+        say(arguments.verbose, f"step {step} is durable")
+    return handle
+
+
+def cast_parameters(tree: Any, dtype: Any) -> Any:
+    """Returns a model's tree with its floating parameters in another dtype, placed as before.
+
+    Raises:
+        ArgumentError: if the dtype is not a floating one.
+    """
+    wanted = np.dtype(dtype)
+    if not jnp.issubdtype(wanted, jnp.floating):
+        raise ArgumentError(path="float_dtype", expected="a floating dtype", found=wanted.name)
+
+    def cast(leaf: Any) -> Any:
+        return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    def cast_node(node: Any) -> Any:
+        return jax.tree.map(cast, node) if isinstance(node, nnx.Param) else node
+
+    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+
+
+def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
+    ref = parse_ref(os.fspath(save_directory))
+    if ref.alias is not None or ref.step is not None:
+        raise ArgumentError(
+            path=str(save_directory),
+            expected="the URI of a run",
+            found="a checkpoint of one",
+            next_step=f"save to {ref.run}; step= gives the number",
+        )
+    return ref.run
+
+
+def _check_against_config(model: Any, config: Any) -> None:
+    if config is None:
+        raise ArgumentError(
+            path="mismatch_allowed", expected="a model with a config", found=type(model).__name__
+        )
+    described = abstract_model(type(model), config, module_settings(model))
+    problems = tree_problems(nnx.state(described), nnx.state(model))
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves differ from what the config describes",
+            path=type(model).__name__,
+            expected="the model that its config builds",
+            next_step="correct the config, or save with mismatch_allowed=True",
+            problems=problems,
+        )
+
+
+def _agreed(enabled: bool) -> bool:
+    """Returns whether to save, the same on all processes; all of them must call this.
+
+    Raises:
+        ArgumentError: on every process, if they differ.
+    """
+    if jax.process_count() == 1:
+        return enabled
+    from jax.experimental import multihost_utils
+
+    votes = np.asarray(multihost_utils.process_allgather(np.asarray(enabled, np.int32)))
+    if votes.min() != votes.max():
+        raise ArgumentError(
+            path="enable",
+            expected="the same on every process",
+            found=f"True only on {int(votes.sum())} of {votes.size} processes",
+            next_step="all processes take part in a save",
+        )
+    return enabled

@@ -1,0 +1,202 @@
+"""Placement of a training state: the part of EasyDeLState that knows about devices."""
+
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from state.errors import NotInitializedError, TreeStructureError
+from state.gather import gather_tree
+from state.module_sharding import module_plan
+from state.optimizer_sharding import explain_optimizer, optimizer_shardings
+from state.placement import ShardingReport
+
+__all__ = ["StateShardingMixin", "params_by_rules", "place_step"]
+
+
+class StateShardingMixin:
+    """Shards, gathers and explains; every method returns a new state."""
+
+    if TYPE_CHECKING:
+        graphstate: Any
+        graphother: Any
+        opt_state: Any
+        step: Any
+
+        def replace(self, **updates: Any) -> Self:
+            """Returns a copy with other values."""
+
+    def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with the model's leaves where the rules say.
+
+        Args:
+            partition_rules: by default the config's, else the model's own axis names.
+            mesh: by default the one that the leaves are on, else the config's.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them.
+        """
+        params, other = _model_plans(self, partition_rules, mesh)
+        ShardingReport(params.mesh, params.leaves + other.leaves).raise_for_problems()
+        return self.replace(
+            step=place_step(self.step, params.mesh),
+            graphstate=jax.device_put(self.graphstate, params.shardings(self.graphstate)),
+            graphother=jax.device_put(self.graphother, other.shardings(self.graphother)),
+        )
+
+    def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with the model's leaves in host memory, gathered one by one.
+
+        `partition_rules` and `mesh` are accepted and not needed: arrays know where their parts are.
+        """
+        return self.replace(
+            graphstate=gather_tree(self.graphstate), graphother=gather_tree(self.graphother)
+        )
+
+    def shard_optimizer_state(self, opt_state: Any = None, partition_rules: Any = None) -> Self:
+        """Returns the state with its optimizer's leaves where the parameters are that they mirror.
+
+        Args:
+            opt_state: by default the state's own.
+            partition_rules: where the parameters would be; by default where they are.
+
+        Raises:
+            NotInitializedError: if there is no optimizer state (ValueError).
+            ShardingError: if the parameters do not fit the rules.
+        """
+        opt_state = self.opt_state if opt_state is None else opt_state
+        if opt_state is None:
+            raise NotInitializedError(
+                path="shard_optimizer_state", expected="an optimizer state", found="opt_state=None"
+            )
+        params = params_by_rules(self, partition_rules)
+        return self.replace(
+            opt_state=jax.device_put(opt_state, optimizer_shardings(opt_state, params))
+        )
+
+    def gather_optimizer_state(self, partition_rules: Any = None) -> Self:
+        """Returns the state with the optimizer's leaves in host memory, gathered one by one.
+
+        Raises:
+            NotInitializedError: if there is no optimizer state (AssertionError).
+        """
+        if self.opt_state is None:
+            raise NotInitializedError(
+                path="gather_optimizer_state", expected="an optimizer state", found="opt_state=None"
+            )
+        return self.replace(opt_state=gather_tree(self.opt_state))
+
+    def shard_state(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with model and optimizer (if there is one) where the rules say.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them.
+        """
+        state = self.shard_model(partition_rules, mesh)
+        return state if state.opt_state is None else state.shard_optimizer_state()
+
+    def gather_state(self) -> Self:
+        """Returns the state with model and optimizer (if there is one) in host memory."""
+        state = self.gather_model()
+        return state if state.opt_state is None else state.gather_optimizer_state()
+
+    def shard_with_shape(self, shape: Any) -> Self:
+        """Returns the state placed like another tree of the same structure.
+
+        Args:
+            shape: a tree of shardings (such as `shardings`), or of arrays or ShapeDtypeStructs
+                that have one; a leaf of None stays where it is. Works inside of jit too.
+
+        Raises:
+            TreeStructureError: if the trees differ.
+        """
+        leaves, structure = jax.tree.flatten(self)
+        treedef: Any = structure
+        try:
+            wanted = treedef.flatten_up_to(shape)
+        except ValueError as error:
+            raise TreeStructureError(
+                path="shard_with_shape",
+                expected="a tree of the state's own structure",
+                found=str(error),
+                next_step="take `shardings` of a state with the same model and optimizer",
+            ) from error
+        placed = [
+            _placed(leaf, getattr(place, "sharding", place))
+            for leaf, place in zip(leaves, wanted, strict=True)
+        ]
+        restored: Self = jax.tree.unflatten(structure, placed)
+        return restored
+
+    @property
+    def shardings(self) -> Self:
+        """The state with the sharding of each leaf in its place, None where there is none."""
+        placed: Self = jax.tree.map(_sharding_of, self)
+        return placed
+
+    def explain_sharding(
+        self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
+    ) -> ShardingReport:
+        """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
+
+        Raises:
+            ShardingError: if `strict` and leaves do not fit.
+        """
+        params, other = _model_plans(self, partition_rules, mesh)
+        leaves = params.leaves + other.leaves
+        if self.opt_state is not None:
+            leaves += explain_optimizer(
+                self.opt_state, _abstract(self.graphstate, params), params.mesh
+            )
+        report = ShardingReport(params.mesh, leaves)
+        return report.raise_for_problems() if strict else report
+
+
+def place_step(step: Any, mesh: Mesh | None) -> Any:
+    """Returns a step number as an int32 scalar, on every device of the mesh.
+
+    A step that is placed like the rest of the state lets a jitted training step be compiled once.
+    """
+    if isinstance(step, jax.ShapeDtypeStruct | jax.core.Tracer):
+        return step
+    array = jnp.asarray(step, dtype=jnp.int32)
+    return array if mesh is None else jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def params_by_rules(state: Any, partition_rules: Any) -> Any:
+    """Returns the abstract parameters of a state, placed by rules, or as they are for None."""
+    if partition_rules is None:
+        return state.graphstate
+    config = state.module_config
+    report = module_plan(state.graphstate, config, partition_rules).raise_for_problems()
+    return _abstract(state.graphstate, report)
+
+
+def _model_plans(
+    state: Any, partition_rules: Any, mesh: Mesh | None
+) -> tuple[ShardingReport, ShardingReport]:
+    """Plans the parameters and the other variables of a state."""
+    config = state.module_config
+    params = module_plan(state.graphstate, config, partition_rules, mesh)
+    return params, module_plan(state.graphother, config, partition_rules, params.mesh)
+
+
+def _abstract(tree: Any, report: ShardingReport) -> Any:
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        tree,
+        report.shardings(tree),
+    )
+
+
+def _sharding_of(leaf: Any) -> Any:
+    return None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+
+
+def _placed(leaf: Any, place: Any) -> Any:
+    if place is None:
+        return leaf
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.lax.with_sharding_constraint(leaf, place)
+    return jax.device_put(leaf, place)

@@ -1,0 +1,280 @@
+"""Storage of a training state: the part of EasyDeLState that saves and loads."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from state.mesh import MESH_AXES
+from state.names import TaskType
+from state.state_saving import SaveArguments, save_easydel_state
+
+if TYPE_CHECKING:
+    from state.easydel_state import EasyDeLState
+    from storage.checkpointer import SaveHandle
+
+__all__ = ["StateStorageMixin"]
+
+
+class StateStorageMixin:
+    """Saves and loads through `state.state_saving` and `state.state_loading`."""
+
+    def save_state(
+        self,
+        save_directory: str | os.PathLike[str],
+        float_dtype: Any = None,
+        verbose: bool = True,
+        mismatch_allowed: bool = True,
+        save_optimizer: bool = True,
+        enable: bool | None = None,
+        *,
+        step: int | None = None,
+        wait: bool = False,
+        overwrite: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> "SaveHandle":
+        """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
+
+        Every process takes part. One save is in flight at a time: the next one waits for it. A
+        failure in the background surfaces at the next save, at `wait()` and at the end of the
+        process, which comes only once the save is durable.
+
+        Args:
+            save_directory: URI or path of the run; it is made by the first save.
+            float_dtype: dtype to store floating parameters in; None keeps theirs. Optimizer state
+                keeps its dtypes.
+            verbose: say on stderr what is saved and when it is durable.
+            mismatch_allowed: False raises if the model differs from what its config describes.
+            save_optimizer: store the optimizer state too, if there is one.
+            enable: False skips this save; None and True save.
+            step: number of the checkpoint, by default the state's step. Passing it spares waiting
+                for the device to finish that step.
+            wait: return only once the checkpoint is durable.
+            overwrite: replace this step and set aside any later ones.
+            metrics: numbers to keep with the checkpoint.
+            labels: texts to keep with the checkpoint.
+            extras: JSON that `load_state` gives back as `state.extras`, such as the position of
+                the data.
+
+        Returns:
+            A handle with `wait()`, `done`, `error`, `step` and `uri`.
+
+        Raises:
+            StepExistsError: if the run has this step or a later one, and not `overwrite`.
+            TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+            ArgumentError: if `extras` is not JSON, or processes disagree about `enable`.
+            SaveError: if the save before this one failed.
+        """
+        arguments = SaveArguments(
+            float_dtype=float_dtype,
+            verbose=verbose,
+            mismatch_allowed=mismatch_allowed,
+            save_optimizer=save_optimizer,
+            enable=enable,
+            step=step,
+            wait=wait,
+            overwrite=overwrite,
+            metrics=metrics,
+            labels=labels,
+            extras=extras,
+        )
+        return save_easydel_state(_state(self), save_directory, arguments)
+
+    @classmethod
+    def load_state(
+        cls,
+        load_directory: str | os.PathLike[str],
+        device: Any = "cpu",
+        dtype: Any = None,
+        param_dtype: Any = None,
+        precision: Any = None,
+        sharding_axis_dims: Sequence[int] = (1, -1, 1, 1),
+        sharding_dcn_axis_dims: Sequence[int] | None = None,
+        sharding_axis_names: Sequence[str] = MESH_AXES,
+        partition_axis: Any = None,
+        shard_attention_computation: bool = True,
+        shard_fns: Mapping[Any, Callable[..., Any]] | None = None,
+        backend: Any = None,
+        platform: Any = None,
+        config_kwargs: Mapping[str, Any] | None = None,
+        model_task: TaskType | str = TaskType.AUTO_BIND,
+        auto_shard_model: bool = False,
+        partition_rules: Any = None,
+        quantization_platform: Any = None,
+        quantization_method: Any = None,
+        quantization_block_size: int = 128,
+        quantization_pattern: str | None = None,
+        quantize_tensors: bool = True,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """Loads a state from a run's checkpoint, or from Hugging Face weights.
+
+        `state.load_arguments.LoadArguments` says what each argument does. Besides the documented
+        ones there are `step`, `tx`, `tx_init`, `optimizer` ("require" or "skip"), `mesh` and
+        `model_class`.
+
+        Args:
+            load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
+                URI; a Hugging Face folder, a GGUF file, or a hub id.
+            device: where everything goes if it is not sharded.
+            dtype: dtype of the computation; None keeps the stored one.
+            param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
+            precision: of matrix products; None keeps the stored one.
+            sharding_axis_dims: devices along each mesh axis.
+            sharding_dcn_axis_dims: not supported; give `mesh`.
+            sharding_axis_names: names of the mesh axes.
+            partition_axis: not supported; give `partition_rules`.
+            shard_attention_computation: must be True.
+            shard_fns: not supported; give `partition_rules`.
+            backend: not supported; give `device`.
+            platform: not supported; give `device`.
+            config_kwargs: fields of the model's config to change.
+            model_task: AUTO_BIND, or what the model class must be for.
+            auto_shard_model: shard over the mesh of `sharding_axis_dims`.
+            partition_rules: pairs of a regular expression and a PartitionSpec.
+            quantization_platform: not supported.
+            quantization_method: not supported.
+            quantization_block_size: must be 128.
+            quantization_pattern: not supported.
+            quantize_tensors: without a quantization method there is nothing to quantize.
+            verbose: say on stderr what is loaded.
+            **kwargs: the arguments of ours named above.
+
+        Returns:
+            The state; its `extras` are what the save kept.
+
+        Raises:
+            FileNotFoundError: if there is no such run, alias, step or folder.
+            ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
+                not fit the model and the optimizer; every leaf that differs is listed.
+            CorruptionError: if stored bytes fail their check.
+        """
+        from state.load_arguments import LoadArguments
+        from state.state_loading import load_easydel_state
+
+        arguments = LoadArguments.checked(
+            kwargs,
+            device=device,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            sharding_axis_dims=sharding_axis_dims,
+            sharding_dcn_axis_dims=sharding_dcn_axis_dims,
+            sharding_axis_names=sharding_axis_names,
+            partition_axis=partition_axis,
+            shard_attention_computation=shard_attention_computation,
+            shard_fns=shard_fns,
+            backend=backend,
+            platform=platform,
+            config_kwargs=config_kwargs,
+            model_task=model_task,
+            auto_shard_model=auto_shard_model,
+            partition_rules=partition_rules,
+            quantization_platform=quantization_platform,
+            quantization_method=quantization_method,
+            quantization_block_size=quantization_block_size,
+            quantization_pattern=quantization_pattern,
+            quantize_tensors=quantize_tensors,
+            verbose=verbose,
+        )
+        state: Any = load_easydel_state(_state_class(cls), load_directory, arguments)
+        loaded: Self = state
+        return loaded
+
+    @classmethod
+    def load(cls, load_directory: str | os.PathLike[str], **arguments: Any) -> Self:
+        """Loads a state; the older name of `load_state`."""
+        return cls.load_state(load_directory, **arguments)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        model_class: type[Any] | None = None,
+        tx: Any = None,
+        tx_init: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Returns the state of a model's `from_pretrained`: a fresh step 0.
+
+        Args:
+            source: a Hugging Face folder, a GGUF file, a hub id, or a checkpoint of a run.
+            model_class: class of the model, by default the one decoder.
+            tx: an optimizer, whose state is made at once.
+            tx_init: JSON that rebuilds `tx`.
+            **arguments: those of the model's `from_pretrained`.
+        """
+        from state.decoder import DecoderForCausalLM
+
+        model = (model_class or DecoderForCausalLM).from_pretrained(source, **arguments)
+        state: Any = _state_class(cls).create(
+            model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None
+        )
+        created: Self = state
+        return created
+
+    @classmethod
+    def load_or_create(
+        cls, uri: str | os.PathLike[str], create: Callable[[], Self], **arguments: Any
+    ) -> Self:
+        """Loads the latest checkpoint of a run, or makes a first state if the run has none yet.
+
+        The same line serves the first start of a job and every restart.
+
+        Args:
+            uri: the run, or a checkpoint of it.
+            create: makes the first state.
+            **arguments: those of `load_state`.
+
+        Raises:
+            What `load_state` raises, except that a run without any checkpoint is no error.
+        """
+        from storage.errors import RunNotFoundError, StepNotFoundError
+        from storage.run import Run
+        from storage.uri import parse_ref
+
+        reference = parse_ref(os.fspath(uri))
+        try:
+            empty = Run.open(reference.run).latest_step() is None
+        except (RunNotFoundError, StepNotFoundError):
+            empty = True
+        return create() if empty else cls.load_state(uri, **arguments)
+
+    def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
+        """Returns the state with the optimizer state of a checkpoint, placed like its parameters.
+
+        Raises:
+            OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
+            NotFoundError: if there is no such checkpoint (FileNotFoundError).
+            ArgumentError: if the folder holds pickle files; they are never read.
+            TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+        """
+        from state.state_loading import load_optimizer_into
+
+        state: Any = load_optimizer_into(_state(self), load_directory)
+        loaded: Self = state
+        return loaded
+
+    def to_torch(self) -> dict[str, Any]:
+        """Returns the model's weights as PyTorch tensors, by their names in `transformers`."""
+        weights: dict[str, Any] = _state(self).model.to_torch()
+        return weights
+
+    def to_pytorch(self) -> Any:
+        """Returns the model as a `transformers` model."""
+        return _state(self).model.to_pytorch()
+
+
+def _state(state: StateStorageMixin) -> "EasyDeLState":
+    whole: Any = state
+    checked: EasyDeLState = whole
+    return checked
+
+
+def _state_class(state_class: type[StateStorageMixin]) -> "type[EasyDeLState]":
+    whole: Any = state_class
+    checked: type[EasyDeLState] = whole
+    return checked

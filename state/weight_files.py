@@ -1,0 +1,316 @@
+"""Where pretrained weights come from: a folder of safetensors in any store, the hub, a GGUF file.
+
+JAX-free. Tensors are read one by one, when they are asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from state import families
+from state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from state.decoder.config import DecoderConfig
+from state.errors import ConversionError
+from state.gguf import GGUFFile
+from state.weight_rules import Array, RuleTable, Shape
+from storage.errors import NotFoundError
+from storage.files import Files
+from storage.safetensors_format import SafetensorsHeader
+from storage.safetensors_stream import read_header, read_tensor
+from storage.uri import StoreURI, parse_uri
+
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files beside the weights that an export carries along unchanged."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
+
+
+class WeightSource(Protocol):
+    """Tensors by name."""
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        ...
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype that `read` gives each tensor."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model as it was found.
+
+    Attributes:
+        path: what was asked for, for messages.
+        config: its configuration, tokenizer files included.
+        weights: its tensors.
+        gguf: the file itself, if it is a GGUF file.
+    """
+
+    path: str
+    config: EDPretrainedConfig
+    weights: WeightSource
+    gguf: GGUFFile | None = None
+
+    def gguf_rules(self) -> RuleTable | None:
+        """The table against GGUF's names, if this is a GGUF file."""
+        if self.gguf is None or not isinstance(self.config, DecoderConfig):
+            return None
+        return self.gguf.rules(self.config)
+
+
+def open_pretrained(
+    name_or_path: str | os.PathLike[str] | StoreURI,
+    *,
+    config_kwargs: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Pretrained:
+    """Finds a model and reads its config; no weights yet.
+
+    Args:
+        name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id.
+        config_kwargs: keys that replace those of config.json, or options of ours such as
+            `scan_layers` and `sharding_axis_dims`.
+        revision: branch, tag or commit of a hub id.
+        token: of the hub.
+        local_files_only: take a hub id from the local cache alone.
+
+    Raises:
+        NotFoundError: nothing is there.
+        ConfigError: its family is unknown, or its options can't be had.
+        ConversionError: its files can't be read.
+    """
+    text = str(name_or_path)
+    if text.endswith(".gguf"):
+        return _open_gguf(text, config_kwargs)
+    if "://" not in text and not Path(text).is_dir():
+        text = _snapshot(text, revision, token, local_files_only)
+    folder = _Folder(parse_uri(text))
+    raw = folder.read_bytes(CONFIG_FILE)
+    if raw is None:
+        raise NotFoundError(
+            path=folder.uri,
+            expected=f"a model's folder, with {CONFIG_FILE}",
+            found=f"{', '.join(folder.names()[:8]) or 'nothing'}",
+            next_step="give the folder that holds config.json and the safetensors files",
+        )
+    config = _config(_parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
+    files = {name: content for name, content in found.items() if content is not None}
+    weights = SafetensorsFolder(folder)
+    return Pretrained(str(folder.uri), config.replace(tokenizer_files=files), weights)
+
+
+class SafetensorsFolder:
+    """The tensors of a folder: `model.safetensors`, or the shards that its index names."""
+
+    def __init__(self, folder: _Folder) -> None:
+        """Reads the headers.
+
+        Raises:
+            NotFoundError: no safetensors, or a shard that the index names is not there.
+            ConversionError: index and shards don't agree; all differences are listed.
+        """
+        self._folder = folder
+        self._where: dict[str, str] = {}
+        self._headers: dict[str, SafetensorsHeader] = {}
+        for name in self._file_names():
+            files, rel = folder.locate(name)
+            header = self._headers[name] = read_header(files, rel)
+            twice = sorted(set(header.tensors) & set(self._where))
+            if twice:
+                raise ConversionError(
+                    path=f"{folder.uri}/{name}",
+                    expected="every tensor in one file",
+                    found=f"{', '.join(twice[:5])} in {self._where[twice[0]]} as well",
+                    next_step="remove files of an earlier export from the folder",
+                )
+            self._where.update(dict.fromkeys(header.tensors, name))
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        return {name: self._entry(name).shape for name in self._where}
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        return {name: self._entry(name).dtype for name in self._where}
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        file_name = self._where[name]
+        files, rel = self._folder.locate(file_name)
+        found: Array = read_tensor(files, rel, name, header=self._headers[file_name])
+        return found
+
+    def _entry(self, name: str) -> Any:
+        return self._headers[self._where[name]].tensors[name]
+
+    def _file_names(self) -> list[str]:
+        raw = self._folder.read_bytes(INDEX_FILE)
+        if raw is not None:
+            return self._indexed(raw)
+        names = self._folder.names()
+        if SINGLE_FILE in names:
+            return [SINGLE_FILE]
+        pickled = [n for n in names if n.endswith((".bin", ".pt", ".pth"))]
+        raise NotFoundError(
+            path=self._folder.uri,
+            expected=f"{SINGLE_FILE} or {INDEX_FILE}",
+            found=f"pickled weights ({', '.join(pickled)})" if pickled else "neither",
+            next_step="convert the model with transformers' save_pretrained: pickle is never read"
+            if pickled
+            else "give the folder that holds the weights",
+        )
+
+    def _indexed(self, raw: bytes) -> list[str]:
+        path = f"{self._folder.uri}/{INDEX_FILE}"
+        mapping = _parse_json(raw, path).get("weight_map")
+        names = sorted(set(mapping.values())) if isinstance(mapping, dict) and mapping else []
+        bad = [
+            name for name in names if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)
+        ]
+        if not names or bad:
+            raise ConversionError(
+                path=path,
+                expected='a "weight_map" from tensor names to file names of this folder',
+                found=f"the file names {bad[:3]}" if bad else "none",
+                next_step="take the folder again from its source",
+            )
+        return names
+
+
+class _Folder:
+    """A folder in any store. On a local disk its files may be links, as in the hub's cache."""
+
+    def __init__(self, uri: StoreURI) -> None:
+        self.uri = uri
+        self._files = Files.open(uri)
+        self._names = [entry.name for entry in self._files.list("") if not entry.is_dir]
+        if uri.scheme == "file":
+            # Links out of the folder are not in the listing.
+            at = Path(uri.local_path)
+            self._names = sorted(p.name for p in at.iterdir() if p.is_file()) if at.is_dir() else []
+
+    def names(self) -> list[str]:
+        """The names of its files."""
+        return self._names
+
+    def locate(self, name: str) -> tuple[Files, str]:
+        """Where the file really is."""
+        if self.uri.scheme != "file":
+            return self._files, name
+        real = Path(self.uri.local_path, name).resolve()
+        return Files.open(parse_uri(real.parent)), real.name
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """A small file; None if it is not there."""
+        if name not in self._names:
+            return None
+        files, rel = self.locate(name)
+        with files.open_read(rel) as stream:
+            return stream.read()
+
+
+def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+    if "://" not in text or text.startswith("file://"):
+        uri = parse_uri(text)
+        return _read_gguf(GGUFFile(uri.local_path), text, config_kwargs)
+    uri = parse_uri(text)
+    # Mapped into memory: once open, the file's name may go.
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, uri.name)
+        Files.open(uri.parent).copy(uri.name, Files.open(parse_uri(folder)), local.name)
+        return _read_gguf(GGUFFile(local), text, config_kwargs)
+
+
+def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
+    given = dict(updates or {})
+    ours = {name: given.pop(name) for name in families.OURS_ALONE if name in given}
+    return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+
+
+def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+    config = _config(file.config().to_hf(), config_kwargs)
+    return Pretrained(path, config.replace(tokenizer_files=file.tokenizer_files()), file, file)
+
+
+def _snapshot(text: str, revision: str | None, token: str | None, local_files_only: bool) -> str:
+    if not _HUB_ID.fullmatch(text) or ".." in text:
+        raise NotFoundError(
+            path=text,
+            expected="a folder, a .gguf file, a store URI or a hub id such as org/name",
+            found="no such folder, and no hub id",
+            next_step="check the path",
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    try:
+        return snapshot_download(
+            text,
+            revision=revision,
+            token=token,
+            local_files_only=local_files_only,
+            allow_patterns=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
+        )
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    ) as exc:
+        raise NotFoundError(
+            path=text,
+            expected="a folder of this name here, or a model on the hub",
+            found=" ".join(str(exc).split())[:300],
+            next_step="check the name, the revision, and HF_TOKEN for private models",
+        ) from exc
+
+
+def _parse_json(raw: bytes, path: str) -> dict[str, Any]:
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError) as exc:
+        raise ConversionError(path=path, expected="JSON", found=str(exc)) from exc
+    if not isinstance(data, dict):
+        raise ConversionError(path=path, expected="a JSON object", found=type(data).__name__)
+    return data

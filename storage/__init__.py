@@ -1,0 +1,160 @@
+"""Cairn's storage layer: runs and checkpoints in an object store.
+
+Names are loaded when first used, so `import storage` costs nothing and loads no JAX.
+"""
+
+from typing import TYPE_CHECKING
+
+import lazy_loader
+
+if TYPE_CHECKING:
+    from storage.aliases import Alias, Aliases
+    from storage.attempts import Attempt, Lease
+    from storage.checkpointer import Checkpointer
+    from storage.errors import (
+        AliasNotFoundError,
+        ArtifactNotFoundError,
+        CorruptionError,
+        FencedError,
+        InvalidSliceError,
+        InvalidURIError,
+        LeafNotFoundError,
+        LeaseHeldError,
+        NotACheckpointError,
+        NotFoundError,
+        PreconditionFailedError,
+        RunNotFoundError,
+        SaveError,
+        StepExistsError,
+        StepInFlightError,
+        StepNotFoundError,
+        StorageError,
+        StoreFullError,
+        StoreUnavailableError,
+        TreeMismatchError,
+        UnsupportedFormatError,
+        UnsupportedLeafError,
+    )
+    from storage.files import Files
+    from storage.fork import fork_run
+    from storage.item_arrays import LeafInfo
+    from storage.manifest import Manifest, ModelInfo
+    from storage.objects import ObjectStore
+    from storage.reader import CheckpointReader
+    from storage.run import (
+        Lineage,
+        Run,
+        RunInfo,
+        StepInfo,
+        StepState,
+        list_runs,
+        resolve_checkpoint,
+    )
+    from storage.safetensors_stream import TensorSource, plan_shards, write_index, write_shard
+    from storage.save_handle import SaveHandle
+    from storage.uri import CheckpointRef, StoreURI, confine, parse_ref, parse_uri
+
+__getattr__, __dir__, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "aliases": ["Alias", "Aliases"],
+        "attempts": ["Attempt", "Lease"],
+        "checkpointer": ["Checkpointer"],
+        "errors": [
+            "AliasNotFoundError",
+            "ArtifactNotFoundError",
+            "CorruptionError",
+            "FencedError",
+            "InvalidSliceError",
+            "InvalidURIError",
+            "LeafNotFoundError",
+            "LeaseHeldError",
+            "NotACheckpointError",
+            "NotFoundError",
+            "PreconditionFailedError",
+            "RunNotFoundError",
+            "SaveError",
+            "StepExistsError",
+            "StepInFlightError",
+            "StepNotFoundError",
+            "StorageError",
+            "StoreFullError",
+            "StoreUnavailableError",
+            "TreeMismatchError",
+            "UnsupportedFormatError",
+            "UnsupportedLeafError",
+        ],
+        "files": ["Files"],
+        "fork": ["fork_run"],
+        "item_arrays": ["LeafInfo"],
+        "manifest": ["Manifest", "ModelInfo"],
+        "objects": ["ObjectStore"],
+        "reader": ["CheckpointReader"],
+        "run": [
+            "Lineage",
+            "Run",
+            "RunInfo",
+            "StepInfo",
+            "StepState",
+            "list_runs",
+            "resolve_checkpoint",
+        ],
+        "safetensors_stream": ["TensorSource", "plan_shards", "write_index", "write_shard"],
+        "save_handle": ["SaveHandle"],
+        "uri": ["CheckpointRef", "StoreURI", "confine", "parse_ref", "parse_uri"],
+    },
+)
+
+__all__ = [
+    "Alias",
+    "AliasNotFoundError",
+    "Aliases",
+    "ArtifactNotFoundError",
+    "Attempt",
+    "CheckpointReader",
+    "CheckpointRef",
+    "Checkpointer",
+    "CorruptionError",
+    "FencedError",
+    "Files",
+    "InvalidSliceError",
+    "InvalidURIError",
+    "LeafInfo",
+    "LeafNotFoundError",
+    "Lease",
+    "LeaseHeldError",
+    "Lineage",
+    "Manifest",
+    "ModelInfo",
+    "NotACheckpointError",
+    "NotFoundError",
+    "ObjectStore",
+    "PreconditionFailedError",
+    "Run",
+    "RunInfo",
+    "RunNotFoundError",
+    "SaveError",
+    "SaveHandle",
+    "StepExistsError",
+    "StepInFlightError",
+    "StepInfo",
+    "StepNotFoundError",
+    "StepState",
+    "StorageError",
+    "StoreFullError",
+    "StoreURI",
+    "StoreUnavailableError",
+    "TensorSource",
+    "TreeMismatchError",
+    "UnsupportedFormatError",
+    "UnsupportedLeafError",
+    "confine",
+    "fork_run",
+    "list_runs",
+    "parse_ref",
+    "parse_uri",
+    "plan_shards",
+    "resolve_checkpoint",
+    "write_index",
+    "write_shard",
+]

@@ -1,0 +1,137 @@
+"""Holds a writer's attempt: begins it, keeps its lease alive in the background, gives it back.
+
+No JAX. Only the process that talks to the store has one.
+"""
+
+import threading
+from collections.abc import Callable
+
+from storage.attempts import (
+    Attempt,
+    begin_attempt,
+    ensure_newest,
+    list_attempts,
+    release,
+    renew,
+    set_aside,
+)
+from storage.clock import Clock
+from storage.errors import FencedError, StorageError
+from storage.objects import ObjectStore
+
+__all__ = ["AttemptKeeper"]
+
+
+class AttemptKeeper:
+    """The attempt that one writer holds on a run, if any.
+
+    Args:
+        objects: the run's objects.
+        writer: id of the writer, the same over restarts.
+        clock: tells the time.
+        ttl: how long the lease lasts unless renewed, in seconds; a third of it between renewals.
+    """
+
+    def __init__(self, objects: ObjectStore, *, writer: str, clock: Clock, ttl: float) -> None:
+        self._objects = objects
+        self._writer = writer
+        self._clock = clock
+        self._ttl = ttl
+        self._attempt: Attempt | None = None
+        self._given_up = False
+        self._fenced: FencedError | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt to write in; None before the first and after one was given up."""
+        return None if self._given_up else self._attempt
+
+    def begin(self, base_step: Callable[[], int]) -> Attempt:
+        """Begin the next attempt, in place of the one held.
+
+        Args:
+            base_step: the last step to keep; called once the lease is held.
+
+        Raises:
+            LeaseHeldError: another writer holds the run.
+            FencedError: this writer was replaced earlier.
+        """
+        self.check()
+        self._pause()
+        self._attempt = begin_attempt(
+            self._objects,
+            writer=self._writer,
+            base_step=base_step,
+            clock=self._clock,
+            ttl=self._ttl,
+        )
+        self._given_up = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep, args=(self._attempt, self._stop), name="cairn-lease", daemon=True
+        )
+        self._thread.start()
+        return self._attempt
+
+    def check(self) -> None:
+        """Raise if a renewal has found that another writer took over.
+
+        Raises:
+            FencedError: one did. This stays so: the writer has to be made anew.
+        """
+        if self._fenced is not None:
+            raise self._fenced.with_traceback(None)
+
+    def fence(self) -> None:
+        """Raise unless the attempt is still the newest in the store.
+
+        Raises:
+            FencedError: a later attempt exists.
+        """
+        if self._attempt is not None:
+            try:
+                ensure_newest(self._objects, self._attempt)
+            except FencedError as exc:
+                self._fenced = exc
+                raise
+
+    def ensure_counts(self, step: int) -> None:
+        """Raise if `step`, just published in this attempt, was overtaken by a later attempt.
+
+        Raises:
+            FencedError: a later attempt began before the step was listed; the step is set aside.
+        """
+        if self._attempt is None:
+            return
+        if set_aside(list_attempts(self._objects))(step, self._attempt.number):
+            self.fence()
+
+    def drop(self) -> None:
+        """Write no more in this attempt; the next save begins another. The lease is kept."""
+        self._given_up = True
+
+    def close(self) -> None:
+        """Give the lease back, so that another writer need not wait for it to expire."""
+        self._pause()
+        if self._attempt is not None and self._fenced is None:
+            release(self._objects, self._attempt, clock=self._clock)
+        self._attempt = None
+
+    def _pause(self) -> None:
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
+        """Renew until stopped. A store that does not answer is asked again; a fence is final."""
+        while not stop.wait(self._ttl / 3):
+            try:
+                renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
+            except FencedError as exc:
+                self._fenced = exc
+                return
+            except StorageError:
+                continue

@@ -1,0 +1,324 @@
+"""Who writes a run now, and which of its steps count.
+
+Every start, takeover, rollback or overwrite creates the next numbered attempt; its number is the
+fencing token, its `base_step` is the last step it keeps. A step (s, n) counts only if no later
+attempt has base_step < s. This is judged at read time from the store alone, so a writer that was
+paused and wakes up after a takeover writes where nobody looks.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from storage.clock import Clock, from_rfc3339, rfc3339, utc_now
+from storage.errors import FencedError, LeaseHeldError, PreconditionFailedError
+from storage.layout import ATTEMPTS, LEASE_FILE, MAX_NUMBER, attempt_file, parse_attempt_file
+from storage.objects import ObjectStore
+from storage.records import Record
+
+__all__ = [
+    "CLOCK_MARGIN_SECONDS",
+    "LEASE_TTL_SECONDS",
+    "Attempt",
+    "Lease",
+    "begin_attempt",
+    "counting",
+    "ensure_newest",
+    "list_attempts",
+    "read_lease",
+    "release",
+    "renew",
+    "set_aside",
+]
+
+LEASE_TTL_SECONDS = 60.0
+"""How long a lease lasts unless it is renewed."""
+
+CLOCK_MARGIN_SECONDS = 15.0
+"""How far two clocks may be apart: another writer waits this long after an expiry."""
+
+_CAS_TRIES = 50
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One numbered attempt at writing the run.
+
+    Attributes:
+        number: 1, 2, 3, …; the fencing token.
+        base_step: the last step of earlier attempts that it keeps; -1 keeps none.
+        writer: id of the writer.
+        at: when it began, RFC 3339 in UTC.
+    """
+
+    number: int
+    base_step: int
+    writer: str
+    at: str
+
+
+class _AttemptRecord(Record):
+    FORMAT: ClassVar[str] = "cairn.attempt"
+    VERSION: ClassVar[int] = 1
+
+    base_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
+    writer: str
+    at: str
+
+
+class Lease(Record):
+    """Who may start the next attempt without waiting.
+
+    Attributes:
+        writer: id of the writer that holds it.
+        attempt: the attempt it was taken for.
+        expires: RFC 3339 in UTC.
+        released: the writer gave it back; anybody may take it at once.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.lease"
+    VERSION: ClassVar[int] = 1
+
+    writer: str
+    attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    expires: str
+    released: bool = False
+
+    def is_alive(self, now: datetime) -> bool:
+        """True until it is released or has expired, the clock margin included."""
+        margin = timedelta(seconds=CLOCK_MARGIN_SECONDS)
+        return not self.released and now < from_rfc3339(self.expires) + margin
+
+
+def counting(manifests: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
+    """Which attempt holds each step that counts, by step in ascending order.
+
+    Args:
+        manifests: (step, attempt) of every manifest.
+        attempts: every attempt of the run.
+    """
+    is_aside = set_aside(attempts)
+    held: dict[int, int] = {}
+    for step, attempt in manifests:
+        if not is_aside(step, attempt):
+            held[step] = max(attempt, held.get(step, attempt))
+    return dict(sorted(held.items()))
+
+
+def set_aside(attempts: Iterable[Attempt]) -> Callable[[int, int], bool]:
+    """A function of (step, attempt): True if a later attempt went back before that step."""
+    numbers: list[int] = []
+    lowest_from: list[int] = []
+    for attempt in sorted(attempts, key=lambda one: one.number, reverse=True):
+        numbers.append(attempt.number)
+        lowest_from.append(min([attempt.base_step, *lowest_from[-1:]]))
+    numbers.reverse()
+    lowest_from.reverse()
+
+    def is_aside(step: int, attempt: int) -> bool:
+        later = bisect_right(numbers, attempt)
+        return later < len(numbers) and lowest_from[later] < step
+
+    return is_aside
+
+
+def list_attempts(objects: ObjectStore) -> list[Attempt]:
+    """Every attempt of the run, by number.
+
+    Raises:
+        UnsupportedFormatError: an attempt's object can't be read; nothing could be judged then.
+    """
+    names = {
+        name: number
+        for name in objects.children(ATTEMPTS)
+        if (number := parse_attempt_file(name)) is not None
+    }
+    records = objects.parse_many(names, _AttemptRecord.parse)
+    return sorted(
+        (
+            Attempt(names[name], record.base_step, record.writer, record.at)
+            for name, record in records.items()
+        ),
+        key=lambda attempt: attempt.number,
+    )
+
+
+def read_lease(objects: ObjectStore) -> Lease | None:
+    """The run's lease as it is now, alive or not.
+
+    Raises:
+        UnsupportedFormatError: it can't be read.
+    """
+    found = objects.read(LEASE_FILE)
+    return None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+
+
+def begin_attempt(
+    objects: ObjectStore,
+    *,
+    writer: str,
+    base_step: int | Callable[[], int],
+    clock: Clock = utc_now,
+    ttl: float = LEASE_TTL_SECONDS,
+) -> Attempt:
+    """Take the lease, then create the next attempt.
+
+    The same writer takes its own lease over at once, since a killed job must not wait for an
+    expiry; another writer only once it has expired, the clock margin included.
+
+    Args:
+        objects: the run's objects.
+        writer: id of the writer, the same over restarts.
+        base_step: the last step to keep, -1 for none; a function is called once the lease is
+            held, so that it sees all that an earlier writer published.
+        clock: tells the time.
+        ttl: how long the lease lasts unless renewed, in seconds.
+
+    Raises:
+        LeaseHeldError: another writer holds the lease.
+        FencedError: another start under the same writer id came right after this one.
+    """
+    first = number = _take_lease(objects, writer, _newest_number(objects) + 1, clock, ttl)
+    keep = base_step() if callable(base_step) else base_step
+    record = _AttemptRecord(base_step=keep, writer=writer, at=rfc3339(clock()))
+    while True:
+        try:
+            objects.write_if(attempt_file(number), record.to_bytes(), generation=None)
+            break
+        except PreconditionFailedError:
+            number += 1
+    attempt = Attempt(number, keep, writer, record.at)
+    if number != first and _take_lease(objects, writer, number, clock, ttl) != number:
+        ensure_newest(objects, attempt)
+    return attempt
+
+
+def renew(
+    objects: ObjectStore,
+    attempt: Attempt,
+    *,
+    clock: Clock = utc_now,
+    ttl: float = LEASE_TTL_SECONDS,
+) -> None:
+    """Make the lease of `attempt` last `ttl` seconds from now.
+
+    Raises:
+        FencedError: the lease was taken for a later attempt, or by another writer.
+    """
+    for _ in range(_CAS_TRIES):
+        found = objects.read(LEASE_FILE)
+        if found is None:
+            ensure_newest(objects, attempt)
+        else:
+            _ensure_own(objects, attempt, Lease.parse(found.value, objects.uri / LEASE_FILE))
+        lease = _lease(attempt.writer, attempt.number, clock, ttl)
+        try:
+            objects.write_if(
+                LEASE_FILE,
+                lease.to_bytes(),
+                generation=found.generation if found else None,
+                same_is_success=True,
+            )
+            return
+        except PreconditionFailedError:
+            continue
+    raise _contended(objects)
+
+
+def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
+    """Give the lease of `attempt` back, if it is still the one that holds it."""
+    found = objects.read(LEASE_FILE)
+    if found is None:
+        return
+    lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
+    if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
+        return
+    given_back = lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
+    try:
+        objects.write_if(LEASE_FILE, given_back.to_bytes(), generation=found.generation)
+    except PreconditionFailedError:
+        return  # someone took it over meanwhile: it is theirs now
+
+
+def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
+    """Do nothing if `attempt` is the run's newest. Call before and after publishing a step.
+
+    Raises:
+        FencedError: a later attempt exists.
+    """
+    newest = _newest_number(objects)
+    if newest > attempt.number:
+        raise FencedError(
+            "this writer was replaced",
+            path=objects.uri,
+            expected=f"attempt {attempt.number} of {attempt.writer} to be the newest",
+            found=f"attempt {newest}",
+            next_step="Stop this process, or begin a new attempt from the latest step.",
+        )
+
+
+def _newest_number(objects: ObjectStore) -> int:
+    numbers = (parse_attempt_file(name) for name in objects.children(ATTEMPTS))
+    return max((number for number in numbers if number is not None), default=0)
+
+
+def _lease(writer: str, number: int, clock: Clock, ttl: float) -> Lease:
+    expires = rfc3339(clock() + timedelta(seconds=ttl))
+    return Lease(writer=writer, attempt=number, expires=expires)
+
+
+def _take_lease(objects: ObjectStore, writer: str, number: int, clock: Clock, ttl: float) -> int:
+    """Take the lease for attempt `number`, or for the later one it names: it never goes back."""
+    for _ in range(_CAS_TRIES):
+        found = objects.read(LEASE_FILE)
+        if found is not None:
+            held = Lease.parse(found.value, objects.uri / LEASE_FILE)
+            if held.writer != writer and held.is_alive(clock()):
+                raise LeaseHeldError(
+                    "another writer holds the run",
+                    path=objects.uri,
+                    expected=f"no writer, or {writer}",
+                    found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
+                    f"plus {CLOCK_MARGIN_SECONDS:g} s",
+                    next_step="Stop that writer or wait; a restart of the same job must use the "
+                    "same writer id (CAIRN_WRITER_ID).",
+                    holder=held.writer,
+                )
+            number = max(number, held.attempt)
+        lease = _lease(writer, number, clock, ttl)
+        try:
+            objects.write_if(
+                LEASE_FILE,
+                lease.to_bytes(),
+                generation=found.generation if found else None,
+                same_is_success=True,
+            )
+            return number
+        except PreconditionFailedError:
+            continue
+    raise _contended(objects)
+
+
+def _ensure_own(objects: ObjectStore, attempt: Attempt, held: Lease) -> None:
+    if (held.writer, held.attempt) != (attempt.writer, attempt.number):
+        raise FencedError(
+            "this writer was replaced",
+            path=objects.uri,
+            expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+            found=f"the lease of attempt {held.attempt} of {held.writer}",
+            next_step="Stop this process, or begin a new attempt from the latest step.",
+        )
+
+
+def _contended(objects: ObjectStore) -> LeaseHeldError:
+    return LeaseHeldError(
+        "the lease is contended",
+        path=objects.uri / LEASE_FILE,
+        expected=f"to get it within {_CAS_TRIES} tries",
+        found="another change each time",
+        next_step="Look for many processes that write the same run under one writer id.",
+    )

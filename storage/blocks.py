@@ -1,0 +1,138 @@
+"""Pure planning of bounded reads: which boxes of an array to read, in which order.
+
+A *box* is a tuple of slices with non-negative bounds. Boxes come in C order and cover the array
+once, so that the concatenation of their flattened contents is the flattened array.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+Box = tuple[slice, ...]
+
+# A row of chunks up to this size is read whole and handed out in slices: decoding a chunk once is
+# worth this much memory, but not more (the bound must not grow with the model).
+BAND_BYTES = 64 << 20
+
+# Rows moved at a time when transposing: their cache lines stay in the L1 cache. On a 32 MiB f32
+# block this is 4.8 times as fast as one strided copy (measured; 8 and 32 rows are slower).
+_STRIP_ROWS = 16
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+def boxes(
+    shape: Sequence[int],
+    limit: int,
+    *,
+    grid: Sequence[int] | None = None,
+    phase: Sequence[int] | None = None,
+) -> Iterator[Box]:
+    """Cuts an array into C-order boxes of at most `limit` elements each.
+
+    Args:
+        shape: Shape of the array. A zero-size array has no boxes; a 0-d array has one, `()`.
+        limit: Elements per box, at least 1.
+        grid: Chunk shape. Cuts fall on chunk borders wherever a whole chunk fits in `limit`.
+        phase: Position of the array's origin inside its first chunk, per axis.
+    """
+    shape = tuple(shape)
+    grid = tuple(grid) if grid is not None else (1,) * len(shape)
+    phase = tuple(phase) if phase is not None else (0,) * len(shape)
+    if 0 in shape:
+        return
+    if not shape:
+        yield ()
+        return
+    axis = split_axis(shape, limit)
+    rows = max(1, limit // math.prod(shape[axis + 1 :]))
+    tail = tuple(slice(0, size) for size in shape[axis + 1 :])
+    cuts = list(_ranges(shape[axis], rows, grid[axis], phase[axis]))
+    for head in itertools.product(*(range(size) for size in shape[:axis])):
+        fixed = tuple(slice(i, i + 1) for i in head)
+        for start, stop in cuts:
+            yield (*fixed, slice(start, stop), *tail)
+
+
+def bands(
+    shape: Sequence[int],
+    itemsize: int,
+    max_bytes: int,
+    *,
+    grid: Sequence[int],
+    phase: Sequence[int] | None = None,
+) -> Iterator[Box]:
+    """Cuts an array into the boxes worth reading at once, so that few chunks are decoded twice.
+
+    A band holds whole rows of chunks: as many as fit in `max_bytes`, or one of at most
+    `BAND_BYTES`. A row of chunks larger than that is read in parts, and its chunks are decoded
+    once per part.
+
+    Args:
+        shape: Shape of the array.
+        itemsize: Bytes per element in memory.
+        max_bytes: What the caller wants to hold of it at a time.
+        grid: Chunk shape.
+        phase: Position of the array's origin inside its first chunk, per axis.
+    """
+    shape = tuple(shape)
+    small = max(1, max_bytes // itemsize)
+    large = max(small, BAND_BYTES // itemsize)
+    if 0 in shape or not shape:
+        yield from boxes(shape, small)
+        return
+    if _whole_chunk_rows(shape, small, grid):
+        yield from boxes(shape, small, grid=grid, phase=phase)
+        return
+    axis = split_axis(shape, large)
+    one_row = min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :])
+    yield from boxes(shape, min(large, one_row), grid=grid, phase=phase)
+
+
+def split_axis(shape: Sequence[int], limit: int) -> int:
+    """The first axis of which one index holds at most `limit` (>= 1) elements."""
+    return next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= limit)
+
+
+def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> None:
+    """Copies `source`, its axes permuted as by `np.transpose`, into `out` of the same dtype.
+
+    Swapping the last two axes, the usual case, goes in strips that fit the cache.
+    """
+    axes = tuple(axes)
+    # Element types that NumPy does not know natively are copied item by item: as integers of the
+    # same width they go as fast as any.
+    width = _UNSIGNED.get(source.dtype.itemsize)
+    if width is not None:
+        source, out = source.view(width), out.view(width)
+    identity = tuple(range(source.ndim))
+    if axes != identity and axes == (*identity[:-2], identity[-1], identity[-2]):
+        for head in np.ndindex(*source.shape[:-2]):
+            _transpose_in_strips(source[head], out[head])
+    else:
+        np.copyto(out, source.transpose(axes))
+
+
+def _transpose_in_strips(source: np.ndarray, out: np.ndarray) -> None:
+    for row in range(0, source.shape[0], _STRIP_ROWS):
+        out[:, row : row + _STRIP_ROWS] = source[row : row + _STRIP_ROWS].T
+
+
+def _whole_chunk_rows(shape: tuple[int, ...], limit: int, grid: Sequence[int]) -> bool:
+    """Whether boxes of `limit` elements can be made of whole rows of chunks."""
+    axis = split_axis(shape, limit)
+    if any(min(size, chunk) > 1 for size, chunk in zip(shape[:axis], grid, strict=False)):
+        return False
+    return min(grid[axis], shape[axis]) * math.prod(shape[axis + 1 :]) <= limit
+
+
+def _ranges(size: int, rows: int, chunk: int, phase: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < size:
+        border = (start + phase + rows) // chunk * chunk - phase
+        stop = min(size, border if border > start else start + rows)
+        yield start, stop
+        start = stop

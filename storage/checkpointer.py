@@ -1,0 +1,292 @@
+"""Save a training job's state: asynchronous, sharded, fenced, durable. Imports JAX and Orbax.
+
+    caller's thread      check, claim an attempt, start Orbax (device to host)      -> SaveHandle
+    background thread    Orbax commits -> sync -> list -> fence -> manifest         -> durable
+
+One save is in flight at a time; the next waits for it. Nothing is skipped. Every step is an
+ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
+"""
+
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+from storage import exit_guard, processes
+from storage.annotations import Annotation
+from storage.attempt_keeper import AttemptKeeper
+from storage.attempts import LEASE_TTL_SECONDS
+from storage.chunk_codec import checksummed_chunks
+from storage.clock import Clock, utc_now
+from storage.errors import (
+    InvalidURIError,
+    SaveError,
+    StepExistsError,
+)
+from storage.layout import check_step, step_dir
+from storage.leaf_forms import store_form
+from storage.leaf_records import LeafDraft, draft_leaves
+from storage.manifest import ModelInfo
+from storage.orbax_save import META_ITEM, StoredItem, start_save
+from storage.records import canonical_json
+from storage.run import Run
+from storage.save_handle import SaveHandle
+from storage.save_job import SaveJob, failure, job_environment, remove_leftovers
+from storage.trees import flatten
+from storage.uri import StoreURI, check_segment, parse_uri
+
+__all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
+
+_RESERVED_ITEMS: Final = frozenset({META_ITEM, "metrics", "descriptor", "default", "auto"})
+
+
+def default_writer_id() -> str:
+    """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
+    given = os.environ.get("CAIRN_WRITER_ID")
+    if given:
+        return given
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+class Checkpointer:
+    """Saves the steps of one run. Safe for use by many threads; all processes make the same calls.
+
+    Args:
+        run_uri: the run's folder; the run is created by the first save.
+        writer_id: who writes, the same over restarts; default `default_writer_id()`.
+        clock: tells the time.
+        lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
+    """
+
+    _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
+    _by_run_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        run_uri: StoreURI | str | os.PathLike[str],
+        *,
+        writer_id: str | None = None,
+        clock: Clock = utc_now,
+        lease_ttl: float = LEASE_TTL_SECONDS,
+    ) -> None:
+        self.uri = parse_uri(run_uri)
+        self.writer_id = writer_id or default_writer_id()
+        self._clock = clock
+        self._run = Run(self.uri, clock=clock)
+        self._keeper = AttemptKeeper(
+            self._run.objects, writer=self.writer_id, clock=clock, ttl=lease_ttl
+        )
+        self._latest: int | None = None
+        self._current: SaveHandle | None = None
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Checkpointer({str(self.uri)!r}, writer_id={self.writer_id!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def for_run(cls, uri: StoreURI | str | os.PathLike[str]) -> "Checkpointer":
+        """The one open checkpointer of this process for the run `uri`, made if there is none."""
+        key = str(parse_uri(uri))
+        with cls._by_run_lock:
+            known = cls._by_run.get(key)
+            if known is None or known._closed:
+                known = cls._by_run[key] = cls(uri)
+            return known
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        *,
+        meta: Mapping[str, Any],
+        model: ModelInfo | None = None,
+        assets: Mapping[str, bytes] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+    ) -> SaveHandle:
+        """Start to save `step`; when this returns, the arrays may be donated or deleted.
+
+        Waits for the save before it, if that still runs.
+
+        Args:
+            step: above the latest listed step, unless `overwrite`.
+            items: a tree of arrays by name, such as "model" and "optimizer".
+            meta: JSON, stored as the item "meta".
+            model: which model this is, for readers that know no JAX.
+            assets: small files that belong to the model, by name.
+            metrics: numbers to find the step by.
+            labels: text to find the step by.
+            overwrite: if `step` exists or later ones do, set them aside and go on from before it.
+
+        Raises:
+            StepExistsError: the run lists this step or a later one, and not `overwrite`.
+            UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+            LeaseHeldError: another writer holds the run.
+            FencedError: another writer has taken the run over.
+            SaveError: the save before this one failed, and nobody was told; this one did not start.
+        """
+        started = time.monotonic()
+        with self._lock:
+            stored, leaves, meta_copy, annotation = processes.together(
+                lambda: self._prepare(step, items, meta, metrics, labels)
+            )
+            number = processes.agree(lambda: self._claim(step, overwrite))
+            folder = self.uri / step_dir(number, step)
+            handle = SaveHandle(step=step, attempt=number, uri=folder)
+            with ExitStack() as guard:
+                table = guard.enter_context(checksummed_chunks(folder.orbax_path()))
+                try:
+                    response = start_save(folder, stored, meta_copy)
+                except Exception as exc:
+                    self._keeper.drop()
+                    remove_leftovers(self._run.objects, handle)
+                    raise failure(exc, folder) from exc
+                job = SaveJob(
+                    handle=handle,
+                    response=response,
+                    guard=guard.pop_all(),
+                    table=table,
+                    items=tuple(sorted([*items, META_ITEM])),
+                    leaves=leaves,
+                    model=model,
+                    assets=dict(assets or {}),
+                    annotation=annotation,
+                    objects=self._run.objects,
+                    keeper=self._keeper,
+                    clock=self._clock,
+                    writer=self.writer_id,
+                )
+            self._current = handle
+            exit_guard.guard(self)
+            threading.Thread(
+                target=job.run, args=(self._saved,), name=f"cairn-save-{step}", daemon=False
+            ).start()
+        handle.blocked_seconds = time.monotonic() - started
+        return handle
+
+    def wait_until_finished(self) -> None:
+        """Return once nothing is in flight.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        with self._lock:
+            self._settle()
+
+    def close(self) -> None:
+        """Wait for the save in flight, then give the run back to other writers.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._settle()
+            finally:
+                self._closed = True
+                exit_guard.release(self)
+                self._keeper.close()
+
+    def _settle(self) -> None:
+        if self._current is None:
+            return
+        try:
+            self._current.join()
+        finally:
+            if self._current.done:
+                self._current = None
+
+    def _saved(self, step: int) -> None:
+        self._latest = step
+
+    def _prepare(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        metrics: Mapping[str, Any] | None,
+        labels: Mapping[str, str] | None,
+    ) -> tuple[dict[str, StoredItem], tuple[LeafDraft, ...], dict[str, Any], bytes | None]:
+        """Everything that can be wrong with the call itself, before anything is written."""
+        if self._closed:
+            raise SaveError(
+                "the checkpointer is closed",
+                path=self.uri,
+                next_step="Make a new one, or use Checkpointer.for_run.",
+            )
+        self._settle()
+        check_step(step)
+        stored: dict[str, StoredItem] = {}
+        leaves: list[LeafDraft] = []
+        for name, tree in items.items():
+            check_segment(name, within=f"item {name!r}")
+            if name in _RESERVED_ITEMS or name.startswith("_"):
+                raise InvalidURIError(
+                    "invalid item name",
+                    path=repr(name),
+                    expected=f"a name other than {', '.join(sorted(_RESERVED_ITEMS))}",
+                    found="a reserved one",
+                )
+            flat = flatten(tree)
+            stored[name] = StoredItem(*store_form(flat))
+            leaves += draft_leaves(name, flat)
+        meta_copy: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
+        annotation = Annotation.of(labels, metrics)
+        return stored, tuple(leaves), meta_copy, annotation.to_bytes() if annotation else None
+
+    def _claim(self, step: int, overwrite: bool) -> int:
+        """The attempt to write `step` in; on process 0 only."""
+        self._keeper.check()
+        held = self._keeper.attempt
+        if held is None:
+            Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
+            self._latest = self._run.latest_step()
+        goes_back = self._latest is not None and step <= self._latest
+        if goes_back and not overwrite:
+            raise self._exists(step, self._latest)
+        if held is not None and not goes_back:
+            return held.number
+
+        def base_step() -> int:
+            latest = self._run.latest_step()
+            if latest is None or latest < step:
+                return -1 if latest is None else latest
+            if not overwrite:
+                raise self._exists(step, latest)
+            return step - 1
+
+        return self._keeper.begin(base_step).number
+
+    def _exists(self, step: int, latest: int | None) -> StepExistsError:
+        return StepExistsError(
+            "the step exists",
+            path=self.uri,
+            expected=f"a step above {latest}, the latest",
+            found=f"step {step}",
+            next_step="Save a later step, or pass overwrite=True to go back to before it.",
+        )

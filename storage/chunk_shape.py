@@ -1,0 +1,80 @@
+"""The shape of the smallest part of an array that can be read: pure, no JAX. See ADR 0003.
+
+An array is stored as outer shards (what one device held, at most 64 MiB) that are cut into inner
+chunks of about 4 MiB. Reading any element costs its whole inner chunk, checksum included.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+__all__ = ["CHUNK_BYTES", "SQUARE_ABOVE_BYTES", "inner_chunk_shape"]
+
+CHUNK_BYTES: Final = 4 << 20
+"""Inner chunks hold at most this many bytes, unless a single element is larger."""
+
+SQUARE_ABOVE_BYTES: Final = 64 << 20
+"""Arrays above this are cut into squares, others into row strips: a reader holds a whole one."""
+
+
+def inner_chunk_shape(
+    global_shape: Sequence[int], shard_shape: Sequence[int], itemsize: int, *, square: bool = True
+) -> tuple[int, ...]:
+    """The inner chunk of a shard: it divides the shard, and holds at most `CHUNK_BYTES`.
+
+    Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are cut along their leading
+    axes only: such a chunk lies in one piece in memory and is written without a copy. Larger ones
+    are cut to be roughly square in their last two axes, so that a block of rows and a block of
+    columns both touch few chunks.
+
+    Args:
+        global_shape: shape of the whole array, no axis of size 0.
+        shard_shape: shape of one outer shard.
+        itemsize: bytes per element as stored.
+        square: False if nobody reads this array by columns.
+    """
+    shard = tuple(int(size) for size in shard_shape)
+    limit = max(1, CHUNK_BYTES // itemsize)
+    if math.prod(shard) <= limit:
+        return shard
+    if square and len(shard) > 1 and math.prod(global_shape) * itemsize > SQUARE_ABOVE_BYTES:
+        return _leading_ones(shard, *_square(shard[-2], shard[-1], limit))
+    return _strip(shard, limit)
+
+
+def _strip(shard: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """Whole trailing axes, one leading axis in part, ones before it: one piece of memory."""
+    chunk = [1] * len(shard)
+    room = limit
+    for axis in reversed(range(len(shard))):
+        chunk[axis] = _largest_divisor(shard[axis], room)
+        room //= chunk[axis]
+        if chunk[axis] < shard[axis]:
+            break
+    return tuple(chunk)
+
+
+def _square(rows: int, columns: int, limit: int) -> tuple[int, int]:
+    """(a, b) dividing (rows, columns) with a * b <= limit.
+
+    Of the pairs at least half as full as the fullest, the one whose sides differ least.
+    """
+    pairs = [(a, _largest_divisor(columns, limit // a)) for a in _divisors(rows) if a <= limit]
+    fullest = max(a * b for a, b in pairs)
+    full_enough = [pair for pair in pairs if 2 * pair[0] * pair[1] >= fullest]
+    return min(full_enough, key=lambda pair: (max(pair) / min(pair), -pair[0] * pair[1]))
+
+
+def _leading_ones(shard: tuple[int, ...], rows: int, columns: int) -> tuple[int, ...]:
+    return (*(1 for _ in shard[:-2]), rows, columns)
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(divisor for divisor in _divisors(number) if divisor <= max(1, limit))
+
+
+@lru_cache(maxsize=4096)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))

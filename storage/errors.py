@@ -1,0 +1,351 @@
+r"""Every error that `storage` raises, and the one map from foreign errors to them.
+
+StorageError
+├── InvalidURIError (ValueError)            a URI, name or key that is malformed or leaves its root
+├── NotFoundError (FileNotFoundError)
+│   ├── RunNotFoundError
+│   ├── StepNotFoundError
+│   ├── AliasNotFoundError
+│   ├── ArtifactNotFoundError
+│   └── LeafNotFoundError
+├── InvalidSliceError (IndexError)          a part of an array that it does not have
+├── NotACheckpointError (ValueError)        a folder that holds no checkpoint of ours
+├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
+├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
+├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
+├── CorruptionError                         bytes that fail their check
+├── PreconditionFailedError                 a compare-and-swap that lost
+├── StepExistsError                         a save at or below the latest step
+├── StepInFlightError                       the step is being written now
+├── LeaseHeldError                          another writer holds the run
+├── FencedError                             a later attempt took the run over
+├── SaveError                               a save failed in the background
+│   └── StoreFullError (OSError)            no space or quota left
+└── StoreUnavailableError (OSError)         no answer, no permission, or too many failures
+"""
+
+import errno
+import re
+from collections.abc import Iterable
+
+__all__ = [
+    "AliasNotFoundError",
+    "ArtifactNotFoundError",
+    "CorruptionError",
+    "FencedError",
+    "InvalidSliceError",
+    "InvalidURIError",
+    "LeafNotFoundError",
+    "LeaseHeldError",
+    "NotACheckpointError",
+    "NotFoundError",
+    "PreconditionFailedError",
+    "RunNotFoundError",
+    "SaveError",
+    "StepExistsError",
+    "StepInFlightError",
+    "StepNotFoundError",
+    "StorageError",
+    "StoreFullError",
+    "StoreUnavailableError",
+    "TreeMismatchError",
+    "UnsupportedFormatError",
+    "UnsupportedLeafError",
+    "translate",
+]
+
+
+class StorageError(Exception):
+    """Base of all errors of `storage`.
+
+    The message says where (path), what was expected, what was found, and what to do next; each
+    part stays available as an attribute.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        path: object = "",
+        expected: object = "",
+        found: object = "",
+        next_step: str = "",
+    ) -> None:
+        self.path = str(path)
+        self.expected = str(expected)
+        self.found = str(found)
+        self.next_step = next_step
+        super().__init__(_compose(message, self.path, self.expected, self.found, next_step))
+
+
+def _compose(message: str | None, path: str, expected: str, found: str, next_step: str) -> str:
+    """Join the parts into one line: "message: path: expected …, found …. Next step."."""
+    comparison = ", ".join(
+        part for part in (expected and f"expected {expected}", found and f"found {found}") if part
+    )
+    lead = ": ".join(part for part in (message, path, comparison) if part)
+    if not next_step:
+        return lead
+    return f"{lead}. {next_step}" if lead else next_step
+
+
+class InvalidURIError(StorageError, ValueError):
+    """A URI, name or key is malformed, of a foreign scheme, or leads out of its root."""
+
+
+class NotFoundError(StorageError, FileNotFoundError):
+    """Something named does not exist in the store."""
+
+
+class RunNotFoundError(NotFoundError):
+    """The folder holds no run."""
+
+
+class StepNotFoundError(NotFoundError):
+    """The run does not list this step."""
+
+
+class AliasNotFoundError(NotFoundError):
+    """The run has no such alias."""
+
+
+class ArtifactNotFoundError(NotFoundError):
+    """There is no such export, or it has no such file."""
+
+
+class LeafNotFoundError(NotFoundError):
+    """The step has no such item, leaf or tensor."""
+
+
+class InvalidSliceError(StorageError, IndexError):
+    """The part asked for is not a part of the array."""
+
+
+class NotACheckpointError(StorageError, ValueError):
+    """A folder that should be a checkpoint is none."""
+
+
+class UnsupportedFormatError(StorageError, ValueError):
+    """A stored object has a format or version that this release does not read."""
+
+
+class UnsupportedLeafError(StorageError, TypeError):
+    """A leaf of the tree can't be stored."""
+
+
+class TreeMismatchError(StorageError, ValueError):
+    """The tree asked for is not the tree that is stored.
+
+    Attributes:
+        problems: every difference, one line each.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        path: object = "",
+        expected: object = "",
+        found: object = "",
+        next_step: str = "",
+        problems: Iterable[str] = (),
+    ) -> None:
+        self.problems = tuple(problems)
+        super().__init__(message, path=path, expected=expected, found=found, next_step=next_step)
+        if self.problems:
+            self.args = ("\n  - ".join((str(self.args[0]), *self.problems)),)
+
+
+class CorruptionError(StorageError):
+    """Stored bytes fail their check."""
+
+
+class PreconditionFailedError(StorageError):
+    """A conditional write lost: the object is not what the caller last saw.
+
+    Attributes:
+        current: what is stored now (None: nothing, or not known).
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        path: object = "",
+        expected: object = "",
+        found: object = "",
+        next_step: str = "",
+        current: object = None,
+    ) -> None:
+        self.current = current
+        super().__init__(message, path=path, expected=expected, found=found, next_step=next_step)
+
+
+class StepExistsError(StorageError):
+    """A save at or below the latest listed step, without asking for an overwrite."""
+
+
+class StepInFlightError(StorageError):
+    """The step is being written now; it is not complete."""
+
+
+class LeaseHeldError(StorageError):
+    """Another writer holds the run.
+
+    Attributes:
+        holder: the writer id that holds the lease.
+    """
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        path: object = "",
+        expected: object = "",
+        found: object = "",
+        next_step: str = "",
+        holder: str = "",
+    ) -> None:
+        self.holder = holder
+        super().__init__(message, path=path, expected=expected, found=found, next_step=next_step)
+
+
+class FencedError(StorageError):
+    """A later attempt took the run over; this writer must stop."""
+
+
+class SaveError(StorageError):
+    """A save failed after the caller had gone on."""
+
+
+class StoreFullError(SaveError, OSError):
+    """No space, quota or file size left. `errno` tells which."""
+
+
+class StoreUnavailableError(StorageError, OSError):
+    """The store gave no usable answer: unreachable, refused, or failing again and again."""
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
+
+# TensorStore raises ValueError("STATUS_NAME: text [os_error_code='28']"), or http_response_code.
+_STATUS = re.compile(r"^([A-Z][A-Z_]+):")
+_OS_ERROR = re.compile(r"\[os_error_code='(\d+)'|\[OS error (\d+)")
+_HTTP_CODE = re.compile(r"http_response_code='(\d{3})'|HTTP response code: (\d{3})")
+
+_CLIENTS = ("aiohttp", "requests", "urllib3")
+
+_FULL_NEXT = "Free space or raise the quota, then save again; what was stored before is untouched."
+_DOWN_NEXT = "Check that the store can be reached from here, then try again."
+_REFUSED_NEXT = "Check the credentials and the permissions on the store."
+
+
+def translate(exc: BaseException, *, path: object) -> StorageError:
+    """Say what a foreign error means, in our terms; raise the result from it.
+
+    Knows OSError (by errno), TensorStore's ValueErrors (by status, errno and HTTP code inside the
+    text), and the HTTP errors of gcsfs and aiohttp (by `code` or `status`). A `StorageError`
+    comes back as it is. Chained causes are looked at too, outermost first.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = exc
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        known = link if isinstance(link, StorageError) else _translate_one(link, str(path))
+        if known is not None:
+            return known
+        link = link.__cause__ or link.__context__
+    return StorageError("the store failed", path=path, found=_text(exc))
+
+
+def _translate_one(exc: BaseException, path: str) -> StorageError | None:
+    text = _text(exc)
+    code = _http_code(exc)
+    number = _os_error_number(exc)
+    if number in _FULL or code == 507:
+        return _full(path, text, number)
+    if number in _MISSING or code == 404:
+        return NotFoundError("not found", path=path, found=text)
+    forbidden = code in (401, 403) or text.startswith("Forbidden:")  # as gcsfs says it
+    if number in _REFUSED or forbidden or _is_from(exc, "google.auth"):
+        if forbidden and "quota" in text.lower():
+            return _full(path, text, errno.EDQUOT)
+        return StoreUnavailableError(
+            "the store refused access", path=path, found=text, next_step=_REFUSED_NEXT
+        )
+    if code == 412 or (isinstance(exc, FileExistsError) and number is None):  # as gcsfs says it
+        return PreconditionFailedError("changed by someone else", path=path, found=text)
+    if code == 429 or (code is not None and code >= 500):
+        return _unavailable(path, text)
+    if isinstance(exc, TimeoutError | ConnectionError) or _is_from(exc, *_CLIENTS):
+        return _unavailable(path, text)
+    if isinstance(exc, ValueError):
+        return _from_status(text, path)
+    return None
+
+
+def _from_status(text: str, path: str) -> StorageError | None:
+    status = _STATUS.match(text)
+    match status.group(1) if status else None:
+        case "RESOURCE_EXHAUSTED":
+            return _full(path, text, errno.ENOSPC)
+        case "NOT_FOUND":
+            return NotFoundError("not found", path=path, found=text)
+        case "PERMISSION_DENIED" | "UNAUTHENTICATED":
+            return StoreUnavailableError(
+                "the store refused access", path=path, found=text, next_step=_REFUSED_NEXT
+            )
+        case "UNAVAILABLE" | "DEADLINE_EXCEEDED" | "ABORTED" | "CANCELLED":
+            return _unavailable(path, text)
+        case "DATA_LOSS":
+            return CorruptionError("corrupt data", path=path, found=text)
+        case _:
+            return None
+
+
+def _full(path: str, text: str, number: int | None) -> StoreFullError:
+    error = StoreFullError("the store is full", path=path, found=text, next_step=_FULL_NEXT)
+    error.errno = number or errno.ENOSPC
+    return error
+
+
+def _unavailable(path: str, text: str) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the store does not answer", path=path, found=text, next_step=_DOWN_NEXT
+    )
+
+
+def _text(exc: BaseException) -> str:
+    """The first 400 characters of the error's text on one line; its type if it has none."""
+    return " ".join(str(exc).split())[:400] or type(exc).__name__
+
+
+def _os_error_number(exc: BaseException) -> int | None:
+    if isinstance(exc, OSError) and exc.errno is not None:
+        return int(exc.errno)
+    if isinstance(exc, FileNotFoundError):
+        return errno.ENOENT
+    if isinstance(exc, PermissionError):
+        return errno.EACCES
+    inside = _OS_ERROR.search(str(exc)) if isinstance(exc, ValueError) else None
+    return int(inside.group(1) or inside.group(2)) if inside else None
+
+
+def _http_code(exc: BaseException) -> int | None:
+    for name in ("code", "status"):
+        value = getattr(exc, name, None)
+        if isinstance(value, int) and 100 <= value <= 599:
+            return value
+    inside = _HTTP_CODE.search(str(exc)) if isinstance(exc, ValueError) else None
+    return int(inside.group(1) or inside.group(2)) if inside else None
+
+
+def _is_from(exc: BaseException, *packages: str) -> bool:
+    """True if the error's class, or one above it, is from these packages; none is imported here."""
+    return any(
+        f"{kind.__module__}.".startswith(f"{package}.")
+        for kind in type(exc).__mro__
+        for package in packages
+    )

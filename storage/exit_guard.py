@@ -1,0 +1,76 @@
+"""A process ends only once its saves are durable, and not with success if one failed. No JAX.
+
+The interpreter stops its worker threads before it runs `atexit` callbacks, and Orbax needs those
+threads. So waiting happens in `threading`'s own exit hook, which runs last in, first out and so
+before that of `concurrent.futures`; the exit status is set in `atexit`, after everything else that
+was registered later has run.
+"""
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  its exit hook must be registered before ours
+import logging
+import os
+import sys
+import threading
+import traceback
+from typing import Final, Protocol
+
+__all__ = ["FAILED_STATUS", "guard", "release"]
+
+FAILED_STATUS: Final = 1
+"""Exit status of a process whose last save failed without anyone having been told."""
+
+
+class Closing(Protocol):
+    """What can be finished before the process ends."""
+
+    def close(self) -> None:
+        """Wait for what is under way; raise what failed and was not reported."""
+
+
+_open: dict[int, Closing] = {}
+_lock = threading.Lock()
+_owner = os.getpid()
+_failed = False
+
+
+def guard(closing: Closing) -> None:
+    """Close `closing` before the process ends, unless it is released first."""
+    with _lock:
+        _open[id(closing)] = closing
+
+
+def release(closing: Closing) -> None:
+    """Forget `closing`: it is closed."""
+    with _lock:
+        _open.pop(id(closing), None)
+
+
+def _close_all() -> None:
+    global _failed
+    if os.getpid() != _owner:
+        return
+    while _open:
+        with _lock:
+            _, closing = _open.popitem()
+        try:
+            closing.close()
+        except BaseException:
+            _failed = True
+            traceback.print_exc()
+
+
+def _set_status() -> None:
+    """Leave with a failure. `os._exit` is the only way to change the status this late."""
+    if not _failed or os.getpid() != _owner:
+        return
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not stream.closed:
+            stream.flush()
+    os._exit(FAILED_STATUS)
+
+
+atexit.register(_set_status)
+# Private, but stable from Python 3.9 on, and the only hook that runs early enough.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # not in typeshed

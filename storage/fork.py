@@ -1,0 +1,223 @@
+"""A new run from a step of another: everything the step needs is copied, nothing is shared.
+
+Data first, manifest last: until the manifest is there, the new run lists no step. Whoever is
+interrupted starts again with the same arguments; what was copied is not copied again.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from storage.attempts import (
+    LEASE_TTL_SECONDS,
+    Attempt,
+    begin_attempt,
+    ensure_newest,
+    list_attempts,
+    release,
+    renew,
+)
+from storage.clock import Clock, utc_now
+from storage.errors import CorruptionError, NotFoundError, PreconditionFailedError
+from storage.files import Files
+from storage.layout import (
+    COMMIT_FILE,
+    MANIFESTS,
+    annotation_file,
+    asset_file,
+    manifest_file,
+    step_dir,
+)
+from storage.manifest import Manifest, ObjectRecord
+from storage.publish import publish_manifest
+from storage.run import Lineage, Run, StepInfo
+from storage.uri import StoreURI
+
+__all__ = ["abandon_fork", "fork_run"]
+
+
+def fork_run(
+    source: Run,
+    step: StepInfo,
+    target: StoreURI,
+    *,
+    by: str,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock = utc_now,
+) -> StepInfo:
+    """Make the run `target`, whose only step is a copy of `step`; that step.
+
+    Args:
+        source: the run to fork from.
+        step: one of its steps.
+        target: folder of the new run.
+        by: id of the writer that makes the copy; the same when an interrupted fork is taken up.
+        progress: called with (bytes copied, bytes in all); what it raises stops the fork.
+        clock: tells the time.
+
+    Raises:
+        PreconditionFailedError: `target` is a run already, and not this fork.
+        LeaseHeldError: another writer is making or using `target`.
+        FencedError: another writer took `target` over meanwhile.
+        CorruptionError: the step lacks files that its manifest names.
+        StoreFullError: no space or quota left.
+    """
+    manifest = source.manifest(step)
+    lineage = Lineage(
+        run=str(source.uri),
+        step=step.step,
+        attempt=step.attempt,
+        manifest_digest=manifest.digest(),
+    )
+    run = _create(source, target, lineage, by=by, clock=clock)
+    attempt = _attempt(run, by=by, clock=clock)
+    copied = manifest.model_copy(update={"attempt": attempt.number, "writer": by})
+    if run.objects.read(manifest_file(copied.step, copied.attempt)) is None:
+        keeper = _LeaseKeeper(run, attempt, clock)
+        _copy_objects(source, step, run, copied, keeper, progress)
+        _copy_small(source, step, run, copied)
+        keeper.keep()
+        publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
+    release(run.objects, attempt, clock=clock)
+    return run.step(step.step)
+
+
+def abandon_fork(target: StoreURI, *, by: str) -> None:
+    """Remove what an unfinished fork by `by` left; a finished one, or another's run, stays."""
+    run = Run(target)
+    attempts = list_attempts(run.objects)
+    owned = bool(attempts) and all(attempt.writer == by for attempt in attempts)
+    if owned and not run.objects.list(MANIFESTS):
+        Files.open(target.parent).delete_tree(target.name)
+
+
+class _LeaseKeeper:
+    """Renews the lease of an attempt between two files."""
+
+    def __init__(self, run: Run, attempt: Attempt, clock: Clock) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._clock = clock
+        self._due: datetime | None = None
+
+    def keep(self) -> None:
+        """Renew, if a third of the lease's time has gone since the last renewal.
+
+        Raises:
+            FencedError: another writer took the run over.
+        """
+        now = self._clock()
+        if self._due is None or now >= self._due:
+            renew(self._run.objects, self._attempt, clock=self._clock)
+            self._due = now + timedelta(seconds=LEASE_TTL_SECONDS / 3)
+
+
+def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: Clock) -> Run:
+    """The new run, or the one that an interrupted fork of the same step left."""
+    info = source.info()
+    try:
+        return Run.create(
+            target,
+            labels=info.labels,
+            lineage=lineage,
+            config_digest=info.config_digest,
+            environment=info.environment,
+            exist_ok=False,
+            clock=clock,
+        )
+    except PreconditionFailedError:
+        run = Run.open(target, clock=clock)
+        mine = all(attempt.writer == by for attempt in run.attempts())
+        if run.info().lineage != lineage or not mine:
+            raise
+        return run
+
+
+def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
+    """The attempt that an interrupted fork began, or a new one."""
+    begun = run.attempts()
+    if begun and begun[-1].writer == by:
+        return begun[-1]
+    return begin_attempt(run.objects, writer=by, base_step=-1, clock=clock)
+
+
+def _copy_objects(
+    source: Run,
+    step: StepInfo,
+    run: Run,
+    manifest: Manifest,
+    keeper: _LeaseKeeper,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    origin = Files.open(source.step_uri(step))
+    target = Files.open(run.uri / step_dir(manifest.attempt, manifest.step))
+    present = {entry.name: entry.size for entry in origin.walk()}
+    records = _records(manifest, present, origin.uri)
+    done, total = 0, sum(record.size for record in records)
+    copied = {entry.name: entry.size for entry in target.walk()}
+    for record in records:
+        keeper.keep()
+        if copied.get(record.name) != record.size:
+            origin.copy(record.name, target, record.name)
+            _check_copy(target, record)
+        done += record.size
+        if progress is not None:
+            progress(done, total)
+
+
+def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> list[ObjectRecord]:
+    """What to copy, the commit marker last; a folder without it is no checkpoint.
+
+    Raises:
+        CorruptionError: the manifest names files that are missing or of another size.
+    """
+    wrong = [
+        f"{record.name}: {record.size} bytes, found {present.get(record.name, 'none')}"
+        for record in manifest.objects
+        if present.get(record.name) != record.size
+    ]
+    if wrong:
+        raise CorruptionError(
+            "the step is damaged",
+            path=path,
+            expected="every file that its manifest names: " + "; ".join(wrong[:20]),
+            found=f"{len(wrong)} missing or of another size",
+            next_step="Fork from another step, or restore the files from a backup.",
+        )
+    records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
+    return sorted(records, key=lambda record: (record.name == COMMIT_FILE, record.name))
+
+
+def _check_copy(target: Files, record: ObjectRecord) -> None:
+    size = target.stat(record.name).size
+    if size != record.size:
+        raise CorruptionError(
+            "the copy is not whole",
+            path=target.uri / record.name,
+            expected=f"{record.size} bytes",
+            found=f"{size}",
+            next_step="Start the fork again.",
+        )
+
+
+def _copy_small(source: Run, step: StepInfo, run: Run, manifest: Manifest) -> None:
+    """Assets, and the labels and metrics of the step."""
+    for asset in manifest.assets:
+        key = asset_file(asset.sha256)
+        run.objects.write(key, _required(source, key))
+    annotation = source.objects.read(annotation_file(step.step, step.attempt))
+    if annotation is not None:
+        name = annotation_file(manifest.step, manifest.attempt)
+        run.objects.write(name, annotation.value)
+
+
+def _required(source: Run, key: str) -> bytes:
+    found = source.objects.read(key)
+    if found is None:
+        raise NotFoundError(
+            "an asset is gone",
+            path=source.uri / key,
+            expected="a file that the manifest names",
+            found="nothing",
+            next_step="Save the model again with its tokenizer files.",
+        )
+    return found.value

@@ -1,0 +1,327 @@
+"""Small objects with conditions, over TensorStore: file, gcs, s3 and memory alike.
+
+A generation is an opaque stamp of one stored value. `write_if` and `delete_if` act only if the
+stamp is still the one given: the compare-and-swap that everything shared in a run rests on.
+"""
+
+import builtins
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import tensorstore as ts
+
+from storage.errors import (
+    InvalidURIError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    translate,
+)
+from storage.records import canonical_json, load_json
+from storage.uri import StoreURI, check_segment, parse_uri
+
+__all__ = ["DEADLINE_SECONDS", "ObjectStore", "Versioned", "store_context"]
+
+DEADLINE_SECONDS = 90.0
+"""How long one call may take, retries included, before the store counts as unavailable."""
+
+_RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "4s"}
+_READS_AT_ONCE = 64
+_PARSED_KEPT = 100_000
+_HIDDEN_SUFFIXES = (".__lock",)
+
+
+T = TypeVar("T")
+
+
+class Versioned(NamedTuple):
+    """A value and the generation it had when it was read."""
+
+    value: bytes
+    generation: bytes
+
+
+@functools.cache
+def store_context() -> ts.Context:
+    """The one TensorStore context of this process: shared connections, retries that end."""
+    return ts.Context(
+        {
+            "gcs_request_retries": _RETRIES,
+            "s3_request_retries": _RETRIES,
+            "file_io_sync": True,
+        }
+    )
+
+
+_open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
+_open_lock = threading.Lock()
+
+
+class ObjectStore:
+    """The small objects below one folder. Safe for use by many threads.
+
+    Every method raises `StoreUnavailableError` if the store gives no answer and
+    `InvalidURIError` for a key that is not a plain relative path.
+    """
+
+    def __init__(self, uri: StoreURI) -> None:
+        self.uri = uri
+        self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
+        spec = uri.kvstore_spec()
+        try:
+            self._kv = ts.KvStore.open(spec, context=store_context()).result(
+                timeout=DEADLINE_SECONDS
+            )
+        except (ValueError, OSError) as exc:
+            raise translate(exc, path=uri) from exc
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({str(self.uri)!r})"
+
+    @classmethod
+    def open(cls, uri: StoreURI | str | os.PathLike[str]) -> "ObjectStore":
+        """The store of the folder `uri`, one per folder and process; it need not exist.
+
+        Raises:
+            InvalidURIError: `uri` is malformed.
+            StoreUnavailableError: the store can't be opened.
+        """
+        parsed = parse_uri(uri)
+        key = (
+            str(parsed),
+            os.environ.get("TENSORSTORE_GCS_HTTP_URL"),
+            os.environ.get("AWS_ENDPOINT_URL"),
+        )
+        with _open_lock:
+            store = _open_stores.get(key)
+            if store is None:
+                store = _open_stores[key] = cls(parsed)
+            return store
+
+    def read(self, key: str) -> Versioned | None:
+        """The value at `key`, or None if there is none."""
+        result = self._wait(self._kv.read(self._checked(key)), key)
+        return _versioned(result)
+
+    def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
+        """The values at `keys`, read many at a time."""
+        names = [self._checked(key) for key in keys]
+        values: dict[str, Versioned | None] = {}
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            futures = [(name, self._kv.read(name)) for name in window]
+            for name, future in futures:
+                values[name] = _versioned(self._wait(future, name))
+        return values
+
+    def parse_many(self, keys: Iterable[str], parse: Callable[[bytes, object], T]) -> dict[str, T]:
+        """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
+
+        Results are kept by generation: an object that has not changed is neither sent nor parsed
+        again. Give the same function each time, and let it return something small.
+        """
+        results: dict[str, T] = {}
+        names = [self._checked(key) for key in keys]
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            known = [self._parsed.get((name, parse)) for name in window]
+            futures = [
+                self._kv.read(name, if_not_equal=have[0] if have else None)
+                for name, have in zip(window, known, strict=True)
+            ]
+            for name, have, future in zip(window, known, futures, strict=True):
+                result = self._wait(future, name)
+                if result.state == "value":
+                    value = parse(bytes(result.value), self.uri / name)
+                    self._remember((name, parse), (bytes(result.stamp.generation), value))
+                    results[name] = value
+                elif result.state == "unspecified" and have is not None:
+                    results[name] = have[1]
+        return results
+
+    def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
+        while len(self._parsed) >= _PARSED_KEPT:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
+                del self._parsed[next(iter(self._parsed))]
+        self._parsed[key] = value
+
+    def write(self, key: str, value: bytes) -> bytes:
+        """Store `value` at `key` whatever is there; the new generation.
+
+        Raises:
+            StoreFullError: no space or quota left.
+        """
+        stamp = self._wait(self._kv.write(self._checked(key), value), key)
+        return bytes(stamp.generation)
+
+    def write_if(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        generation: bytes | None,
+        same_is_success: bool = False,
+    ) -> bytes:
+        """Store `value` at `key` if it is still as last seen; the new generation.
+
+        Args:
+            key: the object's name.
+            value: its new bytes.
+            generation: the generation last seen; None: there must be none.
+            same_is_success: finding exactly `value` there counts as having written it. Over a
+                network, a write whose answer was lost is tried again and then loses against
+                itself. Set this where the bytes are unique to this call, or equal is as good.
+
+        Raises:
+            PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
+            StoreFullError: no space or quota left.
+        """
+        self._checked(key)
+        if generation is None:
+            result = self._wait(self._kv.read(key), key)
+            current = _versioned(result)
+            if current is not None:
+                return self._lost(key, value, None, current, same_is_success)
+            condition = result.stamp.generation
+        else:
+            condition = generation
+        stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+        if stamp.generation:
+            return bytes(stamp.generation)
+        return self._lost(key, value, generation, self.read(key), same_is_success)
+
+    def _lost(
+        self,
+        key: str,
+        value: bytes,
+        generation: bytes | None,
+        current: Versioned | None,
+        same_is_success: bool,
+    ) -> bytes:
+        if same_is_success and current is not None and current.value == value:
+            return current.generation
+        raise PreconditionFailedError(
+            "changed by someone else",
+            path=self.uri / key,
+            expected="no object" if generation is None else "the generation last read",
+            found="no object" if current is None else "another one",
+            next_step="Read it again and decide anew.",
+            current=current,
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; nothing happens if it does not exist."""
+        self._wait(self._kv.write(self._checked(key), None), key)
+
+    def delete_if(self, key: str, *, generation: bytes) -> None:
+        """Remove `key` if it is still as last seen; absent already is fine.
+
+        Raises:
+            PreconditionFailedError: it changed; `current` is a `Versioned`.
+        """
+        stamp = self._wait(self._kv.write(self._checked(key), None, if_equal=generation), key)
+        if not stamp.generation:
+            current = self.read(key)
+            if current is not None:
+                raise PreconditionFailedError(
+                    "changed by someone else",
+                    path=self.uri / key,
+                    expected="the generation last read",
+                    found="another one",
+                    next_step="Read it again and decide anew.",
+                    current=current,
+                )
+
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
+        found = self._wait(self._kv.list(_range(prefix)), prefix)
+        names = (key.decode("utf-8", "surrogateescape") for key in found)
+        return sorted(name for name in names if not name.endswith(_HIDDEN_SUFFIXES))
+
+    def children(self, prefix: str) -> builtins.list[str]:
+        """Names of the objects directly in the folder `prefix`, sorted, without walking below it.
+
+        The names are whole keys: they start with `prefix`.
+        """
+        folder = f"{prefix.removesuffix('/')}/"
+        if self.uri.scheme == "memory":
+            return [name for name in self.list(folder) if "/" not in name[len(folder) :]]
+        from storage.files import Files
+
+        entries = Files.open(self.uri).list(folder)
+        return [f"{folder}{entry.name}" for entry in entries if not entry.is_dir]
+
+    def delete_prefix(self, prefix: str) -> None:
+        """Remove all keys that start with `prefix`, which must not be empty.
+
+        Raises:
+            InvalidURIError: `prefix` is empty or no path.
+        """
+        self._checked(prefix.removesuffix("/"))
+        self._wait(self._kv.delete_range(_range(prefix)), prefix)
+
+    def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """(JSON object, generation) at `key`, or None.
+
+        Raises:
+            UnsupportedFormatError: it is no JSON object.
+        """
+        found = self.read(key)
+        if found is None:
+            return None
+        return load_json(found.value, path=self.uri / key), found.generation
+
+    def write_json_if(
+        self,
+        key: str,
+        value: dict[str, Any],
+        *,
+        generation: bytes | None,
+        same_is_success: bool = False,
+    ) -> bytes:
+        """`write_if` of the canonical JSON of `value`.
+
+        Raises:
+            PreconditionFailedError: it changed.
+            UnsupportedFormatError: `value` is not JSON.
+        """
+        data = canonical_json(value, path=self.uri / key)
+        return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
+
+    def _checked(self, key: str) -> str:
+        for segment in key.split("/"):
+            check_segment(segment, within=f"{self.uri}/{key}")
+        return key
+
+    def _wait(self, future: Any, key: str) -> Any:
+        try:
+            return future.result(timeout=DEADLINE_SECONDS)
+        except TimeoutError as exc:
+            future.cancel()
+            raise StoreUnavailableError(
+                "the store does not answer",
+                path=f"{self.uri}/{key}",
+                expected=f"an answer within {DEADLINE_SECONDS:g} s",
+                found="none; a write may or may not have been done",
+                next_step="Check that the store can be reached from here, then try again.",
+            ) from exc
+        except (ValueError, OSError) as exc:
+            raise translate(exc, path=f"{self.uri}/{key}") from exc
+
+
+def _versioned(result: Any) -> Versioned | None:
+    if result.state != "value":
+        return None
+    return Versioned(bytes(result.value), bytes(result.stamp.generation))
+
+
+def _range(prefix: str) -> ts.KvStore.KeyRange:
+    if not prefix:
+        return ts.KvStore.KeyRange()
+    if any(segment in (".", "..") for segment in prefix.split("/")) or prefix.startswith("/"):
+        raise InvalidURIError("invalid prefix", expected="a relative prefix", found=repr(prefix))
+    low = prefix.encode()
+    return ts.KvStore.KeyRange(low, low[:-1] + bytes([low[-1] + 1]))

@@ -1,0 +1,101 @@
+"""Start an asynchronous Orbax save of one step, with our options. Imports JAX and Orbax."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Any, Final, NamedTuple, Protocol
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from storage.leaf_forms import LeafForm
+from storage.records import canonical_json
+from storage.trees import nest
+from storage.uri import StoreURI
+
+__all__ = [
+    "CUSTOM_KEY",
+    "DATA_FILE_BYTES",
+    "META_ITEM",
+    "SaveResponse",
+    "StoredItem",
+    "meta_digest",
+    "start_save",
+]
+
+META_ITEM: Final = "meta"
+"""The item that holds JSON; all others are trees."""
+
+CUSTOM_KEY: Final = "cairn"
+"""Our part of Orbax's custom metadata: which items there are, and leaves stored in another form."""
+
+DATA_FILE_BYTES: Final = 64 << 20
+_TIMEOUT_SECONDS: Final = 3600
+
+
+class StoredItem(NamedTuple):
+    """One tree as it is handed to Orbax.
+
+    Attributes:
+        leaves: by path, without those that have no elements.
+        forms: of the leaves that are stored differently, by path.
+    """
+
+    leaves: Mapping[str, Any]
+    forms: Mapping[str, LeafForm]
+
+
+class SaveResponse(Protocol):
+    """Orbax's handle of a save."""
+
+    def result(self, timeout: float | None = None) -> None:
+        """Return once Orbax has committed; raise what failed."""
+
+
+def meta_digest(meta: Mapping[str, Any]) -> str:
+    """SHA-256 of the meta item's canonical JSON: Orbax keeps JSON without a checksum."""
+    return f"sha256:{sha256(canonical_json(dict(meta))).hexdigest()}"
+
+
+def start_save(
+    folder: StoreURI, items: Mapping[str, StoredItem], meta: Mapping[str, Any]
+) -> SaveResponse:
+    """Begin to write a step into `folder`, which must not exist; all processes call this.
+
+    When it returns, everything has been copied off the devices or is held: the arrays may be
+    donated or deleted. The rest happens in Orbax's threads.
+    """
+    trees: dict[str, Any] = {name: nest(item.leaves) for name, item in items.items() if item.leaves}
+    trees[META_ITEM] = dict(meta)
+    custom = {
+        "version": 1,
+        "items": sorted([*items, META_ITEM]),
+        "meta_digest": meta_digest(meta),
+        "forms": {
+            name: {path: [form.kind, list(form.shape), form.dtype] for path, form in forms.items()}
+            for name, (_, forms) in items.items()
+            if forms
+        },
+    }
+    with _context(items):
+        response: SaveResponse = ocp.save_checkpointables_async(
+            folder.orbax_path(), trees, custom_metadata={CUSTOM_KEY: custom}
+        )
+    return response
+
+
+def _context(items: Mapping[str, StoredItem]) -> Any:
+    context = ocp.Context()
+    saving = context.array.saving
+    saving.use_compression = False  # zstd saves 10 % of weights for 3 to 6 times the time
+    saving.ocdbt_target_data_file_size = DATA_FILE_BYTES
+    # With one process there is nothing to share out; it would only compile a slice per leaf.
+    saving.use_replica_parallel = jax.process_count() > 1
+    # The folder is new by construction: attempts are numbered, and a step is tried once in each.
+    context.file.skip_sync_file_validations = True
+    context.asynchronous.timeout_secs = _TIMEOUT_SECONDS
+    registry = ocp.handlers.local_registry(include_global_registry=True)
+    registry.add(ocp.handlers.JsonHandler, checkpointable_name=META_ITEM)
+    for name in items:
+        registry.add(ocp.handlers.PyTreeHandler, checkpointable_name=name)
+    context.checkpointables.registry = registry
+    return context

@@ -1,0 +1,162 @@
+"""The background half of a save: from Orbax's commit to a durable step. Imports JAX.
+
+    Orbax commits -> sync -> list -> assets, labels -> fence -> manifest -> durable
+
+Until the manifest is written nothing lists the step; whatever fails before leaves it unlisted.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from storage import processes
+from storage.attempt_keeper import AttemptKeeper
+from storage.chunk_codec import ChunkTable
+from storage.clock import Clock, rfc3339
+from storage.errors import FencedError, SaveError, StorageError, translate
+from storage.layout import annotation_file, step_dir
+from storage.leaf_records import LeafDraft, leaf_records
+from storage.manifest import Manifest, ModelInfo
+from storage.objects import ObjectStore
+from storage.orbax_save import SaveResponse
+from storage.publish import environment, list_objects, publish_manifest, put_assets, sync_folder
+from storage.save_handle import SaveHandle
+
+__all__ = ["SaveJob", "failure", "job_environment", "remove_leftovers"]
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """One save that Orbax has started. It holds no arrays.
+
+    Attributes:
+        handle: what the caller waits on.
+        response: Orbax's handle.
+        guard: keeps the chunk codec in force; closed once Orbax is done.
+        table: how each array was cut; complete once Orbax is done.
+        items: names of the stored items.
+        leaves: every leaf, without data.
+        model: for the manifest.
+        assets: small files by name.
+        annotation: labels and metrics as stored, if any.
+        objects: the run's objects.
+        keeper: holds the attempt that this writes in.
+        clock: tells the time.
+        writer: id of the writer.
+    """
+
+    handle: SaveHandle
+    response: SaveResponse
+    guard: ExitStack
+    table: ChunkTable
+    items: tuple[str, ...]
+    leaves: tuple[LeafDraft, ...]
+    model: ModelInfo | None
+    assets: Mapping[str, bytes]
+    annotation: bytes | None
+    objects: ObjectStore
+    keeper: AttemptKeeper
+    clock: Clock
+    writer: str
+
+    def run(self, durable: Callable[[int], None]) -> None:
+        """Wait for Orbax, publish, and finish the handle with what came of it.
+
+        Args:
+            durable: called with the step before those who wait learn that it is durable.
+        """
+        handle, error = self.handle, None
+        committed = False
+        try:
+            self.response.result()
+            committed = True
+            if processes.is_primary():
+                self._publish()
+        except BaseException as exc:
+            error = failure(exc, handle.uri)
+        finally:
+            self.guard.close()
+        try:
+            if processes.is_primary() or error is None:
+                processes.share_outcome(f"cairn/{handle.uri}", error)
+        except BaseException as exc:
+            error = error or failure(exc, handle.uri)
+        if error is None:
+            durable(handle.step)
+        else:
+            self.keeper.drop()
+            if not committed:
+                remove_leftovers(self.objects, handle)
+        handle.finish(error)
+
+    def _publish(self) -> None:
+        step, attempt = self.handle.step, self.handle.attempt
+        sync_folder(self.handle.uri)
+        if self.annotation is not None:
+            self.objects.write(annotation_file(step, attempt), self.annotation)
+        manifest = Manifest(
+            step=step,
+            attempt=attempt,
+            created=rfc3339(self.clock()),
+            writer=self.writer,
+            items=self.items,
+            leaves=leaf_records(self.leaves, self.table),
+            objects=list_objects(self.handle.uri),
+            assets=put_assets(self.objects, self.assets),
+            model=self.model,
+            environment=job_environment(),
+        )
+        publish_manifest(self.objects, manifest, self.keeper.fence)
+        self.keeper.ensure_counts(step)
+
+
+def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
+    """Make room after a save that Orbax did not commit: nobody will read what it wrote.
+
+    With several processes the others may still be writing: what is left then is for `cairn gc`.
+    """
+    if jax.process_count() > 1:
+        return
+    folder = handle.uri
+    try:
+        if folder.scheme != "file":
+            objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
+            return
+        parent, temporary = folder.parent.local_path, f"{folder.name}.orbax-checkpoint-tmp"
+        for name in os.listdir(parent):
+            if name == folder.name or name.startswith(temporary):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+    except (OSError, StorageError):
+        return  # the save has failed already, and that is what the caller is told
+
+
+def failure(exc: BaseException, path: object) -> StorageError:
+    """What a failed save raises: a SaveError, or the FencedError that it was."""
+    known = translate(exc, path=path)
+    if not isinstance(known, SaveError | FencedError):
+        known = SaveError(
+            "the save failed",
+            path=path,
+            expected="a durable step",
+            found=str(known),
+            next_step="What was stored before is untouched; mend the cause and save again.",
+        )
+    if known is not exc:
+        known.__cause__ = exc
+    return known
+
+
+def job_environment() -> dict[str, Any]:
+    """Versions, host and devices of this job."""
+    return environment(
+        {
+            "processes": jax.process_count(),
+            "devices": jax.device_count(),
+            "device_kind": jax.devices()[0].device_kind,
+        }
+    )

@@ -1,0 +1,40 @@
+"""A control plane over a store in a temporary folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+
+BASE_URL = "http://127.0.0.1:8321"
+PEER = ("127.0.0.1", 50000)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Folder of the root `default`."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def settings(root: Path, tmp_path: Path) -> Settings:
+    return Settings(root=str(root), data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def app(settings: Settings) -> FastAPI:
+    """Without the job engine, which a process can have only once."""
+    return create_app(settings, jobs=False)
+
+
+@pytest.fixture
+def http(app: FastAPI) -> Iterator[TestClient]:
+    """Asks the application, from this machine."""
+    with TestClient(app, base_url=BASE_URL, client=PEER) as client:
+        yield client

@@ -1,0 +1,130 @@
+"""Real llama-shaped checkpoints, and a control plane that runs jobs, for tests of jobs."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from state.decoder.config import DecoderConfig
+from storage.checkpointer import Checkpointer
+from storage.manifest import ModelInfo
+from storage.trees import nest
+from tests.service.conftest import BASE_URL, PEER
+
+CONFIG = DecoderConfig(
+    model_type="llama",
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+)
+ASSETS = {
+    "tokenizer.json": b'{"version": "1.0"}',
+    "generation_config.json": b'{"max_length": 64}',
+    "config.json": b"never exported: ours is",
+}
+
+
+def shapes_of(config: DecoderConfig = CONFIG) -> dict[str, tuple[int, ...]]:
+    """Every leaf of a llama of this config."""
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    query = config.num_attention_heads * config.head_dim
+    key = config.num_key_value_heads * config.head_dim
+    layer = {
+        "self_attn/q_proj/kernel": (hidden, query),
+        "self_attn/k_proj/kernel": (hidden, key),
+        "self_attn/v_proj/kernel": (hidden, key),
+        "self_attn/o_proj/kernel": (query, hidden),
+        "mlp/gate_proj/kernel": (hidden, mlp),
+        "mlp/up_proj/kernel": (hidden, mlp),
+        "mlp/down_proj/kernel": (mlp, hidden),
+        "input_layernorm/scale": (hidden,),
+        "post_attention_layernorm/scale": (hidden,),
+    }
+    shapes = {"model/embed_tokens/embedding": (config.vocab_size, hidden)}
+    for number in range(config.num_hidden_layers):
+        shapes |= {f"model/layers/{number}/{name}": shape for name, shape in layer.items()}
+    return shapes | {"model/norm/scale": (hidden,)}
+
+
+def leaves_of(config: DecoderConfig = CONFIG, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random weights."""
+    numbers = np.random.default_rng(seed)
+    return {
+        path: numbers.standard_normal(shape, dtype=np.float32)
+        for path, shape in shapes_of(config).items()
+    }
+
+
+def save_llama(
+    run_uri: object,
+    steps: tuple[int, ...] = (1,),
+    *,
+    config: DecoderConfig = CONFIG,
+    model_type: str = "llama",
+) -> dict[int, dict[str, np.ndarray]]:
+    """Save a model and something like its optimizer's state; the model's leaves by step."""
+    saved = {}
+    info = ModelInfo(
+        model_type=model_type,
+        model_class="DecoderForCausalLM",
+        config={**config.to_dict(), "model_type": model_type},
+    )
+    with Checkpointer(run_uri) as checkpointer:
+        for step in steps:
+            saved[step] = leaves_of(config, seed=step)
+            items = {
+                "model": nest(saved[step]),
+                "optimizer": {
+                    "mu": {"embedding": np.ones((4, 4), np.float32)},
+                    "count": np.int32(step),
+                },
+            }
+            checkpointer.save(
+                step, items, meta={"step": step}, model=info, assets=ASSETS, labels={"by": "test"}
+            ).wait()
+    return saved
+
+
+@contextmanager
+def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
+    """A control plane with its job engine, in this process."""
+    app = create_app(Settings(root=str(root), data_dir=data, **settings))
+    with TestClient(app, base_url=BASE_URL, client=PEER) as client:
+        yield client
+
+
+def watch(http: TestClient, operation: str) -> dict[str, object]:
+    """The operation once it has ended, from its event stream."""
+    last = None
+    with http.stream("GET", f"/v1/operations/{operation}/events") as stream:
+        assert stream.status_code == 200, stream.read()
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                last = json.loads(line.removeprefix("data: "))
+    assert last is not None
+    return last
+
+
+def done(http: TestClient, path: str, body: dict[str, object]) -> dict[str, object]:
+    """Start a job and see it succeed; the operation."""
+    answer = http.post(path, json=body)
+    assert answer.status_code == 202, answer.text
+    ended = watch(http, answer.json()["id"])
+    assert ended["state"] == "succeeded", ended
+    return ended
+
+
+def tries(root: Path, run: str) -> list[Path]:
+    """Folders of export tries, published or not."""
+    return sorted(path for path in (root / run / "exports").glob("*/*/*") if path.is_dir())

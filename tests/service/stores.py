@@ -1,0 +1,83 @@
+"""Runs for tests of the control plane: real layout, real manifests, no arrays."""
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+
+from storage.annotations import Annotation
+from storage.attempts import Attempt, begin_attempt, release
+from storage.clock import rfc3339, utc_now
+from storage.layout import annotation_file, step_dir, trash_file
+from storage.manifest import LeafRecord, Manifest, ModelInfo
+from storage.publish import publish_manifest
+from storage.records import canonical_json
+from storage.run import Run
+from storage.uri import StoreURI
+
+BYTES_PER_STEP = 4 * 4 * 4
+
+
+def make_run(
+    uri: StoreURI | str | PathLike[str],
+    steps: Iterable[int] = (),
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> Run:
+    """A run whose first attempt has saved these steps."""
+    run = Run.create(uri, labels=labels or {})
+    steps = list(steps)
+    if steps:
+        add_steps(run, steps)
+    return run
+
+
+def add_steps(run: Run, steps: Iterable[int], *, base_step: int = -1) -> Attempt:
+    """Save steps as a new attempt."""
+    attempt = begin_attempt(run.objects, writer="trainer", base_step=base_step)
+    for step in steps:
+        publish(run, attempt.number, step)
+    release(run.objects, attempt)
+    return attempt
+
+
+def publish(run: Run, attempt: int, step: int) -> Manifest:
+    """Save one step in an attempt that was begun."""
+    manifest = Manifest(
+        step=step,
+        attempt=attempt,
+        created=rfc3339(utc_now()),
+        writer="trainer",
+        items=("model", "optimizer"),
+        leaves=(
+            LeafRecord(item="model", path="kernel", shape=(4, 2), dtype="float32"),
+            LeafRecord(item="optimizer", path="mu/kernel", shape=(4, 2), dtype="float32"),
+        ),
+        model=ModelInfo(model_type="llama", model_class="LlamaForCausalLM"),
+    )
+    run.objects.write(f"{step_dir(attempt, step)}/commit_success.txt", b"")
+    publish_manifest(run.objects, manifest, lambda: None)
+    return manifest
+
+
+def begin_saving(run: Run, step: int) -> Attempt:
+    """A writer that holds the run and is in the middle of a save."""
+    attempt = begin_attempt(run.objects, writer="trainer", base_step=step - 1)
+    run.objects.write(f"{step_dir(attempt.number, step)}/model/half", b"half")
+    return attempt
+
+
+def trash(run: Run, step: int, attempt: int = 1) -> None:
+    """Delete a step softly."""
+    run.objects.write(trash_file(step, attempt), canonical_json({"by": "test"}))
+
+
+def annotate(
+    run: Run,
+    step: int,
+    attempt: int = 1,
+    *,
+    labels: Mapping[str, str] | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> None:
+    """Set labels and metrics of a step."""
+    annotation = Annotation(labels=dict(labels or {}), metrics=dict(metrics or {}))
+    run.objects.write(annotation_file(step, attempt), annotation.to_bytes())

@@ -1,0 +1,307 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from alembic import command
+from fastapi.testclient import TestClient
+from sqlalchemy import inspect, select
+
+from service.app import create_app
+from service.catalog import rows
+from service.catalog.engine import Catalog
+from service.catalog.migrate import configuration
+from service.catalog.models import AuditRow, CheckpointRow, RunRow
+from service.catalog.refresh import Index, Rebuilt
+from service.catalog.snapshot import take_snapshot
+from service.catalog.stamps import take_stamp
+from service.errors import SettingsError
+from storage.run import Run, list_runs
+from storage.uri import parse_uri
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.stores import add_steps, annotate, make_run, publish, trash
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    catalog = Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")
+    yield catalog
+    catalog.close()
+
+
+@pytest.fixture
+def index(catalog):
+    return Index(catalog)
+
+
+def everything(http):
+    """All that the API lists of a store."""
+    found = {}
+    for run in http.get("/v1/runs").json()["runs"]:
+        path = f"/v1/roots/{run['root']}/runs/{run['name']}"
+        found[path] = [
+            run,
+            http.get(f"{path}/checkpoints", params={"state": "all"}).json(),
+            http.get(f"{path}/aliases").json(),
+        ]
+    return found
+
+
+def test_deleted_catalog_comes_back_from_the_store(root, settings):
+    first = make_run(root / "first", [1, 2, 3], labels={"team": "nlp"})
+    add_steps(first, [3, 4], base_step=2)
+    annotate(first, 4, 2, labels={"eval": "passed"}, metrics={"loss": 0.5})
+    trash(first, 1)
+    make_run(root / "second", [10])
+    path = "/v1/roots/default/runs/first/checkpoints"
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+        for step, alias in ((4, "production"), (2, "staging")):
+            http.post(
+                f"{path}/{step}:promote", json={"alias": alias}, headers={"If-None-Match": "*"}
+            )
+        before = everything(http)
+    for file in settings.data_dir.glob("catalog.sqlite*"):
+        file.unlink()
+    catalog = Catalog.open(settings.database_url)
+    assert Index(catalog).rebuild(settings.root_uris) == Rebuilt(runs=2, checkpoints=6, aliases=2)
+    catalog.close()
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+        assert everything(http) == before
+    assert len(before) == 2
+
+
+def test_deleted_catalog_needs_no_rebuild_to_list(root, settings):
+    make_run(root / "run", [1, 2])
+    listings = []
+    for _ in range(2):
+        with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+            listings.append(everything(http))
+        for file in settings.data_dir.glob("catalog.sqlite*"):
+            file.unlink()
+    assert listings[0] == listings[1]
+
+
+def test_rebuild_keeps_the_audit_trail_and_drops_what_is_gone(index, catalog, root):
+    run = make_run(root / "run", [1, 2])
+    make_run(root / "gone", [1])
+    roots = {"default": parse_uri(root), "closed": parse_uri(root)}
+    index.rebuild(roots)
+    with catalog.write() as session:
+        moment = session.scalars(select(RunRow.created)).first()
+        session.add(
+            AuditRow(at=moment, actor="a", action="x", root="default", run="gone", detail={})
+        )
+    run.objects.delete("manifests/2.1.json")
+    (root / "gone" / "run.json").unlink()
+    assert index.rebuild({"default": parse_uri(root)}) == Rebuilt(runs=1, checkpoints=1, aliases=0)
+    with catalog.read() as session:
+        assert len(session.scalars(select(AuditRow)).all()) == 1
+
+
+def test_rebuild_mends_rows_that_say_other_than_the_store(index, catalog, root):
+    make_run(root / "run", [1])
+    index.rebuild({"default": parse_uri(root)})
+    with catalog.write() as session:
+        row = session.scalars(select(CheckpointRow)).one()
+        row.nbytes, row.items = 7, ["nothing"]
+    index.rebuild({"default": parse_uri(root)})
+    with catalog.read() as session:
+        row = session.scalars(select(CheckpointRow)).one()
+    assert (row.nbytes, row.items) == (64, ["model", "optimizer"])
+
+
+def test_models_are_what_the_migrations_make(catalog):
+    with catalog.engine.connect() as connection:
+        command.check(configuration(connection))
+
+
+def test_migrations_go_down_and_up_again(catalog):
+    with catalog.engine.begin() as connection:
+        command.downgrade(configuration(connection), "base")
+    assert inspect(catalog.engine).get_table_names() == ["alembic_version"]
+    with catalog.engine.begin() as connection:
+        command.upgrade(configuration(connection), "head")
+    assert "runs" in inspect(catalog.engine).get_table_names()
+
+
+def test_sqlite_waits_for_writers_and_keeps_references(catalog):
+    with catalog.read() as session:
+        connection = session.connection()
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+
+
+def test_servers_that_start_together_migrate_once(tmp_path):
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    with ThreadPoolExecutor(4) as pool:
+        catalogs = list(pool.map(lambda _: Catalog.open(url), range(4)))
+    for catalog in catalogs:
+        catalog.close()
+
+
+def test_catalog_of_a_newer_version_is_left_alone(tmp_path):
+    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+    catalog = Catalog.open(url)
+    with catalog.write() as session:
+        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    catalog.close()
+    with pytest.raises(SettingsError, match=r"CAIRN_DATABASE_URL: .*made by a newer Cairn"):
+        Catalog.open(url)
+
+
+def test_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "catalog.sqlite").write_text("a text of some length, but no database at all" * 9)
+    with pytest.raises(SettingsError, match=r"cannot be opened: file is not a database"):
+        Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "sqlite", "oracle+nothing://x", "sqlite:////proc/x/y.sqlite"]
+)
+def test_database_url_that_names_no_database_is_refused(url):
+    with pytest.raises(SettingsError, match="CAIRN_DATABASE_URL"):
+        Catalog.open(url)
+
+
+def test_run_created_anew_under_an_old_name_has_nothing_of_the_old(index, catalog, root):
+    run = make_run(root / "run", [1, 2])
+    run.aliases.move("production", step=2, attempt=1, expect=None)
+    index.refresh_run("default", run)
+    for key in run.objects.list():
+        run.objects.delete(key)
+    again = make_run(root / "run", [2])
+    index.refresh_run("default", again)
+    with catalog.read() as session:
+        row = rows.find_run(session, "default", "run")
+        assert rows.count(session) == (1, 1, 0)
+        digest = session.scalars(select(CheckpointRow.manifest_digest)).one()
+    assert row.latest_step == 2
+    assert digest == again.step(2).manifest_digest
+
+
+def test_root_that_was_moved_has_nothing_of_the_old(index, catalog, tmp_path):
+    make_run(tmp_path / "old" / "run", [1, 2, 3])
+    make_run(tmp_path / "new" / "run", [7])
+    index.refresh_root("default", parse_uri(tmp_path / "old"))
+    index.refresh_root("default", parse_uri(tmp_path / "new"))
+    with catalog.read() as session:
+        row = rows.find_run(session, "default", "run")
+    assert (row.latest_step, row.uri) == (7, f"file://{tmp_path}/new/run")
+
+
+def test_refresh_reads_nothing_while_the_folders_rest(index, root, monkeypatch):
+    run = make_run(root / "run", [1])
+    settle(root / "run", monkeypatch)
+    taken = count_snapshots(monkeypatch)
+    index.refresh_run("default", run)
+    index.refresh_run("default", run)
+    assert len(taken) == 1
+    publish(run, 1, 2)
+    index.refresh_run("default", run)
+    assert len(taken) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: run.objects.delete("manifests/1.1.json"),
+        lambda run: run.aliases.move("production", step=1, attempt=1, expect=1),
+        lambda run: run.aliases.delete("production", expect=1),
+        lambda run: trash(run, 1),
+        lambda run: add_steps(run, [], base_step=0) or publish(run, 2, 1),
+        lambda run: run.objects.write("run.json", run.info().to_bytes()),
+    ],
+)
+def test_every_change_moves_the_stamp(root, monkeypatch, change):
+    run = make_run(root / "run", [1])
+    run.aliases.move("production", step=1, attempt=1, expect=None)
+    settle(root / "run", monkeypatch)
+    before = take_stamp(run.uri)
+    assert before.settled
+    change(run)
+    assert take_stamp(run.uri) != before
+
+
+def test_stamp_of_a_fresh_change_is_not_trusted(root):
+    run = make_run(root / "run", [1])
+    assert not take_stamp(run.uri).settled
+    assert take_stamp(parse_uri("gs://bucket/run")) is None
+
+
+def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):
+    run = make_run(root / "run", [1])
+    index.refresh_run("default", run)
+    reading, proceed = threading.Event(), threading.Event()
+    taken = []
+
+    def slow_snapshot(*args):
+        taken.append(args)
+        if len(taken) == 1:
+            reading.set()
+            assert proceed.wait(30)
+        return take_snapshot(*args)
+
+    monkeypatch.setattr("service.catalog.refresh.take_snapshot", slow_snapshot)
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(index.refresh_run, "default", run)
+        assert reading.wait(30)
+        publish(run, 1, 2)  # the first reader may have missed it: those who come now must not
+        others = [pool.submit(index.refresh_run, "default", run) for _ in range(8)]
+        proceed.set()
+        for future in (first, *others):
+            future.result(30)
+    assert 2 <= len(taken) <= 9
+    with index.catalog.read() as session:
+        assert rows.find_run(session, "default", "run").latest_step == 2
+
+
+def test_failed_refresh_is_tried_again_by_the_next_caller(index, root, monkeypatch):
+    run = make_run(root / "run", [1])
+    with monkeypatch.context() as patched:
+        patched.setattr("service.catalog.refresh.take_snapshot", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            index.refresh_run("default", run)
+    index.refresh_run("default", run)
+    with index.catalog.read() as session:
+        assert rows.count(session)[1] == 1
+
+
+def test_list_of_runs_is_what_the_store_lists(index, root):
+    for name in ("b", "a", "c"):
+        make_run(root / name)
+    uri = parse_uri(root)
+    assert index.refresh_root("default", uri) == list_runs(uri) == ["a", "b", "c"]
+
+
+def test_large_run_is_indexed_whole(index, catalog, root):
+    run = make_run(root / "run", [0])
+    manifest = run.objects.read("manifests/0.1.json").value
+    for step in range(1, 1500):
+        body = manifest.replace(b'"step":0', f'"step":{step}'.encode())
+        (root / "run" / "manifests" / f"{step}.1.json").write_bytes(body)
+    index.refresh_run("default", Run.open(run.uri))
+    with catalog.read() as session:
+        row = rows.find_run(session, "default", "run")
+    assert (row.checkpoint_count, row.latest_step) == (1500, 1499)
+    trash(run, 1499)
+    index.refresh_run("default", Run.open(run.uri))
+    with catalog.read() as session:
+        row = rows.find_run(session, "default", "run")
+    assert (row.checkpoint_count, row.latest_step) == (1499, 1498)
+
+
+def settle(folder, monkeypatch):
+    """Let a minute pass, for those who look at the folder's times."""
+    newest = max(path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")])
+    monkeypatch.setattr("service.catalog.stamps.time.time_ns", lambda: newest + 60_000_000_000)
+
+
+def count_snapshots(monkeypatch):
+    taken = []
+
+    def counted(*args):
+        taken.append(args)
+        return take_snapshot(*args)
+
+    monkeypatch.setattr("service.catalog.refresh.take_snapshot", counted)
+    return taken

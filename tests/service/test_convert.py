@@ -1,0 +1,160 @@
+import json
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+
+from storage.files import Files
+from storage.run import Run
+from storage.safetensors_stream import read_header, read_tensor
+from storage.uri import parse_uri
+from tests.service.jobs import ASSETS, done, save_llama, serving, tries, watch
+from tests.service.stores import begin_saving
+
+CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store")
+    return root, save_llama(root / "llama", steps=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def http(store, tmp_path_factory):
+    with serving(store[0], tmp_path_factory.mktemp("data")) as client:
+        yield client
+
+
+def artifact_of(http: TestClient, operation):
+    answer = http.get(f"/v1/artifacts/{operation['result']['artifact_id']}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_export_holds_the_weights_under_hugging_face_names(http, store):
+    operation = done(http, CONVERT, {"max_shard_size": "20KB"})
+    artifact = artifact_of(http, operation)
+    names = [file["name"] for file in artifact["files"]]
+    shards = [name for name in names if name.endswith(".safetensors")]
+    assert len(shards) > 2
+    assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= {*names}
+    files = Files.open(parse_uri(artifact["uri"]))
+    index = json.loads(files.read_range("model.safetensors.index.json", 0, 1 << 20))
+    leaves = store[1][1]
+    assert len(index["weight_map"]) == len(leaves)
+    name = "model.layers.1.mlp.down_proj.weight"
+    shard = index["weight_map"][name]
+    header = read_header(files, shard)
+    np.testing.assert_array_equal(
+        read_tensor(files, shard, name, header=header),
+        leaves["model/layers/1/mlp/down_proj/kernel"].T,
+    )
+
+
+def test_config_is_ours_and_assets_come_along(http):
+    artifact = artifact_of(http, done(http, CONVERT, {}))
+    base = f"/v1/artifacts/{artifact['id']}/files"
+    config = http.get(f"{base}/config.json").json()
+    assert (config["model_type"], config["hidden_size"]) == ("llama", 32)
+    assert http.get(f"{base}/tokenizer.json").content == ASSETS["tokenizer.json"]
+    assert http.get(f"{base}/generation_config.json").content == ASSETS["generation_config.json"]
+
+
+def test_dtype_is_honoured(http):
+    artifact = artifact_of(http, done(http, CONVERT, {"dtype": "bfloat16"}))
+    header = read_header(Files.open(parse_uri(artifact["uri"])), "model.safetensors")
+    assert {entry.dtype.name for entry in header.tensors.values()} == {"bfloat16"}
+    config = http.get(f"/v1/artifacts/{artifact['id']}/files/config.json").json()
+    assert config["dtype"] == "bfloat16"
+
+
+def test_pytorch_is_another_name_for_the_same_artifact(http):
+    one = done(http, CONVERT, {"format": "huggingface", "dtype": "float16"})
+    two = done(http, CONVERT, {"format": "pytorch", "dtype": "float16"})
+    assert one["id"] != two["id"]
+    assert one["result"]["artifact_id"] == two["result"]["artifact_id"]
+    assert (one["result"]["existing"], two["result"]["existing"]) == (False, True)
+
+
+def test_equal_sizes_written_differently_are_one_artifact(http, store):
+    one = done(http, CONVERT, {"max_shard_size": "30KB"})
+    before = tries(store[0], "llama")
+    two = done(http, CONVERT, {"max_shard_size": "30000"})
+    assert one["result"]["artifact_id"] == two["result"]["artifact_id"]
+    assert tries(store[0], "llama") == before
+
+
+def test_two_requests_at_once_are_one_operation(http, store):
+    before = len(tries(store[0], "llama"))
+    path = CONVERT.replace("/1:", "/2:")
+    answers = [http.post(path, json={"max_shard_size": "15KB"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 202]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert answers[0].headers["Location"] == f"/v1/operations/{answers[0].json()['id']}"
+    assert watch(http, answers[0].json()["id"])["state"] == "succeeded"
+    assert len(tries(store[0], "llama")) == before + 1
+
+
+def test_idempotency_key_names_the_operation_for_good(http):
+    key = {"Idempotency-Key": "export-1"}
+    first = http.post(CONVERT, json={"dtype": "float64"}, headers=key)
+    watch(http, first.json()["id"])
+    again = http.post(CONVERT, json={"dtype": "float64"}, headers=key)
+    assert again.status_code == 202
+    assert again.json()["id"] == first.json()["id"]
+    other = http.post(CONVERT, json={}, headers=key)
+    assert other.status_code == 422
+    assert other.json()["type"] == "urn:cairn:problem:idempotency-key-reused"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        (CONVERT.replace("/1:", "/7:"), {}, 404, "step-not-found"),
+        (CONVERT.replace("llama", "nobody"), {}, 404, "run-not-found"),
+        (CONVERT.replace("default", "other"), {}, 404, "root-not-found"),
+        (CONVERT, {"dtype": "int3"}, 422, "invalid-request"),
+        (CONVERT, {"max_shard_size": "much"}, 422, "unsupported-format"),
+        (CONVERT, {"format": "onnx"}, 422, "invalid-request"),
+        (CONVERT, {"surprise": 1}, 422, "invalid-request"),
+        (CONVERT.replace("/1:", "/x:"), {}, 422, "invalid-request"),
+    ],
+)
+def test_impossible_requests_are_refused_at_once(http, path, body, status, kind):
+    answer = http.post(path, json=body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:cairn:problem:{kind}")
+
+
+def test_step_in_flight_is_a_conflict(http, store):
+    save_llama(store[0] / "busy", steps=(1,))
+    begin_saving(Run.open(parse_uri(store[0] / "busy")), 2)
+    answer = http.post(CONVERT.replace("llama", "busy").replace("/1:", "/2:"), json={})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:step-in-flight")
+
+
+def test_unknown_model_type_is_refused_by_name(http, store):
+    save_llama(store[0] / "strange", steps=(1,), model_type="perceptron")
+    answer = http.post(CONVERT.replace("llama", "strange"), json={})
+    assert answer.status_code == 422
+    assert "perceptron" in answer.json()["detail"]
+
+
+def test_damaged_checkpoint_fails_the_operation_with_a_problem_and_leaves_nothing(http, store):
+    root = store[0]
+    save_llama(root / "damaged", steps=(1,))
+    for path in (root / "damaged/attempts/1/1/model").rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            data = bytearray(path.read_bytes())
+            for position in range(200, len(data), 97):
+                data[position] ^= 1
+            path.write_bytes(data)
+    answer = http.post(CONVERT.replace("llama", "damaged"), json={})
+    assert answer.status_code == 202, answer.text
+    ended = watch(http, answer.json()["id"])
+    assert ended["state"] == "failed"
+    assert ended["error"]["type"] == "urn:cairn:problem:corrupt"
+    assert ended["error"]["instance"] == f"/v1/operations/{ended['id']}"
+    assert ended["result"] is None
+    assert tries(root, "damaged") == []

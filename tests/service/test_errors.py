@@ -1,0 +1,243 @@
+import inspect
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from service import errors as service_errors
+from service.errors import InvalidRequestError, ProblemError
+from service.problems import install_handlers, problem_from
+from storage import errors as storage_errors
+from storage.errors import StorageError
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.stores import make_run
+
+STORAGE_ERRORS = [
+    kind
+    for _, kind in inspect.getmembers(storage_errors, inspect.isclass)
+    if issubclass(kind, StorageError)
+]
+STATUSES = {
+    "AliasNotFoundError": 404,
+    "ArtifactNotFoundError": 404,
+    "CorruptionError": 500,
+    "FencedError": 409,
+    "InvalidURIError": 422,
+    "InvalidSliceError": 422,
+    "LeafNotFoundError": 404,
+    "LeaseHeldError": 409,
+    "NotACheckpointError": 422,
+    "NotFoundError": 404,
+    "PreconditionFailedError": 412,
+    "RunNotFoundError": 404,
+    "SaveError": 500,
+    "StepExistsError": 409,
+    "StepInFlightError": 409,
+    "StepNotFoundError": 404,
+    "StorageError": 500,
+    "StoreFullError": 507,
+    "StoreUnavailableError": 503,
+    "TreeMismatchError": 422,
+    "UnsupportedFormatError": 422,
+    "UnsupportedLeafError": 422,
+}
+
+
+def check_problem(answer, status):
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert {"type", "title", "status", "detail", "instance"} <= set(problem)
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:cairn:problem:")
+    assert problem["detail"]
+    return problem
+
+
+def test_every_storage_error_has_its_status():
+    found = {
+        kind.__name__: problem_from(kind("broken", path="p"), instance="/x").status
+        for kind in STORAGE_ERRORS
+    }
+    assert found == STATUSES
+
+
+def test_every_kind_of_problem_has_a_name_of_its_own():
+    types = [problem_from(kind("broken"), instance="/x").type for kind in STORAGE_ERRORS]
+    assert len(set(types)) == len(types)
+    assert "urn:cairn:problem:internal" not in types
+
+
+def test_error_tree_in_the_docstring_is_the_tree():
+    classes = [
+        kind
+        for _, kind in inspect.getmembers(service_errors, inspect.isclass)
+        if kind.__module__ == "service.errors"
+    ]
+    missing = [kind.__name__ for kind in classes if kind.__name__ not in service_errors.__doc__]
+    assert missing == []
+    for kind in classes:
+        if issubclass(kind, ProblemError) and kind is not ProblemError:
+            line = next(
+                line for line in service_errors.__doc__.splitlines() if kind.__name__ in line
+            )
+            assert line.split()[-1] == str(kind.status)
+
+
+def test_detail_says_path_expected_found_and_next_step():
+    exc = storage_errors.StepNotFoundError(
+        "no such step", path="gs://b/run", expected="step 4", found="steps 1, 2", next_step="Wait."
+    )
+    problem = problem_from(exc, instance="/v1/x")
+    assert problem.detail == "no such step: gs://b/run: expected step 4, found steps 1, 2. Wait."
+    assert problem.instance == "/v1/x"
+
+
+def test_extension_members_carry_what_a_client_needs():
+    held = storage_errors.LeaseHeldError("held", holder="me@host")
+    assert problem_from(held, instance="/x").model_dump()["holder"] == "me@host"
+    mismatch = storage_errors.TreeMismatchError("no fit", problems=["a: missing", "b: shape"])
+    assert problem_from(mismatch, instance="/x").model_dump()["problems"] == [
+        "a: missing",
+        "b: shape",
+    ]
+
+
+@pytest.fixture
+def raising(monkeypatch):
+    """An application with one route, which raises what the test puts here."""
+    app = FastAPI()
+    install_handlers(app)
+    box = []
+
+    @app.get("/")
+    def fail() -> None:
+        raise box[0]
+
+    with TestClient(app, base_url=BASE_URL, client=PEER, raise_server_exceptions=False) as http:
+        yield http, box
+
+
+def test_unexpected_error_says_nothing_of_the_inside(raising, caplog):
+    http, box = raising
+    box.append(RuntimeError("password=hunter2"))
+    problem = check_problem(http.get("/"), 500)
+    assert problem["type"] == "urn:cairn:problem:internal"
+    assert "hunter2" not in str(problem)
+    assert "hunter2" in caplog.text
+
+
+@pytest.mark.parametrize("kind", STORAGE_ERRORS)
+def test_storage_error_in_a_route_is_a_problem(raising, kind):
+    http, box = raising
+    box.append(kind("broken", path="run"))
+    problem = check_problem(http.get("/"), STATUSES[kind.__name__])
+    assert "run" in problem["detail"]
+
+
+def test_problem_error_in_a_route_keeps_its_fields(raising):
+    http, box = raising
+    box.append(InvalidRequestError("no", errors=[{"field": "a", "detail": "b"}], extra={"x": 1}))
+    problem = check_problem(http.get("/"), 422)
+    assert (problem["errors"], problem["x"]) == ([{"field": "a", "detail": "b"}], 1)
+
+
+def test_unknown_path_and_method_are_problems(http):
+    assert check_problem(http.get("/nothing/here"), 404)["instance"] == "/nothing/here"
+    answer = http.put("/v1/runs")
+    check_problem(answer, 405)
+    assert answer.headers["allow"] == "GET"
+    check_problem(http.get("/v1/runs/"), 404)
+
+
+def test_body_that_is_no_json_or_too_large_is_a_problem(http, root):
+    make_run(root / "run", [1])
+    path = "/v1/roots/default/runs/run/checkpoints/1:promote"
+    headers = {"If-None-Match": "*", "Content-Type": "application/json"}
+    assert check_problem(http.post(path, content=b"{", headers=headers), 422)["errors"]
+    assert check_problem(http.post(path, content=b"[]", headers=headers), 422)["errors"]
+    check_problem(http.post(path, headers=headers), 422)
+    plain = headers | {"Content-Type": "text/plain"}
+    check_problem(http.post(path, content=b'{"alias": "production"}', headers=plain), 422)
+    check_problem(http.post(path, content=b" " * (2 << 20), headers=headers), 413)
+    chunks = iter([b" " * (1 << 20)] * 2)  # a length that is not told beforehand
+    check_problem(http.post(path, content=chunks, headers=headers), 413)
+    assert not (root / "run" / "aliases").exists()
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1001", "many"])
+def test_page_size_has_limits(http, root, size):
+    make_run(root / "run", [1])
+    for path in ("/v1/runs", "/v1/roots/default/runs/run/checkpoints"):
+        problem = check_problem(http.get(path, params={"page_size": size}), 422)
+        assert problem["errors"][0]["field"] == "query.page_size"
+
+
+@pytest.mark.parametrize(
+    "token", ["x", "é", "WzFd", "W10", "bnVsbA", "WyJydW5zIiwxLDJd", "A" * 1025]
+)
+def test_page_token_that_is_none_of_ours_is_refused(http, token):
+    problem = check_problem(http.get("/v1/runs", params={"page_token": token}), 422)
+    assert problem["errors"][0]["field"] == "query.page_token"
+
+
+def test_unknown_root_names_the_known_ones(http):
+    problem = check_problem(http.get("/v1/roots/nowhere/runs"), 404)
+    assert problem["type"] == "urn:cairn:problem:root-not-found"
+    assert "default" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "%2e%2e",
+        "%2E%2E%2F%2E%2E%2Fetc",
+        "a%2Fb",
+        "a%5Cb",
+        "%5C%5Chost%5Cshare",
+        ".hidden",
+        "a%00b",
+        "a%0Ab",
+        "%252e%252e",
+        "a::b",
+        "file:%2F%2F%2Fetc",
+        "gs:%2F%2Fbucket",
+        "x" * 129,
+        "%C3%A9",
+        "a%20b",
+        "~root",
+        "-rf",
+    ],
+)
+def test_name_that_leads_elsewhere_is_refused_and_nothing_touched(http, root, tmp_path, name):
+    outside = tmp_path / "outside"
+    make_run(outside / "run", [1])
+    before = snapshot(tmp_path)
+    for path in (
+        f"/v1/roots/default/runs/{name}",
+        f"/v1/roots/default/runs/{name}/checkpoints",
+        f"/v1/roots/default/runs/{name}/aliases",
+        f"/v1/roots/{name}/runs/run",
+        f"/v1/roots/default/runs/run/aliases/{name}",
+    ):
+        answer = http.get(path)
+        assert answer.status_code in (404, 422), (path, answer.text)
+        check_problem(answer, answer.status_code)
+    answer = http.post(
+        f"/v1/roots/default/runs/{name}/checkpoints/1:promote",
+        json={"alias": "production"},
+        headers={"If-None-Match": "*"},
+    )
+    assert answer.status_code in (404, 405, 422)
+    check_problem(answer, answer.status_code)
+    assert snapshot(tmp_path) == before
+
+
+def snapshot(folder):
+    """Every file below a folder, the server's own databases aside, with its bytes."""
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "data" not in path.relative_to(folder).parts
+    }

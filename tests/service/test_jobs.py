@@ -1,0 +1,250 @@
+"""The job engine, with jobs that only count."""
+
+import threading
+
+import pytest
+from dbos import DBOS
+
+from service.errors import InvalidRequestError
+from service.jobs.context import JobKind
+from service.jobs.engine import JobEngine
+from service.jobs.errors import JobsBusyError, OperationNotFoundError, OperationStateError
+from service.jobs.progress import ProgressMeter
+from storage.errors import StoreUnavailableError
+from storage.uri import parse_uri
+
+PATIENCE = 20.0
+
+
+class Counting:
+    """A kind of job of three steps; the test may hold it in the second."""
+
+    def __init__(self):
+        self.ran: list[str] = []
+        self.abandoned: list[str] = []
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.ended = threading.Event()
+        self.kind = JobKind("gather", self.run, self.abandon)
+
+    def run(self, context, request):
+        for number in range(3):
+            context.step(
+                f"step {number}", lambda number=number: self.step(context, request, number)
+            )
+        self.ended.set()
+        return {"counted": 3}
+
+    def step(self, context, request, number):
+        self.ran.append(f"{request['name']} {number}")
+        context.progress.set(done_bytes=number * 10, total_bytes=30, message=f"step {number}")
+        if number == 1 and request.get("hold"):
+            self.reached.set()
+            while not self.opened.wait(0.01):
+                context.check()
+        if number == 1 and request.get("fail"):
+            raise InvalidRequestError("step 1 was told to fail")
+        if number == 1 and request.get("lose"):
+            raise StoreUnavailableError("no answer", path="gs://bucket")
+        context.progress.advance(10)
+        return {"number": number}
+
+    def abandon(self, roots, request, operation_id):
+        self.abandoned.append(operation_id)
+
+
+@pytest.fixture
+def counting():
+    return Counting()
+
+
+@pytest.fixture
+def launch(tmp_path, counting):
+    """Launches engines on one database, one after the other."""
+    live = []
+
+    def start(kind=counting.kind):
+        engine = JobEngine(
+            database_url=f"sqlite:///{tmp_path / 'jobs.sqlite'}",
+            executor_id="test",
+            roots={"default": parse_uri(tmp_path / "store")},
+            kinds={"gather": kind},
+        )
+        engine.launch()
+        live.append(engine)
+        return engine
+
+    yield start
+    for engine in live:
+        engine.close()
+
+
+def ended(engine, operation):
+    """The operation once it has ended."""
+    done = threading.Event()
+    for _ in range(int(PATIENCE / 0.05)):
+        found = engine.get(operation.id)
+        if found.state.final:
+            return found
+        done.wait(0.05)
+    raise AssertionError(f"{found} has not ended")
+
+
+def test_job_ends_with_its_result_and_full_progress(launch, counting):
+    engine = launch()
+    operation = ended(engine, engine.start("gather", {"name": "a"}))
+    assert (operation.state, operation.result) == ("succeeded", {"counted": 3})
+    assert (operation.progress.done_bytes, operation.progress.total_bytes) == (30, 30)
+    assert operation.request == {"name": "a"}
+    assert counting.ran == ["a 0", "a 1", "a 2"]
+    assert counting.abandoned == []
+
+
+def test_equal_request_is_the_same_operation_only_while_it_runs(launch, counting):
+    engine = launch()
+    first = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    assert engine.start("gather", {"hold": True, "name": "a"}).id == first.id
+    assert engine.start("gather", {"name": "b"}).id != first.id
+    counting.opened.set()
+    ended(engine, first)
+    assert engine.start("gather", {"name": "a", "hold": True}).id != first.id
+
+
+def test_cancel_stops_a_step_in_its_middle_and_cleans_up_before_it_returns(launch, counting):
+    engine = launch()
+    operation = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    assert engine.cancel(operation.id).state == "cancelled"
+    assert counting.abandoned == [operation.id]
+    assert not counting.ended.is_set()
+    assert engine.cancel(operation.id).state == "cancelled"
+
+
+def test_cancelled_job_that_never_ran_is_cleaned_up_too(launch, counting):
+    engine = launch()
+    held = [engine.start("gather", {"name": str(n), "hold": True}) for n in range(3)]
+    assert counting.reached.wait(PATIENCE)
+    assert engine.cancel(held[2].id).state == "cancelled"
+    assert counting.abandoned == [held[2].id]
+
+
+def test_resumed_job_starts_over_under_the_same_id(launch, counting):
+    engine = launch()
+    operation = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    engine.cancel(operation.id)
+    counting.opened.set()
+    engine.resume(operation.id)
+    assert ended(engine, operation).state == "succeeded"
+    assert counting.ran == ["a 0", "a 1", "a 0", "a 1", "a 2"]
+
+
+def test_failed_job_tells_its_problem_and_can_be_resumed(launch, counting):
+    engine = launch()
+    operation = ended(engine, engine.start("gather", {"name": "a", "fail": True}))
+    assert operation.state == "failed"
+    assert operation.error.status == 422
+    assert operation.error.detail == "step 1 was told to fail"
+    assert operation.error.instance == f"/v1/operations/{operation.id}"
+    assert counting.abandoned == [operation.id]
+    engine.resume(operation.id)
+    assert ended(engine, operation).state == "failed"
+
+
+def test_store_that_does_not_answer_is_asked_again_before_the_job_fails(
+    launch, counting, monkeypatch
+):
+    monkeypatch.setattr("service.jobs.engine.STEP_RETRY_SECONDS", (0.0, 0.0))
+    engine = launch()
+    operation = ended(engine, engine.start("gather", {"name": "a", "lose": True}))
+    assert (operation.state, operation.error.status) == ("failed", 503)
+    assert counting.ran == ["a 0", "a 1", "a 1", "a 1"]
+
+
+def test_unexpected_error_says_nothing_of_the_inside(launch):
+    def crash(context, request):
+        return context.step("crash", lambda: {"never": {}["secret"]})
+
+    engine = launch(JobKind("gather", crash, lambda *_: None))
+    operation = ended(engine, engine.start("gather", {}))
+    assert operation.error.status == 500
+    assert "secret" not in operation.error.model_dump_json()
+
+
+def test_stopped_engine_leaves_a_job_for_the_next_which_repeats_no_finished_step(launch, counting):
+    first = launch()
+    operation = first.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    first.close()
+    assert counting.abandoned == []
+    counting.opened.set()
+    second = launch()
+    assert ended(second, operation).result == {"counted": 3}
+    assert counting.ran == ["a 0", "a 1", "a 1", "a 2"]
+
+
+def test_a_process_has_one_engine(launch):
+    launch()
+    with pytest.raises(JobsBusyError, match="found a running one"):
+        launch()
+
+
+def test_database_is_in_wal_mode(launch, tmp_path):
+    import sqlite3
+
+    launch()
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def test_database_holds_no_pickle(launch, tmp_path, counting):
+    import sqlite3
+
+    engine = launch()
+    ended(engine, engine.start("gather", {"name": "a"}))
+    ended(engine, engine.start("gather", {"name": "a", "fail": True}))
+    connection = sqlite3.connect(tmp_path / "jobs.sqlite")
+    kinds = connection.execute("SELECT DISTINCT serialization FROM workflow_status").fetchall()
+    kinds += connection.execute("SELECT DISTINCT serialization FROM operation_outputs").fetchall()
+    connection.close()
+    assert {kind for (kind,) in kinds} == {"portable_json"}
+
+
+def test_unknown_and_finished_operations_are_told_apart(launch):
+    engine = launch()
+    with pytest.raises(OperationNotFoundError, match="op-nothing"):
+        engine.get("op-nothing")
+    operation = ended(engine, engine.start("gather", {"name": "a"}))
+    with pytest.raises(OperationStateError, match="succeeded"):
+        engine.resume(operation.id)
+
+
+def test_job_taken_over_elsewhere_is_left_alone(launch, counting):
+    """Another worker took the row: this one stops, and removes nothing that the other needs."""
+    engine = launch()
+    operation = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    DBOS.resume_workflow(operation.id, queue_name="cairn-jobs")  # as an operator's takeover does
+    counting.opened.set()
+    assert ended(engine, operation).state == "succeeded"
+    assert counting.abandoned == []
+    assert counting.ran.count("a 2") == 1
+
+
+def test_progress_is_reported_a_few_times_a_second():
+    now = [0.0]
+    reports = []
+    meter = ProgressMeter(reports.append, clock=lambda: now[0], interval=0.2)
+    meter.set(total_bytes=1050, message="counting")
+    for _ in range(1050):
+        now[0] += 0.001
+        meter.advance(1)
+    assert len(reports) <= 7
+    assert reports[-1]["done_bytes"] < 1050
+    meter.flush()
+    assert reports[-1] == {"done_bytes": 1050, "total_bytes": 1050, "message": "counting"}
+    before = len(reports)
+    meter.flush()
+    assert len(reports) == before

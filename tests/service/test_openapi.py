@@ -1,0 +1,200 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from fastapi.openapi.models import OpenAPI
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from tests.service.conftest import BASE_URL, PEER
+
+METHODS = {"get", "post", "put", "patch", "delete"}
+OPERATION_IDS = {
+    "cancel_operation",
+    "convert_checkpoint",
+    "download_file",
+    "gather_checkpoint",
+    "get_alias",
+    "get_alias_history",
+    "get_artifact",
+    "get_checkpoint",
+    "get_operation",
+    "get_run",
+    "health",
+    "list_aliases",
+    "list_all_runs",
+    "list_checkpoints",
+    "list_operations",
+    "list_roots",
+    "list_runs",
+    "promote_checkpoint",
+    "ready",
+    "remove_alias",
+    "restore_checkpoint",
+    "resume_operation",
+    "watch_operation",
+}
+# A value for every path parameter that is well-formed and names nothing.
+UNKNOWN = {
+    "root": "nowhere",
+    "run": "nothing",
+    "step": "7",
+    "alias": "nobody",
+    "operation": "op-" + "0" * 32,
+    "artifact": "default~nothing~7~1~convert-0123456789ab",
+    "name": "config.json",
+}
+# The same, malformed.
+INVALID = {
+    "root": "-",
+    "run": ".hidden",
+    "step": "seven",
+    "alias": "-",
+    "operation": "x",
+    "artifact": "%",
+    "name": "x" * 300,
+}
+BODIES = {"promote": {"alias": "production"}, "restore": {"mode": "fork", "run": "copy"}}
+
+
+@pytest.fixture(scope="module")
+def document():
+    return create_app(Settings(), jobs=False).openapi()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """With the job engine, so that every route answers for itself."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "store").mkdir()
+    app = create_app(Settings(root=str(folder / "store"), data_dir=folder / "data"))
+    with TestClient(app, base_url=BASE_URL, client=PEER) as http:
+        yield http
+
+
+def operations(document):
+    for path, item in document["paths"].items():
+        for method in METHODS & set(item):
+            yield method, path, item[method]
+
+
+def routes():
+    """Every route of the API, for parametrized tests."""
+    document = create_app(Settings(), jobs=False).openapi()
+    return [
+        pytest.param(method, path, id=operation["operationId"])
+        for method, path, operation in sorted(operations(document), key=lambda entry: entry[1::-1])
+    ]
+
+
+def ask(http, method, path, values):
+    url = path
+    for name, value in values.items():
+        url = url.replace("{" + name + "}", value)
+    verb = url.rpartition(":")[2]
+    body = BODIES.get(verb, {}) if method == "post" else None
+    return http.request(method, url, json=body, headers={"If-Match": '"1"'})
+
+
+def check_declared(document, method, path, answer):
+    declared = document["paths"][path][method]["responses"][str(answer.status_code)]
+    assert "application/problem+json" in declared["content"]
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == answer.status_code
+
+
+def test_document_is_valid_openapi(document):
+    assert OpenAPI.model_validate(document).openapi.startswith("3.1")
+
+
+def test_every_reference_leads_somewhere(document):
+    def references(node):
+        if isinstance(node, dict):
+            if "$ref" in node:
+                yield node["$ref"]
+            for value in node.values():
+                yield from references(value)
+        elif isinstance(node, list):
+            for value in node:
+                yield from references(value)
+
+    found = set(references(document))
+    assert "#/components/schemas/Problem" in found
+    for reference in found:
+        node = document
+        for part in reference.removeprefix("#/").split("/"):
+            node = node[part]
+
+
+def test_operation_ids_are_stable_and_unique(document):
+    ids = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == OPERATION_IDS
+
+
+def test_every_route_declares_its_success_with_a_type(document):
+    for method, path, operation in operations(document):
+        successes = [code for code in operation["responses"] if code.startswith("2")]
+        assert successes, (method, path)
+        for code in successes:
+            for media, content in operation["responses"][code].get("content", {}).items():
+                assert content.get("schema"), (method, path, code, media)
+                if media == "application/json":
+                    assert "$ref" in content["schema"], (method, path, code)
+
+
+def test_every_route_declares_problems_and_only_as_problem_json(document):
+    for method, path, operation in operations(document):
+        errors = {code: body for code, body in operation["responses"].items() if code >= "400"}
+        assert {"403", "422", "500", "503"} <= set(errors), (method, path)
+        assert ("{" in path) == ("404" in errors), (method, path)
+        for code, body in errors.items():
+            assert list(body["content"]) == ["application/problem+json"], (method, path, code)
+
+
+def test_every_parameter_and_field_of_a_request_is_typed(document):
+    for method, path, operation in operations(document):
+        for parameter in operation.get("parameters", []):
+            schema = parameter["schema"]
+            assert {"type", "$ref", "anyOf", "enum", "const"} & set(schema), (method, path, schema)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_route_answers_what_names_nothing_with_a_declared_problem(served, document, method, path):
+    answer = ask(served, method, path, UNKNOWN)
+    if "{" not in path:
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 404, answer.text
+    check_declared(document, method, path, answer)
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_route_answers_what_is_malformed_with_a_declared_problem(served, document, method, path):
+    named = [name for name in INVALID if "{" + name + "}" in path]
+    for name in named:
+        answer = ask(served, method, path, UNKNOWN | {name: INVALID[name]})
+        assert answer.status_code in (404, 422), (name, answer.text)
+        check_declared(document, method, path, answer)
+
+
+def test_verbs_that_do_not_exist_are_problems(served):
+    for path in ("/v1/roots/default/runs/a/checkpoints/1", "/v1/operations/op-0"):
+        answer = served.post(f"{path}:explode", json={})
+        assert answer.status_code in (404, 405)
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_document_is_printed_by_a_command(document, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "service.openapi"],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == document

@@ -1,0 +1,244 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import select
+
+from service.catalog.models import AliasRow, AuditRow
+from storage.layout import trash_file
+from storage.run import Run
+from tests.service.stores import add_steps, begin_saving, make_run, trash
+
+RUN = "/v1/roots/default/runs/run"
+CREATE = {"If-None-Match": "*"}
+
+
+def promote(http, step, headers, alias="production", **body):
+    path = f"{RUN}/checkpoints/{step}:promote"
+    return http.post(path, json={"alias": alias, **body}, headers=headers)
+
+
+@pytest.fixture
+def run(root):
+    return make_run(root / "run", [3, 6, 9])
+
+
+def test_promotion_moves_the_alias_in_the_store(http, run):
+    answer = promote(http, 6, CREATE, reason="first release")
+    assert answer.status_code == 200
+    assert answer.headers["etag"] == '"1"'
+    stored = run.aliases.get("production")
+    assert (stored.step, stored.attempt, stored.sequence) == (6, 1, 1)
+    assert stored.manifest_digest == run.step(6).manifest_digest
+    assert (stored.by, stored.reason) == ("loopback", "first release")
+    body = answer.json()
+    assert body.pop("at").endswith("Z")
+    assert body == {
+        "alias": "production",
+        "step": 6,
+        "attempt": 1,
+        "manifest_digest": stored.manifest_digest,
+        "by": "loopback",
+        "reason": "first release",
+        "sequence": 1,
+    }
+
+
+def test_etag_of_the_alias_is_what_the_next_promotion_gives_back(http, run):
+    assert promote(http, 3, CREATE).status_code == 200
+    seen = http.get(f"{RUN}/aliases/production")
+    answer = promote(http, 6, {"If-Match": seen.headers["etag"]})
+    assert (answer.status_code, answer.headers["etag"]) == (200, '"2"')
+    assert http.get(f"{RUN}/aliases/production").json()["step"] == 6
+    assert http.get(f"{RUN}/checkpoints/6").json()["aliases"] == ["production"]
+    assert http.get(f"{RUN}/checkpoints/3").json()["aliases"] == []
+
+
+def test_stale_promotion_is_refused_with_the_alias_as_it_is(http, run):
+    promote(http, 3, CREATE)
+    promote(http, 6, {"If-Match": '"1"'}, reason="better")
+    for headers in ({"If-Match": '"1"'}, CREATE):
+        answer = promote(http, 9, headers)
+        assert answer.status_code == 412
+        assert answer.headers["content-type"] == "application/problem+json"
+        problem = answer.json()
+        assert problem["type"] == "urn:cairn:problem:precondition-failed"
+        assert problem["current"]["step"] == 6
+        assert problem["current"]["sequence"] == 2
+    assert run.aliases.get("production").step == 6
+
+
+def test_promotion_of_an_alias_that_should_exist_is_refused(http, run):
+    answer = promote(http, 3, {"If-Match": '"1"'})
+    assert (answer.status_code, answer.json()["current"]) == (412, None)
+    assert run.aliases.list() == []
+
+
+def test_promotion_without_precondition_is_refused(http, run):
+    answer = promote(http, 3, {})
+    assert answer.status_code == 428
+    assert answer.json()["type"] == "urn:cairn:problem:precondition-required"
+    assert "If-None-Match: *" in answer.json()["detail"]
+    assert run.aliases.list() == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"If-Match": "1"},
+        {"If-Match": 'W/"1"'},
+        {"If-Match": "*"},
+        {"If-Match": '"1", "2"'},
+        {"If-Match": '"-1"'},
+        {"If-None-Match": '"1"'},
+        {"If-Match": '"1"', "If-None-Match": "*"},
+    ],
+)
+def test_precondition_of_another_form_is_invalid(http, run, headers):
+    answer = promote(http, 3, headers)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"].startswith("header.if-")
+    assert run.aliases.list() == []
+
+
+def test_unknown_step_is_not_promoted(http, run):
+    answer = promote(http, 4, CREATE)
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:cairn:problem:step-not-found")
+    assert run.aliases.list() == []
+
+
+def test_step_in_flight_is_not_promoted(http, run):
+    begin_saving(run, 12)
+    answer = promote(http, 12, CREATE)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:step-in-flight")
+    assert run.aliases.list() == []
+
+
+def test_trashed_and_set_aside_steps_are_not_promoted(http, run):
+    trash(run, 3)
+    add_steps(run, [7], base_step=6)
+    for step, state in ((3, "trashed"), (9, "set_aside")):
+        answer = promote(http, step, CREATE)
+        assert answer.status_code == 404
+        assert state in answer.json()["detail"]
+    assert run.aliases.list() == []
+
+
+@pytest.mark.parametrize("alias", ["latest", "7", "", "a/b", "..", "a b", "x" * 65])
+def test_name_that_cannot_be_an_alias_is_invalid(http, run, alias):
+    answer = promote(http, 3, CREATE, alias=alias)
+    assert answer.status_code == 422
+    assert run.aliases.list() == []
+
+
+def test_unknown_field_in_the_body_is_invalid(http, run):
+    answer = promote(http, 3, CREATE, attempt=6)
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"field": "body.attempt", "detail": "Extra inputs are not permitted"}
+    ]
+
+
+@pytest.mark.parametrize("before", [None, 3])
+def test_promotion_backs_out_of_a_step_that_is_deleted_meanwhile(http, run, monkeypatch, before):
+    headers = CREATE
+    if before is not None:
+        headers = {"If-Match": promote(http, before, CREATE).headers["etag"]}
+    move = type(run.aliases).move
+
+    def move_after_deletion(self, *args, **kwargs):
+        if not run.objects.read(trash_file(9, 1)):
+            trash(run, 9)
+        return move(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(run.aliases), "move", move_after_deletion)
+    answer = promote(http, 9, headers)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:step-changed")
+    stored = run.aliases.get("production")
+    assert (stored and stored.step) == before
+    aliases = http.get(f"{RUN}/aliases").json()["aliases"]
+    assert [alias["step"] for alias in aliases] == ([] if before is None else [before])
+
+
+def test_of_racing_promotions_exactly_one_wins(http, run):
+    promote(http, 3, CREATE)
+    gate = threading.Barrier(8)
+
+    def race(number):
+        gate.wait()
+        return promote(http, 6 if number % 2 else 9, {"If-Match": '"1"'}).status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = sorted(pool.map(race, range(8)))
+    assert codes == [200] + [412] * 7
+    assert run.aliases.get("production").sequence == 2
+
+
+def test_promotion_is_audited_and_in_the_catalog(app, http, run):
+    promote(http, 3, CREATE, reason="first")
+    promote(http, 9, {"If-Match": '"1"'})
+    promote(http, 6, {"If-Match": '"1"'})  # stale: nothing happened
+    with app.state.catalog.read() as session:
+        events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
+    assert [(event.action, event.actor, event.root, event.run) for event in events] == [
+        ("alias.promote", "loopback", "default", "run")
+    ] * 2
+    assert [event.detail["step"] for event in events] == [3, 9]
+    assert events[0].detail["reason"] == "first"
+
+
+def test_promotion_is_in_the_catalog_without_a_refresh(app, http, run):
+    http.get(f"{RUN}/checkpoints")
+    promote(http, 3, CREATE)
+    promote(http, 9, {"If-Match": '"1"'})
+    with app.state.catalog.read() as session:
+        rows = session.scalars(select(AliasRow)).all()
+    assert [(row.alias, row.step, row.sequence) for row in rows] == [("production", 9, 2)]
+
+
+def test_promotion_stands_though_the_database_fails(app, http, run, caplog):
+    app.state.catalog.close()
+    with app.state.catalog.write() as session:
+        session.connection().exec_driver_sql("DROP TABLE audit_events")
+    assert promote(http, 3, CREATE).status_code == 200
+    assert run.aliases.get("production").step == 3
+    assert "not in the audit trail" in caplog.text
+
+
+def test_deleted_alias_is_gone_and_its_history_stays(http, run):
+    promote(http, 3, CREATE)
+    promote(http, 9, {"If-Match": '"1"'}, reason="better")
+    path = f"{RUN}/aliases/production"
+    assert http.delete(path).status_code == 428
+    assert http.delete(path, headers=CREATE).status_code == 422
+    stale = http.delete(path, headers={"If-Match": '"1"'})
+    assert (stale.status_code, stale.json()["current"]["sequence"]) == (412, 2)
+    assert http.delete(path, headers={"If-Match": '"2"'}).status_code == 204
+    assert http.get(path).status_code == 404
+    assert http.delete(path, headers={"If-Match": '"3"'}).status_code == 404
+    assert http.get(f"{RUN}/aliases").json()["aliases"] == []
+    assert http.get(f"{RUN}/checkpoints/9").json()["aliases"] == []
+    events = http.get(f"{path}/history").json()["events"]
+    assert [(event["sequence"], event["step"], event["deleted"]) for event in events] == [
+        (3, 9, True),
+        (2, 9, False),
+        (1, 3, False),
+    ]
+    assert promote(http, 3, CREATE).headers["etag"] == '"4"'
+
+
+def test_alias_moved_behind_the_servers_back_is_seen(http, run):
+    promote(http, 3, CREATE)
+    Run.open(run.uri).aliases.move("production", step=9, attempt=1, by="else", expect=1)
+    assert http.get(f"{RUN}/aliases/production").headers["etag"] == '"2"'
+    assert http.get(f"{RUN}/checkpoints").json()["checkpoints"][0]["aliases"] == ["production"]
+    assert promote(http, 6, {"If-Match": '"1"'}).status_code == 412
+
+
+def test_unknown_alias_is_not_found(http, run):
+    promote(http, 3, CREATE, alias="staging")
+    for path in (f"{RUN}/aliases/production", f"{RUN}/aliases/production/history"):
+        answer = http.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["type"] == "urn:cairn:problem:alias-not-found"
+        assert "staging" in answer.json()["detail"]

@@ -1,0 +1,93 @@
+import pytest
+
+from storage.reader import CheckpointReader
+from storage.run import Run
+from tests.service.jobs import done, save_llama, serving, watch
+from tests.service.stores import begin_saving
+
+RESTORE = "/v1/roots/default/runs/llama/checkpoints/1:restore"
+
+
+@pytest.fixture
+def store(tmp_path):
+    root = tmp_path / "store"
+    return root, save_llama(root / "llama", steps=(1, 2, 3))
+
+
+@pytest.fixture
+def http(store, tmp_path):
+    with serving(store[0], tmp_path / "data") as client:
+        yield client
+
+
+def test_fork_is_a_run_of_its_own_with_its_parent_named(http, store):
+    root, saved = store
+    operation = done(http, RESTORE, {"mode": "fork", "run": "child"})
+    result = operation["result"]
+    assert (result["root"], result["run"], result["step"]) == ("default", "child", 1)
+    assert operation["progress"]["done_bytes"] == operation["progress"]["total_bytes"] > 0
+    body = http.get("/v1/roots/default/runs/child").json()
+    assert (body["latest_step"], body["checkpoint_count"]) == (1, 1)
+    assert (body["lineage"]["run"], body["lineage"]["step"]) == (f"file://{root}/llama", 1)
+    child = Run.open(root / "child")
+    reader = CheckpointReader.open(child.step_uri(child.step(1)), child.manifest(child.step(1)))
+    for path, leaf in saved[1].items():
+        assert reader.read("model", path).tobytes() == leaf.tobytes()
+
+
+def test_fork_can_be_exported_and_written_on(http, store):
+    done(http, RESTORE, {"run": "child"})
+    done(http, RESTORE.replace("llama", "child").replace(":restore", ":convert"), {})
+    save_llama(store[0] / "child", steps=(2,))
+    assert [info.step for info in Run.open(store[0] / "child").steps()] == [1, 2]
+
+
+def test_name_that_is_taken_fails_and_leaves_that_run_alone(http, store):
+    save_llama(store[0] / "other", steps=(5,))
+    ended = watch(http, http.post(RESTORE, json={"run": "other"}).json()["id"])
+    assert (ended["state"], ended["error"]["status"]) == ("failed", 412)
+    assert [info.step for info in Run.open(store[0] / "other").steps()] == [5]
+
+
+def test_rollback_sets_later_steps_aside(http, store):
+    run = Run.open(store[0] / "llama")
+    operation = done(http, RESTORE.replace("/1:", "/2:"), {"mode": "rollback"})
+    assert operation["result"]["set_aside"] == [3]
+    assert [info.step for info in run.steps()] == [1, 2]
+    save_llama(store[0] / "llama", steps=(3,))
+    assert [info.step for info in run.steps()] == [1, 2, 3]
+
+
+def test_rollback_names_the_aliases_it_strands(http):
+    promote = RESTORE.replace("/1:restore", "/3:promote")
+    body = {"alias": "production"}
+    assert http.post(promote, json=body, headers={"If-None-Match": "*"}).status_code < 300
+    operation = done(http, RESTORE, {"mode": "rollback"})
+    assert operation["result"]["aliases_set_aside"] == ["production"]
+
+
+def test_rollback_of_a_run_that_is_written_is_a_conflict(http, store):
+    begin_saving(Run.open(store[0] / "llama"), 4)
+    ended = watch(http, http.post(RESTORE, json={"mode": "rollback"}).json()["id"])
+    assert ended["state"] == "failed"
+    assert (ended["error"]["status"], ended["error"]["holder"]) == (409, "trainer")
+    assert [info.step for info in Run.open(store[0] / "llama").steps()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (RESTORE, {"mode": "fork"}, 422),
+        (RESTORE, {"mode": "rollback", "run": "child"}, 422),
+        (RESTORE, {"mode": "merge", "run": "child"}, 422),
+        (RESTORE, {"run": "../child"}, 422),
+        (RESTORE, {"run": ".hidden"}, 422),
+        (RESTORE.replace("/1:", "/9:"), {"run": "child"}, 404),
+        (RESTORE.replace("llama", "nobody"), {"run": "child"}, 404),
+    ],
+)
+def test_impossible_requests_are_refused_at_once(http, store, path, body, status):
+    answer = http.post(path, json=body)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert not (store[0] / "child").exists()

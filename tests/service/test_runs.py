@@ -1,0 +1,146 @@
+import json
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.app import create_app
+from service.settings import Settings
+from storage.clock import from_rfc3339
+from storage.run import Run
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.stores import BYTES_PER_STEP, add_steps, make_run
+
+
+def names(answer):
+    assert answer.status_code == 200, answer.text
+    return [(run["root"], run["name"]) for run in answer.json()["runs"]]
+
+
+def test_run_tells_what_it_holds(http, root):
+    run = make_run(root / "llama-sft", [3, 6, 9], labels={"team": "nlp"})
+    answer = http.get("/v1/roots/default/runs/llama-sft")
+    assert answer.status_code == 200
+    body = answer.json()
+    assert from_rfc3339(body.pop("created")) == from_rfc3339(run.info().created)
+    assert body == {
+        "root": "default",
+        "name": "llama-sft",
+        "uri": f"file://{root}/llama-sft",
+        "labels": {"team": "nlp"},
+        "lineage": None,
+        "latest_step": 9,
+        "checkpoint_count": 3,
+        "bytes": 3 * BYTES_PER_STEP,
+    }
+
+
+def test_run_without_steps_has_no_latest(http, root):
+    make_run(root / "new")
+    body = http.get("/v1/roots/default/runs/new").json()
+    assert (body["latest_step"], body["checkpoint_count"], body["bytes"]) == (None, 0, 0)
+
+
+def test_fork_tells_its_parent(http, root):
+    parent = make_run(root / "parent", [5])
+    digest = parent.step(5).manifest_digest
+    lineage = {"run": str(parent.uri), "step": 5, "attempt": 1, "manifest_digest": digest}
+    Run.create(root / "child", lineage=lineage)
+    assert http.get("/v1/roots/default/runs/child").json()["lineage"] == lineage
+
+
+def test_runs_of_all_roots_are_listed_by_root_and_name(root, tmp_path):
+    make_run(root / "b", [1])
+    make_run(root / "a")
+    make_run(tmp_path / "archive" / "a", [7])
+    settings = Settings(
+        root=str(root), roots={"archive": str(tmp_path / "archive")}, data_dir=tmp_path / "data"
+    )
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+        every = [("archive", "a"), ("default", "a"), ("default", "b")]
+        assert names(http.get("/v1/runs")) == every
+        assert names(http.get("/v1/roots/archive/runs")) == [("archive", "a")]
+        assert http.get("/v1/roots/archive/runs/a").json()["latest_step"] == 7
+        assert http.get("/v1/roots/default/runs/a").json()["latest_step"] is None
+        roots = http.get("/v1/roots").json()["roots"]
+    assert [entry["name"] for entry in roots] == ["default", "archive"]
+
+
+def test_pages_hold_every_run_once(http, root):
+    wanted = [("default", f"run-{number}") for number in range(7)]
+    for _, name in wanted:
+        make_run(root / name)
+    seen, token, pages = [], None, 0
+    while token is not None or not pages:
+        parameters = {"page_size": 3} | ({"page_token": token} if token else {})
+        answer = http.get("/v1/runs", params=parameters)
+        seen += names(answer)
+        token = answer.json()["next_page_token"]
+        pages += 1
+    assert seen == wanted
+    assert pages == 3
+
+
+def test_new_run_and_new_step_are_in_the_next_list(http, root):
+    assert names(http.get("/v1/runs")) == []
+    run = make_run(root / "run", [1])
+    assert http.get("/v1/runs").json()["runs"][0]["latest_step"] == 1
+    add_steps(run, [2], base_step=1)
+    assert http.get("/v1/runs").json()["runs"][0]["latest_step"] == 2
+
+
+def test_run_that_is_gone_is_not_in_the_next_list(http, root):
+    make_run(root / "run", [1])
+    assert names(http.get("/v1/runs")) == [("default", "run")]
+    (root / "run" / "run.json").unlink()
+    assert http.get("/v1/roots/default/runs/run").status_code == 404
+    assert names(http.get("/v1/runs")) == []
+
+
+def test_folders_that_are_no_runs_are_left_out(http, root):
+    (root / "empty").mkdir()
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "run.json").write_text("{}")
+    (root / "file").write_text("")
+    make_run(root / "run")
+    assert names(http.get("/v1/runs")) == [("default", "run")]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": "cairn.run", "version": 99, "name": "bad"}']
+)
+def test_run_that_cannot_be_read_does_not_hide_the_others(http, root, text):
+    make_run(root / "good", [1])
+    make_run(root / "bad")
+    (root / "bad" / "run.json").write_text(text)
+    assert names(http.get("/v1/runs")) == [("default", "good")]
+    answer = http.get("/v1/roots/default/runs/bad")
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:cairn:problem:unsupported-format"
+    assert "bad/run.json" in answer.json()["detail"]
+
+
+def test_root_without_folder_is_empty(tmp_path):
+    settings = Settings(root=str(tmp_path / "none"), data_dir=tmp_path / "data")
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+        assert names(http.get("/v1/runs")) == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_link_out_of_the_root_is_no_run(http, root, tmp_path):
+    make_run(tmp_path / "outside", [1])
+    (root / "link").symlink_to(tmp_path / "outside")
+    answer = http.get("/v1/roots/default/runs/link")
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:cairn:problem:invalid-uri"
+    assert names(http.get("/v1/runs")) == []
+
+
+def test_page_token_is_opaque_and_bound_to_its_list(http, root):
+    for name in "abc":
+        make_run(root / name, [1, 2])
+    token = http.get("/v1/runs", params={"page_size": 1}).json()["next_page_token"]
+    for path in ("/v1/roots/default/runs", "/v1/roots/default/runs/a/checkpoints"):
+        answer = http.get(path, params={"page_token": token})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["field"] == "query.page_token"
+    assert json.dumps(token).isascii()

@@ -1,0 +1,113 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from service.errors import SettingsError
+from service.settings import Settings, is_loopback
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("CAIRN_"):
+            monkeypatch.delenv(name)
+
+
+def test_defaults_name_a_store_here_and_databases_in_the_state_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    settings = Settings()
+    assert str(settings.root_uris["default"]) == f"file://{tmp_path}/cairn-store"
+    assert settings.data_dir == tmp_path / "state" / "cairn"
+    assert settings.database_url == f"sqlite:///{tmp_path}/state/cairn/catalog.sqlite"
+    assert settings.jobs_database_url == f"sqlite:///{tmp_path}/state/cairn/jobs.sqlite"
+    assert (settings.host, settings.port) == ("127.0.0.1", 8321)
+
+
+def test_environment_is_read(monkeypatch, tmp_path):
+    for name, value in {
+        "ROOT": "gs://bucket/runs",
+        "ROOTS": '{"archive": "file:///srv/archive"}',
+        "DATA_DIR": str(tmp_path),
+        "DATABASE_URL": "sqlite:////srv/catalog.sqlite",
+        "HOST": "::1",
+        "PORT": "9000",
+        "EXECUTOR_ID": "worker-1",
+    }.items():
+        monkeypatch.setenv(f"CAIRN_{name}", value)
+    settings = Settings()
+    assert {name: str(uri) for name, uri in settings.root_uris.items()} == {
+        "default": "gs://bucket/runs",
+        "archive": "file:///srv/archive",
+    }
+    assert settings.database_url == "sqlite:////srv/catalog.sqlite"
+    assert (settings.host, settings.port, settings.executor_id) == ("::1", 9000, "worker-1")
+
+
+def test_data_folder_is_made_for_this_user_only(tmp_path):
+    settings = Settings(data_dir=tmp_path / "a" / "b")
+    settings.prepare()
+    assert settings.data_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_data_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"CAIRN_DATA_DIR: .*/file/data cannot be made"):
+        Settings(data_dir=tmp_path / "file" / "data").prepare()
+
+
+def test_state_folder_that_cannot_be_written_gives_way_to_one_here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert Settings().data_dir == tmp_path / ".cairn"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.com", ""])
+def test_address_that_others_can_reach_is_refused(host):
+    with pytest.raises(SettingsError, match=r"CAIRN_HOST: expected a loopback address"):
+        Settings(host=host)
+
+
+@pytest.mark.parametrize(
+    "root", ["http://169.254.169.254/", "file:///a/../b", "memory", "gs-x/../../etc", "dir::x"]
+)
+def test_root_that_is_no_store_uri_is_refused_or_plain(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if root == "memory":  # a plain folder name
+        assert Settings(root=root).root_uris["default"].local_path == str(tmp_path / "memory")
+        return
+    with pytest.raises(SettingsError, match=r"CAIRN_ROOT: root 'default' = "):
+        Settings(root=root)
+
+
+def test_root_name_that_could_not_be_asked_for_is_refused():
+    with pytest.raises(SettingsError, match=r"CAIRN_ROOTS: root 'a/b'"):
+        Settings(roots={"a/b": "/srv"})
+
+
+def test_settings_do_not_change_while_running():
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("127.8.9.1", True),
+        ("[::1]", True),
+        ("localhost.example.com", False),
+        ("127.0.0.1.example.com", False),
+        ("0.0.0.0", False),
+    ],
+)
+def test_loopback_names(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_every_setting_is_documented_in_the_readme():
+    readme = (Path(__file__).parents[2] / "service" / "README.md").read_text()
+    missing = [name for name in Settings.model_fields if f"`CAIRN_{name.upper()}`" not in readme]
+    assert missing == []

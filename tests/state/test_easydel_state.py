@@ -1,0 +1,246 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from state.easydel_state import EasyDeLState
+from state.errors import (
+    ArgumentError,
+    NotInitializedError,
+    ShardingError,
+    StateError,
+    TreeStructureError,
+)
+from state.mesh import make_mesh, mesh_of
+from state.optimizers import make_optimizer
+from state.paths import named_leaves
+from tests.state.my_model import MyModel, batch, my_model, train_step
+
+TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)
+
+
+@pytest.fixture
+def state():
+    return my_model().shard_model().to_state(TX, tx_init=TX_INIT)
+
+
+def parts(model=None):
+    graphdef, graphstate, graphother = nnx.split(model or my_model(), nnx.Param, ...)
+    return {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
+
+
+def equal(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
+
+
+def test_create_from_a_model_or_from_its_parts_is_the_same():
+    model = my_model()
+    from_model = EasyDeLState.create(model=model)
+    from_parts = EasyDeLState.create(**parts(model))
+    assert from_model.step == 0
+    assert jax.tree.structure(from_model) == jax.tree.structure(from_parts)
+    equal(from_model, from_parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda: {"model": my_model(), **parts()}, "either model or graphdef"),
+        (lambda: {"graphstate": parts()["graphstate"]}, "found only graphstate"),
+        (lambda: {}, "found only none of them"),
+        (
+            lambda: {"model": my_model(), "tx": TX, "opt_state": (), "init_opt_state": True},
+            "opt_state or init_opt_state=True; found both",
+        ),
+        (lambda: {"model": my_model(), "init_opt_state": True}, "expected tx with init_opt_state"),
+    ],
+)
+def test_create_refuses_what_contradicts(arguments, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        EasyDeLState.create(**arguments())
+    assert isinstance(caught.value, StateError)
+
+
+def test_optimizer_state_is_made_where_the_parameters_are(state):
+    assert mesh_of(state.opt_state) == state.model.mesh
+    moments = {named.path: named.leaf for named in named_leaves(state.opt_state)}
+    assert moments["0/mu/embed_tokens/embedding"].sharding.spec == PartitionSpec("fsdp")
+    assert moments["0/count"].sharding.spec == PartitionSpec()
+    assert state.step.sharding.spec == PartitionSpec()
+
+
+def test_apply_gradients_is_optax_own_step(state):
+    grads = jax.tree.map(jnp.ones_like, state.graphstate)
+    after = state.apply_gradients(grads=grads)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, opt_state = TX.update(grads, state.opt_state, state.graphstate)
+        params = optax.apply_updates(state.graphstate, updates)
+    equal(after.graphstate, params)
+    equal(after.opt_state, opt_state)
+    assert (int(after.step), int(state.step)) == (1, 0)
+    as_dict = state.apply_gradients(grads=nnx.to_pure_dict(grads))
+    equal(as_dict, after)
+
+
+def test_apply_gradients_needs_an_optimizer():
+    for state in (my_model().to_state(), EasyDeLState.create(model=my_model(), tx=TX)):
+        with pytest.raises(AssertionError, match="call init_tx") as caught:
+            state.apply_gradients(grads=state.graphstate)
+        assert isinstance(caught.value, NotInitializedError)
+
+
+def test_gradients_that_do_not_fit_are_all_listed(state):
+    grads = nnx.to_pure_dict(jax.tree.map(jnp.ones_like, state.graphstate))
+    del grads["layers"][0]["bias"]
+    grads["embed_tokens"]["embedding"] = jnp.ones((2, 2))
+    with pytest.raises(TreeStructureError) as caught:
+        state.apply_gradients(grads=grads)
+    assert caught.value.problems == (
+        "embed_tokens/embedding: expected shape (256, 64), found (2, 2)",
+        "layers/0/bias: missing, expected shape (64,)",
+    )
+
+
+def test_a_donated_step_compiles_once_and_keeps_every_placement(state):
+    traces = []
+
+    def step(state, ids):
+        traces.append(1)
+        return train_step(state, ids)
+
+    shardings = state.shardings
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    losses = []
+    with jax.log_compiles(False):
+        for _ in range(4):
+            state, loss = jitted(state, batch())
+            losses.append(float(loss))
+    assert len(traces) == 1
+    assert losses == sorted(losses, reverse=True)
+    assert int(state.step) == 4
+    assert jax.tree.leaves(state.shardings) == jax.tree.leaves(shardings)
+
+
+def test_a_state_goes_through_eval_shape_and_grad(state):
+    shapes = jax.eval_shape(lambda s: s.apply_gradients(grads=s.graphstate), state)
+    assert isinstance(shapes, EasyDeLState)
+    assert shapes.graphstate["layers"][0]["kernel"].get_value().shape == (64, 64)
+    grads = jax.grad(lambda p: state.merge(p)(batch(), labels=batch()).loss)(state.graphstate)
+    assert jax.tree.structure(grads) == jax.tree.structure(state.graphstate)
+
+
+def test_static_fields_are_hashable_and_json(state):
+    made = EasyDeLState.create(model=my_model(), tx=TX, tx_init=TX_INIT, hyperparameters={"a": [1]})
+    hash(jax.tree.structure(made))
+    assert made.hyperparameters == {"a": [1]}
+    assert made.tx_init == TX_INIT
+    assert made.replace(hyperparameters={"b": 2}).hyperparameters == {"b": 2}
+    with pytest.raises(ArgumentError, match="hyperparameters"):
+        EasyDeLState.create(model=my_model(), hyperparameters={"f": print})
+
+
+def test_the_model_is_merged_once_and_changing_it_changes_no_state(state):
+    before = np.asarray(state.graphstate["layers"][0]["bias"].get_value())
+    assert state.model is state.model is state.module
+    assert isinstance(state.model, MyModel)
+    state.model.layers[0].bias.set_value(jnp.ones((64,)))
+    np.testing.assert_array_equal(state.graphstate["layers"][0]["bias"].get_value(), before)
+    assert state.replace(step=state.step).model is not state.model
+
+
+def test_older_names_show_the_same_things(state):
+    assert state.params["layers"][0]["kernel"].shape == (64, 64)
+    assert state.module_config == state.model.config
+    assert state.module_config_args["vocab_size"] == 256
+    assert state.extras == {}
+
+
+def test_merge_takes_states_and_dicts_and_lists_what_does_not_fit(state):
+    doubled = jax.tree.map(lambda leaf: leaf * 2, state.graphstate)
+    wanted = state.merge(doubled)(batch())
+    np.testing.assert_array_equal(state.merge(nnx.to_pure_dict(doubled))(batch()), wanted)
+    np.testing.assert_array_equal(state.merge_to_state(doubled).model(batch()), wanted)
+    with pytest.raises(TreeStructureError, match="layers/1/kernel: missing"):
+        state.merge_to_state({"layers": {}})
+
+
+def test_init_and_free_optimizer_state(state):
+    freed = state.free_opt_state()
+    assert freed.opt_state is None
+    assert freed.size == state.model.num_parameters * 4
+    equal(freed.init_opt_state().opt_state, state.opt_state)
+    lion, _ = make_optimizer("lion", learning_rate=1e-3)
+    other = freed.init_tx(lion)
+    assert other.tx is lion
+    assert other.tx_init is None
+    rules = ((r"layers/\d/kernel", PartitionSpec("fsdp")), (".*", PartitionSpec()))
+    placed = {n.path: n.leaf for n in named_leaves(freed.init_tx(lion, rules).opt_state)}
+    assert placed["0/mu/layers/0/kernel"].sharding.spec == PartitionSpec("fsdp")
+    assert placed["0/mu/embed_tokens/embedding"].sharding.spec == PartitionSpec()
+    with pytest.raises(NotInitializedError):
+        my_model().to_state().init_opt_state()
+
+
+def test_size_counts_parameters_and_optimizer_once(state):
+    assert state.size == 3 * state.model.num_parameters * 4 + 4
+
+
+def test_shard_and_gather_keep_every_value(state):
+    gathered = state.gather_state()
+    for leaf in jax.tree.leaves((gathered.graphstate, gathered.opt_state)):
+        assert isinstance(leaf, np.ndarray)
+    equal(gathered, state)
+    mesh = make_mesh((1, 8, 1, 1))
+    again = gathered.shard_state(mesh=mesh)
+    equal(again, state)
+    assert mesh_of(again.graphstate) == mesh_of(again.opt_state) == mesh_of(again.step) == mesh
+    assert mesh_of(state.graphstate) != mesh
+
+
+def test_optimizer_state_must_be_there_to_be_moved():
+    state = my_model().to_state()
+    with pytest.raises(ValueError, match="opt_state=None"):
+        state.shard_optimizer_state()
+    with pytest.raises(AssertionError, match="opt_state=None"):
+        state.gather_optimizer_state()
+    assert state.gather_state().opt_state is None
+
+
+def test_rules_that_do_not_fit_list_the_leaves_and_move_nothing(state):
+    with pytest.raises(ShardingError) as caught:
+        state.shard_model((("^layers", PartitionSpec()),))
+    assert caught.value.problems == (
+        "embed_tokens/embedding: no partition rule matches (shape (256, 64))",
+    )
+
+
+def test_explain_sharding_covers_model_and_optimizer(state):
+    report = state.explain_sharding(strict=True)
+    by_path = {leaf.path: leaf for leaf in report.leaves}
+    assert by_path["embed_tokens/embedding"].rule == "automatic"
+    moment = by_path["optimizer/0/mu/embed_tokens/embedding"]
+    assert (moment.rule, moment.bytes_per_device) == ("mirrors its parameter", 256 * 64)
+    held = sum(
+        leaf.addressable_shards[0].data.nbytes
+        for leaf in jax.tree.leaves((state.graphstate, state.opt_state))
+    )
+    assert report.bytes_per_device == held + 12  # and the dropout's key and counter
+
+
+def test_shard_with_shape_takes_shardings_or_abstract_arrays(state):
+    elsewhere = state.shard_state(mesh=make_mesh((1, 2, 1, 1)))
+    for reference in (
+        state.shardings,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state),
+    ):
+        back = elsewhere.shard_with_shape(reference)
+        assert jax.tree.leaves(back.shardings) == jax.tree.leaves(state.shardings)
+        equal(back, state)
+    with pytest.raises(TreeStructureError, match="shard_with_shape"):
+        elsewhere.shard_with_shape(state.free_opt_state().shardings)

@@ -1,0 +1,270 @@
+"""Loading and writing Hugging Face folders: stores, placement, the hub, what is refused."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from state.base_module import EasyDeLBaseModule
+from state.decoder.decoder import DecoderForCausalLM
+from state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
+from state.paths import named_leaves
+from storage.errors import CorruptionError, NotFoundError
+from tests.state.gguf_files import write_llama
+from tests.state.hf_models import save, tiny_llama, tokens
+from tests.state.my_model import MyModel, my_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = save(tiny_llama(), tmp_path_factory.mktemp("hub"), max_shard_size="20KB")
+    (path / "tokenizer.json").write_text('{"version": "1.0"}')
+    return path
+
+
+def same_params(one, two):
+    ones, twos = (named_leaves(nnx.state(model)) for model in (one, two))
+    assert [n.path for n in ones] == [n.path for n in twos]
+    for a, b in zip(ones, twos, strict=True):
+        np.testing.assert_array_equal(np.asarray(a.leaf), np.asarray(b.leaf), err_msg=a.path)
+
+
+def test_weights_arrive_sharded_and_no_device_holds_the_model(folder):
+    model = DecoderForCausalLM.from_pretrained(folder, sharding_axis_dims=(1, 4, 2, 1))
+    leaves = [named.leaf for named in named_leaves(nnx.state(model))]
+    total = sum(leaf.nbytes for leaf in leaves)
+    for device in jax.devices():
+        held = sum(
+            s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device
+        )
+        assert held < total / 4
+    assert model.config.sharding_axis_dims == (1, 4, 2, 1)
+    same_params(model, DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False))
+
+
+def test_one_device_on_request(folder):
+    device = jax.devices()[3]
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False, device=device)
+    assert {leaf.sharding.device_set == {device} for leaf in jax.tree.leaves(model.params)} == {
+        True
+    }
+    with pytest.raises(ArgumentError, match="auto_shard_model"):
+        DecoderForCausalLM.from_pretrained(folder, device=device)
+
+
+def test_a_mesh_that_heads_do_not_divide_is_refused_with_both_counts(folder):
+    with pytest.raises(ShardingError, match="2 key/value heads do not divide by tp=4"):
+        DecoderForCausalLM.from_pretrained(folder, sharding_axis_dims=(1, 2, 4, 1))
+
+
+def test_the_base_class_finds_the_model_class(folder):
+    assert type(EasyDeLBaseModule.from_pretrained(folder)) is DecoderForCausalLM
+
+
+def test_options_of_ours_and_of_the_config_are_taken(folder):
+    model = DecoderForCausalLM.from_pretrained(
+        folder, config_kwargs={"scan_layers": True, "rms_norm_eps": 1e-3}
+    )
+    assert model.config.scan_layers
+    assert model.config.rms_norm_eps == 1e-3
+    assert model.model.norm.eps == 1e-3
+
+
+def test_a_folder_in_a_store_serves_both_ways(folder, gcs):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    uri = f"{gcs.bucket_uri}/models/tiny"
+    written = model.save_pretrained(uri, max_shard_size="20KB")
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= set(written)
+    again = DecoderForCausalLM.from_pretrained(uri)
+    same_params(model, again)
+    assert again.config.tokenizer_files["tokenizer.json"] == b'{"version": "1.0"}'
+
+
+def test_a_gguf_in_a_store_is_read(gcs, tmp_path):
+    from storage.files import Files
+
+    path = write_llama(tmp_path / "tiny.gguf", tiny_llama())
+    Files.open(tmp_path).copy("tiny.gguf", Files.open(gcs.bucket_uri), "tiny.gguf")
+    same_params(
+        DecoderForCausalLM.from_pretrained(f"{gcs.bucket_uri}/tiny.gguf"),
+        DecoderForCausalLM.from_pretrained(path),
+    )
+
+
+def test_links_as_in_the_hubs_cache_are_followed(folder, tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        (blobs / f"blob{number}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/blob{number}")
+    same_params(
+        DecoderForCausalLM.from_pretrained(snapshot), DecoderForCausalLM.from_pretrained(folder)
+    )
+
+
+def test_a_smaller_save_into_the_same_folder_leaves_no_stale_weights(folder, tmp_path):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    model.save_pretrained(tmp_path, float_dtype="bfloat16")
+    weights = sorted(path.name for path in tmp_path.glob("model*"))
+    assert weights == ["model.safetensors"]
+    assert {a.dtype.name for a in load_file(tmp_path / "model.safetensors").values()} == {
+        "bfloat16"
+    }
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_users_own_model_is_saved_and_loaded_under_its_own_names(tmp_path):
+    model = my_model()
+    model.save_pretrained(tmp_path)
+    assert "layers.0.kernel" in load_file(tmp_path / "model.safetensors")
+    again = MyModel.from_pretrained(tmp_path)
+    assert again.config == model.config.replace(sharding_axis_dims=(2, 4, 1, 1))
+    for path, leaf in ((n.path, n.leaf) for n in named_leaves(nnx.state(model, nnx.Param))):
+        found = {n.path: n.leaf for n in named_leaves(nnx.state(again, nnx.Param))}
+        np.testing.assert_array_equal(np.asarray(found[path]), np.asarray(leaf))
+    again(tokens(1, 3))
+    with pytest.raises(ArgumentError, match="own class"):
+        EasyDeLBaseModule.from_pretrained(tmp_path)
+
+
+def test_pickled_weights_are_never_read(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(NotFoundError, match="pickle is never read"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_an_empty_folder_and_a_wrong_path_are_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        DecoderForCausalLM.from_pretrained(str(tmp_path / "nowhere" / "deep"))
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ({"weight_map": {"a": "../secret.safetensors"}}, ConversionError),
+        ({"weight_map": {"a": "/etc/passwd"}}, ConversionError),
+        ({"weight_map": {}}, ConversionError),
+        ({}, ConversionError),
+        ({"weight_map": {"a": "model-00009-of-00009.safetensors"}}, NotFoundError),
+    ],
+)
+def test_an_index_that_leads_astray_is_refused(index, error, folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(error):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_truncated_shard_is_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    victim = tmp_path / "model-00001-of-00003.safetensors"
+    victim = next(p for p in sorted(tmp_path.glob("*.safetensors")))
+    victim.write_bytes(victim.read_bytes()[:-8])
+    with pytest.raises(CorruptionError, match=victim.name):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_config_that_is_no_json_or_of_no_known_family_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConversionError, match="JSON"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(ConfigError, match="unheard-of"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the hub as a download of one repository needs."""
+
+    folder: Path
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = unquote(self.path.split("?")[0])
+        commit = "a" * 40
+        if path.startswith("/api/models/org/tiny"):
+            names = [{"rfilename": file.name} for file in sorted(self.folder.iterdir())]
+            body = {"id": "org/tiny", "sha": commit, "siblings": names, "private": False}
+            tree = [
+                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f"{i:040x}"}
+                for i, f in enumerate(sorted(self.folder.iterdir()))
+            ]
+            self._answer(json.dumps(tree if "/tree/" in path else body).encode())
+        elif path.startswith(f"/org/tiny/resolve/{commit}/") or path.startswith(
+            "/org/tiny/resolve/main/"
+        ):
+            file = self.folder / path.rsplit("/", 1)[1]
+            headers = {"X-Repo-Commit": commit, "ETag": f'"{file.name}"'}
+            self._answer(file.read_bytes() if file.is_file() else None, **headers)
+        else:
+            self._answer(None)
+
+    def _answer(self, body, **headers):
+        self.send_response(404 if body is None else 200)
+        body = body or b""
+        names = {"X_Repo_Commit": "X-Repo-Commit"}
+        for name, value in headers.items():
+            self.send_header(names.get(name, name), value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Hub", (_Hub,), {"folder": folder})
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        code = (
+            "from state.weight_files import open_pretrained\n"
+            "from storage.errors import NotFoundError\n"
+            "found = open_pretrained('org/tiny')\n"
+            "assert found.config.num_hidden_layers == 2, found.config\n"
+            "assert found.weights.read('model.norm.weight').shape == (32,)\n"
+            "assert 'tokenizer.json' in found.config.tokenizer_files\n"
+            "try:\n"
+            "    open_pretrained('org/none')\n"
+            "except NotFoundError as error:\n"
+            "    assert 'org/none' in str(error)\n"
+            "else:\n"
+            "    raise SystemExit('found a model that is not there')\n"
+        )
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(tmp_path),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,28 @@
+"""The stores that storage tests run on."""
+
+import itertools
+
+import pytest
+
+from storage.objects import ObjectStore
+from storage.uri import StoreURI, parse_uri
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(params=["file", "gcs"])
+def root_uri(request, tmp_path) -> StoreURI:
+    """An empty folder in each kind of store that holds checkpoints."""
+    if request.param == "file":
+        return parse_uri(tmp_path / "root")
+    return parse_uri(request.getfixturevalue("gcs").bucket_uri) / "root"
+
+
+@pytest.fixture(params=["file", "memory", "gcs"])
+def objects(request, tmp_path) -> ObjectStore:
+    """An empty object store of each kind."""
+    if request.param == "file":
+        return ObjectStore.open(tmp_path / "run")
+    if request.param == "memory":
+        return ObjectStore.open(f"memory://test-{next(_NUMBERS)}/run")
+    return ObjectStore.open(f"{request.getfixturevalue('gcs').bucket_uri}/run")

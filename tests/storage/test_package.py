@@ -1,0 +1,39 @@
+import subprocess
+import sys
+
+import pytest
+
+import storage
+
+PUBLIC = [
+    "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt",
+    "CheckpointReader", "CheckpointRef", "Checkpointer", "CorruptionError", "FencedError",
+    "Files", "InvalidSliceError", "InvalidURIError", "LeafInfo", "LeafNotFoundError", "Lease",
+    "LeaseHeldError", "Lineage", "Manifest", "ModelInfo",
+    "NotACheckpointError", "NotFoundError", "ObjectStore", "PreconditionFailedError", "Run",
+    "RunInfo", "RunNotFoundError", "SaveError", "SaveHandle", "StepExistsError",
+    "StepInFlightError", "StepInfo", "StepNotFoundError", "StepState", "StorageError",
+    "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource", "TreeMismatchError",
+    "UnsupportedFormatError", "UnsupportedLeafError", "confine", "fork_run", "list_runs",
+    "parse_ref", "parse_uri", "plan_shards", "resolve_checkpoint", "write_index", "write_shard",
+]  # fmt: skip
+
+
+def test_the_public_names_are_these():
+    assert storage.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there_and_documented(name):
+    assert getattr(storage, name).__doc__
+
+
+def test_importing_the_package_loads_none_of_its_parts():
+    script = (
+        "import storage, sys\n"
+        "loaded = {name for name in sys.modules if name.startswith('storage.')}\n"
+        "assert not loaded, loaded\n"
+        "storage.parse_uri('/x')\n"
+        "assert 'storage.run' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
