@@ -20,8 +20,8 @@ from pydantic import BaseModel
 
 from service.download import download
 from service.errors import ProblemResponseError
+from service.etag import etag
 from service.event_stream import follow_operation
-from service.preconditions import etag
 from service.responses import raise_for_problem, unreachable
 from service.schemas import (
     Alias,

@@ -11,11 +11,6 @@ from service.errors import InvalidRequestError, PreconditionRequiredError
 _ETAG = re.compile(r'"(0|[1-9][0-9]{0,17})"')
 
 
-def etag(sequence: int) -> str:
-    """The ETag of an alias at a sequence number."""
-    return f'"{sequence}"'
-
-
 @dataclass(frozen=True)
 class Expectation:
     """What a change to an alias rests on.

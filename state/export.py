@@ -18,7 +18,8 @@ from state.config import AutoEasyDeLConfig, EDPretrainedConfig
 from state.decoder.config import DecoderConfig
 from state.errors import ConversionError
 from state.tensor_streams import float_dtype, is_floating, streams
-from state.weight_rules import Array, Rule, RuleTable, Shape, match
+from state.weight_ops import Array, Shape
+from state.weight_rules import Rule, RuleTable, match
 from storage.manifest import Manifest
 from storage.reader import CheckpointReader
 from storage.safetensors_stream import TensorSource

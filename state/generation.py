@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,17 +12,11 @@ import numpy as np
 from flax import nnx, struct
 
 from state.errors import ArgumentError
-from state.sampling import greedy, sample
+from state.generation_loop import Sampling, Stop, with_cache, without_cache
 
 if TYPE_CHECKING:
     from state.config import EDPretrainedConfig
     from state.decoder.cache import KVCache
-
-Made = tuple[jax.Array, jax.Array]
-"""New tokens (batch, room) and how many of them each row has."""
-
-_SMALLEST_BUCKET = 16
-_LARGEST_DOUBLING = 256
 
 
 class GenerationOutput(struct.PyTreeNode):
@@ -99,14 +92,14 @@ class EasyGenerationMixin:
             pad_token_id = _config_value(self.config, "pad_token_id")
         pad = pad_token_id if pad_token_id is not None else next(iter(eos), 0)
         graphdef, state = nnx.split(self)
-        run = _with_cache if self.takes_cache else _without_cache
+        run = with_cache if self.takes_cache else without_cache
         tokens, lengths = run(
             graphdef,
             state,
             prompt,
             mask,
             limit=jnp.int32(max_new_tokens),
-            stop=_Stop(jnp.asarray(eos, jnp.int32), jnp.int32(pad)),
+            stop=Stop(jnp.asarray(eos, jnp.int32), jnp.int32(pad)),
             sampling=sampling,
             key=_key(rng),
         )
@@ -175,169 +168,6 @@ class EasyGenerationMixin:
         return prompt.astype(np.int32), mask
 
 
-class _Stop(struct.PyTreeNode):
-    eos: jax.Array
-    pad: jax.Array
-
-    def now(self, tokens: jax.Array) -> jax.Array:
-        return (tokens[:, None] == self.eos[None, :]).any(axis=1)
-
-
-class _Sampling(struct.PyTreeNode):
-    """`random` is static: greedy and sampled generation are two programs."""
-
-    temperature: jax.Array
-    top_p: jax.Array
-    top_k: jax.Array
-    random: bool = struct.field(pytree_node=False)
-
-    def choose(self, logits: jax.Array, key: jax.Array) -> jax.Array:
-        if not self.random:
-            return greedy(logits)
-        return sample(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-
-
-def bucket(length: int) -> int:
-    """The padded length that a length shares with its neighbours."""
-    if length <= _LARGEST_DOUBLING:
-        return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
-    return -(-length // _LARGEST_DOUBLING) * _LARGEST_DOUBLING
-
-
-def _with_cache(
-    graphdef: Any,
-    state: Any,
-    prompt: np.ndarray[Any, Any],
-    mask: np.ndarray[Any, Any],
-    *,
-    limit: jax.Array,
-    **rest: Any,
-) -> Made:
-    left = bucket(prompt.shape[1]) - prompt.shape[1]
-    padding = ((0, 0), (left, 0))
-    prompt, mask = np.pad(prompt, padding), np.pad(mask, padding)
-    room = bucket(int(limit))
-    made: Made = _cached(graphdef, state, prompt, mask, limit, rest, room=room)
-    return made
-
-
-def _without_cache(
-    graphdef: Any,
-    state: Any,
-    prompt: np.ndarray[Any, Any],
-    mask: np.ndarray[Any, Any],
-    *,
-    limit: jax.Array,
-    **rest: Any,
-) -> tuple[jax.Array, jax.Array]:
-    # Free slots on the right: a model without a cache may count positions from the first slot.
-    tokens = prompt.shape[1]
-    right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
-    prompt, mask = np.pad(prompt, right), np.pad(mask, right)
-    room, start = bucket(int(limit)), jnp.int32(tokens)
-    made: Made = _recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
-    return made
-
-
-@functools.partial(jax.jit, static_argnames=("graphdef", "room"))
-def _cached(
-    graphdef: Any,
-    state: Any,
-    prompt: jax.Array,
-    mask: jax.Array,
-    limit: jax.Array,
-    rest: dict[str, Any],
-    *,
-    room: int,
-) -> tuple[jax.Array, jax.Array]:
-    model = nnx.merge(graphdef, state)
-    inputs = model.prepare_inputs_for_generation(prompt, prompt.shape[1] + room, mask)
-    outputs = model(**inputs)
-
-    def logits_after(tokens: jax.Array, step: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        inputs_now = model.update_inputs_for_generation(
-            outputs.replace(cache=cache), tokens, inputs
-        )
-        made = nnx.merge(graphdef, state)(**inputs_now)
-        return made.logits[:, -1], made.cache
-
-    return _loop(outputs.logits[:, -1], outputs.cache, logits_after, limit, room=room, **rest)
-
-
-@functools.partial(jax.jit, static_argnames=("graphdef", "room"))
-def _recomputed(
-    graphdef: Any,
-    state: Any,
-    prompt: jax.Array,
-    mask: jax.Array,
-    start: jax.Array,
-    limit: jax.Array,
-    rest: dict[str, Any],
-    *,
-    room: int,
-) -> tuple[jax.Array, jax.Array]:
-    def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:
-        made = nnx.merge(graphdef, state)(input_ids=ids, attention_mask=mask.astype(jnp.int32))
-        logits = made["logits"] if isinstance(made, dict) else getattr(made, "logits", made)
-        taken: jax.Array = jax.lax.dynamic_index_in_dim(logits, at, axis=1, keepdims=False)
-        return taken
-
-    def logits_after(
-        tokens: jax.Array, step: jax.Array, carry: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        at = start + step
-        ids = jax.lax.dynamic_update_slice(carry[0], tokens[:, None], (jnp.int32(0), at))
-        seen = jax.lax.dynamic_update_slice(
-            carry[1], jnp.ones_like(carry[1][:, :1]), (jnp.int32(0), at)
-        )
-        return forward(ids, seen, at), (ids, seen)
-
-    first = forward(prompt, mask, start - 1)
-    return _loop(first, (prompt, mask), logits_after, limit, room=room, **rest)
-
-
-def _loop(
-    logits: jax.Array,
-    carry: Any,
-    logits_after: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
-    limit: jax.Array,
-    *,
-    room: int,
-    stop: _Stop,
-    sampling: _Sampling,
-    key: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """The new tokens (batch, room), padded, and how many there are in each row."""
-    batch = logits.shape[0]
-    made = jnp.full((batch, room), stop.pad, jnp.int32)
-    lengths, done = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.bool_)
-
-    def goes_on(loop: tuple[Any, ...]) -> jax.Array:
-        step, done = loop[0], loop[1]
-        return (step < limit) & ~done.all()
-
-    def advance(loop: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, done, lengths, made, logits, carry = loop
-        chosen = sampling.choose(logits, jax.random.fold_in(key, step))
-        tokens = jnp.where(done, stop.pad, chosen)
-        made = jax.lax.dynamic_update_slice(made, tokens[:, None], (jnp.int32(0), step))
-        lengths = lengths + (~done).astype(jnp.int32)
-        done = done | stop.now(tokens)
-        # The last token's successor is never looked at: no forward pass for it.
-        last = (step + 1 >= limit) | done.all()
-        logits, carry = jax.lax.cond(
-            last,
-            lambda carry: (logits, carry),
-            lambda carry: logits_after(tokens, step, carry),
-            carry,
-        )
-        return step + 1, done, lengths, made, logits, carry
-
-    loop = (jnp.int32(0), done, lengths, made, logits, carry)
-    _, _, lengths, made, _, _ = jax.lax.while_loop(goes_on, advance, loop)
-    return made, lengths
-
-
 def _left_padded(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     rows: np.ndarray[Any, Any] = mask[:, -1] & ~(mask[:, :-1] & ~mask[:, 1:]).any(axis=1)
     return rows
@@ -345,7 +175,7 @@ def _left_padded(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _sampling(
     do_sample: bool | None, temperature: float | None, top_p: float | None, top_k: int | None
-) -> _Sampling:
+) -> Sampling:
     if temperature is not None and not temperature >= 0:
         raise ArgumentError(path="temperature", expected="0 or more", found=temperature)
     if top_p is not None and not 0 < top_p <= 1:
@@ -354,7 +184,7 @@ def _sampling(
         raise ArgumentError(path="top_k", expected="0 (all tokens) or more", found=top_k)
     asked = any(value is not None for value in (temperature, top_p, top_k))
     random = (asked if do_sample is None else do_sample) and temperature != 0
-    return _Sampling(
+    return Sampling(
         temperature=jnp.float32(temperature or 1.0),
         top_p=jnp.float32(1.0 if top_p is None else top_p),
         top_k=jnp.int32(0 if top_k is None else top_k),

@@ -18,7 +18,8 @@ import numpy as np
 from state import families
 from state.decoder.config import DecoderConfig
 from state.errors import ArgumentError, ConversionError
-from state.weight_rules import Array, RuleTable, Shape
+from state.weight_ops import Array, Shape
+from state.weight_rules import RuleTable
 
 _UNQUANTIZED = ("F32", "F16")
 _TOKEN_IDS = {

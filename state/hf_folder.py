@@ -17,7 +17,8 @@ from state.gather import gather_leaf
 from state.paths import named_leaves
 from state.tensor_streams import MemoryLeaf, float_dtype, streams
 from state.weight_files import CONFIG_FILE, INDEX_FILE
-from state.weight_rules import Array, Rule, RuleTable, match
+from state.weight_ops import Array
+from state.weight_rules import Rule, RuleTable, match
 from storage.files import Files
 from storage.safetensors_stream import TensorSource, plan_shards, write_index, write_shard
 from storage.uri import StoreURI, parse_uri

@@ -212,6 +212,7 @@ class LoadArguments:
             "mesh": self.mesh,
         }
         placed: dict[str, Any] = {
+            "verbose": self.verbose,
             "auto_shard_model": self.sharded,
             "sharding_axis_dims": tuple(self.sharding_axis_dims),
             "sharding_axis_names": tuple(self.sharding_axis_names),

@@ -18,7 +18,8 @@ from state.module_sharding import module_plan
 from state.paths import named_leaves
 from state.tensor_streams import float_dtype, is_floating
 from state.weight_files import Pretrained
-from state.weight_rules import Array, match
+from state.weight_ops import Array
+from state.weight_rules import match
 
 if TYPE_CHECKING:
     from state.base_module import EasyDeLBaseModule

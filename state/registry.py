@@ -37,7 +37,7 @@ def find(name: str, module: str | None, *, path: object) -> "type[EasyDeLBaseMod
     Raises:
         UnknownModelError: if no class, or more than one, has that name.
     """
-    import state.decoder  # noqa: F401  (its classes register themselves)
+    import state.decoder.decoder  # noqa: F401  (its classes register themselves)
 
     if module is not None and (module, name) in _CLASSES:
         return _CLASSES[module, name]

@@ -29,6 +29,9 @@ from state.paths import is_variable
 from state.progress import say, size_text
 from state.registry import find
 from state.state_sharding import place_step
+from storage.layout import RUN_FILE
+from storage.objects import ObjectStore
+from storage.uri import parse_ref
 
 if TYPE_CHECKING:
     from state.easydel_state import EasyDeLState
@@ -41,17 +44,20 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def is_pretrained(reference: str | os.PathLike[str]) -> bool:
     """Says whether a reference names Hugging Face weights rather than a checkpoint of a run.
 
-    That is a GGUF file, a folder with a config.json that is no run, or a hub id ("owner/name")
-    that is no folder here.
+    That is a GGUF file, a folder (here or in a store) with a config.json that is no run, or a hub
+    id ("owner/name") that is no folder here.
     """
     text = os.fspath(reference)
-    if "://" in text:
-        return False
     if text.endswith(".gguf"):
         return True
+    if "://" in text:
+        ref = parse_ref(text)
+        objects = ObjectStore.open(ref.run)
+        named = ref.alias is not None or ref.step is not None
+        return not named and not objects.read(RUN_FILE) and bool(objects.read("config.json"))
     path = Path(text)
     if path.is_dir():
-        return (path / "config.json").is_file() and not (path / "run.json").exists()
+        return (path / "config.json").is_file() and not (path / RUN_FILE).exists()
     return not path.exists() and _HUB_ID.fullmatch(text) is not None
 
 
@@ -262,7 +268,7 @@ def _check_task(model_class: type[Any], model_task: TaskType | str) -> None:
 
 def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
     path = Path(os.fspath(reference))
-    if "://" in os.fspath(reference) or not path.is_dir() or (path / "run.json").exists():
+    if "://" in os.fspath(reference) or not path.is_dir() or (path / RUN_FILE).exists():
         return
     pickles = sorted(
         entry.name for entry in path.iterdir() if entry.suffix in (".pickle", ".pkl", ".easy")

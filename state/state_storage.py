@@ -202,14 +202,20 @@ class StateStorageMixin:
 
         Args:
             source: a Hugging Face folder, a GGUF file, a hub id, or a checkpoint of a run.
-            model_class: class of the model, by default the one decoder.
+            model_class: class of the model, by default the one decoder (or the one stored).
             tx: an optimizer, whose state is made at once.
             tx_init: JSON that rebuilds `tx`.
-            **arguments: those of the model's `from_pretrained`.
+            **arguments: those of the model's `from_pretrained`, or of `load_state` for a
+                checkpoint.
         """
         from state.decoder import DecoderForCausalLM
+        from state.load_arguments import LoadArguments
+        from state.state_loading import is_pretrained, load_module
 
-        model = (model_class or DecoderForCausalLM).from_pretrained(source, **arguments)
+        if is_pretrained(source):
+            model = (model_class or DecoderForCausalLM).from_pretrained(source, **arguments)
+        else:
+            model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
         state: Any = _state_class(cls).create(
             model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None
         )

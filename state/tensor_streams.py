@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from state.errors import ArgumentError
-from state.weight_rules import Array, Chain, Op, Rename, Rule, Shape, Split, Transpose
+from state.weight_ops import Array, Chain, Op, Rename, Shape, Split, Transpose
+from state.weight_rules import Rule
 from storage.safetensors_stream import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")

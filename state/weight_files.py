@@ -21,7 +21,8 @@ from state.config import AutoEasyDeLConfig, EDPretrainedConfig
 from state.decoder.config import DecoderConfig
 from state.errors import ConversionError
 from state.gguf import GGUFFile
-from state.weight_rules import Array, RuleTable, Shape
+from state.weight_ops import Array, Shape
+from state.weight_rules import RuleTable
 from storage.errors import NotFoundError
 from storage.files import Files
 from storage.safetensors_format import SafetensorsHeader

@@ -33,7 +33,7 @@ from storage.layout import check_step, step_dir
 from storage.leaf_forms import store_form
 from storage.leaf_records import LeafDraft, draft_leaves
 from storage.manifest import ModelInfo
-from storage.orbax_save import META_ITEM, StoredItem, start_save
+from storage.orbax_save import META_ITEM, StoredItem, orbax_folder, start_save
 from storage.records import canonical_json
 from storage.run import Run
 from storage.save_handle import SaveHandle
@@ -66,6 +66,9 @@ class Checkpointer:
         writer_id: who writes, the same over restarts; default `default_writer_id()`.
         clock: tells the time.
         lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
+
+    Raises:
+        InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -80,6 +83,7 @@ class Checkpointer:
         lease_ttl: float = LEASE_TTL_SECONDS,
     ) -> None:
         self.uri = parse_uri(run_uri)
+        orbax_folder(self.uri)
         self.writer_id = writer_id or default_writer_id()
         self._clock = clock
         self._run = Run(self.uri, clock=clock)

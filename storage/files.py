@@ -164,6 +164,13 @@ class Files(abc.ABC):
     def delete_tree(self, rel: str) -> None:
         """Remove the file or folder `rel` and all below it; fine if there is none."""
 
+    def sweep(self, rel: str) -> None:
+        """Remove what killed writers left directly in the folder `rel`.
+
+        Only for a folder that nobody writes into now. Object stores keep no halves of files.
+        """
+        self._checked_folder(rel)
+
     @abc.abstractmethod
     def _copy_within(self, source: str, target: "Files", target_rel: str) -> bool:
         """Copy inside the store if it can; False if it can't."""

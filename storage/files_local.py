@@ -1,6 +1,7 @@
 """Files on a disk of this machine."""
 
 import builtins
+import contextlib
 import errno
 import os
 import secrets
@@ -92,6 +93,19 @@ class LocalFiles(Files):
                 _sync_folder(os.path.dirname(path))
             except FileNotFoundError:
                 return
+
+    @override
+    def sweep(self, rel: str) -> None:
+        folder = self._folder(rel)
+        with mapped(folder):
+            try:
+                with os.scandir(folder) as found:
+                    left = [item.path for item in found if item.name.startswith(TEMPORARY_PREFIX)]
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            for path in left:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     @override
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from storage.errors import InvalidURIError
 from storage.leaf_forms import LeafForm
 from storage.records import canonical_json
 from storage.trees import nest
@@ -19,6 +20,7 @@ __all__ = [
     "SaveResponse",
     "StoredItem",
     "meta_digest",
+    "orbax_folder",
     "start_save",
 ]
 
@@ -56,6 +58,23 @@ def meta_digest(meta: Mapping[str, Any]) -> str:
     return f"sha256:{sha256(canonical_json(dict(meta))).hexdigest()}"
 
 
+def orbax_folder(uri: StoreURI) -> str:
+    """The folder in the form that Orbax takes.
+
+    Raises:
+        InvalidURIError: Orbax would write arrays elsewhere: it knows local disks and GCS only.
+    """
+    if uri.scheme not in ("file", "gs"):
+        raise InvalidURIError(
+            "no arrays can be stored here",
+            path=uri,
+            expected="a file:// or gs:// URI",
+            found=f"{uri.scheme}://",
+            next_step="Save to a local disk or to Google Cloud Storage.",
+        )
+    return uri.orbax_path()
+
+
 def start_save(
     folder: StoreURI, items: Mapping[str, StoredItem], meta: Mapping[str, Any]
 ) -> SaveResponse:
@@ -78,7 +97,7 @@ def start_save(
     }
     with _context(items):
         response: SaveResponse = ocp.save_checkpointables_async(
-            folder.orbax_path(), trees, custom_metadata={CUSTOM_KEY: custom}
+            orbax_folder(folder), trees, custom_metadata={CUSTOM_KEY: custom}
         )
     return response
 

@@ -27,10 +27,10 @@ from storage.errors import (
 )
 from storage.leaf_forms import LeafForm, dtype_name, restore_form
 from storage.objects import ObjectStore
-from storage.orbax_save import CUSTOM_KEY, META_ITEM, meta_digest
+from storage.orbax_save import CUSTOM_KEY, META_ITEM, meta_digest, orbax_folder
 from storage.orbax_tree import STEP_METADATA, parse_json_object
 from storage.reader import CheckpointReader
-from storage.target_leaves import TargetLeaf, shape_of, target_leaf
+from storage.target_leaves import TargetLeaf, target_leaf
 from storage.uri import StoreURI
 
 __all__ = ["read_meta", "restore_item", "stored_items", "stored_tree"]
@@ -126,6 +126,7 @@ def restore_item(
         path_for_errors: what errors call the checkpoint; default `step_uri`.
 
     Raises:
+        InvalidURIError: a store that Orbax can't read: neither a disk nor GCS.
         StepNotFoundError: there is no such folder.
         NotACheckpointError: the folder holds no committed Orbax checkpoint.
         NotFoundError: the step has no such item.
@@ -166,7 +167,7 @@ def _read(
         abstract = [wanted[path].abstract(stored.forms.get(path)) for path in stored.paths]
         with _mapped(where, item, stored.paths):
             loaded = ocp.load(
-                step_uri.orbax_path(),
+                orbax_folder(step_uri),
                 jax.tree.unflatten(stored.structure, abstract),
                 checkpointable_name=item,
             )
@@ -219,12 +220,12 @@ def _stored(step_uri: StoreURI, item: str, where: object) -> _Stored:
     metadata: Any = {}
     if item in handlers:
         with _mapped(where, item, ()):
-            metadata = ocp.metadata(step_uri.orbax_path(), item).metadata
+            metadata = ocp.metadata(orbax_folder(step_uri), item).metadata
         if metadata is None:
             raise _unreadable(step_uri, item, where)
     paths = trees.paths(metadata)
     leaves = {
-        path: shape_of(np.shape(leaf), _dtype_of(leaf))
+        path: jax.ShapeDtypeStruct(np.shape(leaf), _dtype_of(leaf))
         for path, leaf in zip(paths, jax.tree.leaves(metadata), strict=True)
     }
     for path, form in forms.items():
@@ -255,8 +256,8 @@ def _dtype_of(leaf: Any) -> Any:
 def _logical(form: LeafForm) -> jax.ShapeDtypeStruct:
     if form.kind == "key":
         key = jax.eval_shape(lambda: jax.random.key(0, impl=form.dtype))
-        return shape_of(form.shape, key.dtype)
-    return shape_of(form.shape, jnp.dtype(form.dtype))
+        return jax.ShapeDtypeStruct(form.shape, key.dtype)
+    return jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype))
 
 
 def _step_metadata(step_uri: StoreURI, where: object) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -167,6 +167,9 @@ class Run:
             StepInFlightError: it is being written now.
             StepNotFoundError: it is not listed; the error names the steps that are.
         """
+        found = self._listed(number)
+        if found is not None:
+            return found
         held = self.step_attempts()
         if number in held:
             return self._describe(number, held[number], StepState.LISTED)
@@ -290,6 +293,17 @@ class Run:
                 next_step="Manifests never change: restore the object from a backup.",
             )
         return info
+
+    def _listed(self, number: int) -> StepInfo | None:
+        """The step, if it is listed, by its own names alone: however many steps the run has."""
+        names = {manifest_file(number, attempt.number): attempt for attempt in self.attempts()}
+        summaries = self.objects.parse_many(names, ManifestSummary.parse)
+        published = [(number, names[name].number) for name in summaries]
+        attempt = counting(published, self.attempts()).get(number)  # attempts after manifests
+        if attempt is None or self.objects.read(trash_file(number, attempt)) is not None:
+            return None
+        summary = summaries[manifest_file(number, attempt)]
+        return StepInfo(number, attempt, StepState.LISTED, *summary)
 
     def _names(self) -> tuple[list[tuple[int, int]], list[Attempt]]:
         """(step, attempt) of every manifest, by step, then every attempt.

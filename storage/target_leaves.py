@@ -8,7 +8,7 @@ import numpy as np
 
 from storage.leaf_forms import LeafForm, dtype_name, is_key_dtype
 
-__all__ = ["TargetLeaf", "shape_of", "target_leaf"]
+__all__ = ["TargetLeaf", "target_leaf"]
 
 _KINDS: dict[type, tuple[str, str]] = {
     bool: ("b", "a Python bool"),
@@ -16,14 +16,6 @@ _KINDS: dict[type, tuple[str, str]] = {
     float: ("f", "a Python float"),
     complex: ("fc", "a Python complex"),
 }
-
-
-def shape_of(
-    shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding | None = None
-) -> jax.ShapeDtypeStruct:
-    """A `jax.ShapeDtypeStruct`, whose constructor JAX left without types."""
-    made: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]  # see above
-    return made
 
 
 class TargetLeaf(NamedTuple):
@@ -69,7 +61,7 @@ class TargetLeaf(NamedTuple):
         carried = form is not None and form.kind in ("widened", "bits")
         dtype = np.dtype(np.uint8) if carried else self.dtype
         if self.sharding is not None:
-            return shape_of(self.shape, dtype, self.sharding)
+            return jax.ShapeDtypeStruct(self.shape, dtype, sharding=self.sharding)
         # A NumPy array that takes no memory: Orbax looks at its type, shape and dtype only.
         return np.broadcast_to(np.zeros((), dtype), self.shape) if dtype is not None else np.ndarray
 
@@ -87,7 +79,7 @@ class TargetLeaf(NamedTuple):
             return self.scalar(item) if self.dtype is None else item
         if self.sharding is None and self.dtype is not None:
             return np.asarray(value).astype(self.dtype, copy=False)
-        return value if value.dtype == self.dtype else value.astype(self.dtype)
+        return value
 
 
 def _is_floating(dtype: Any) -> bool:

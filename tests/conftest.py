@@ -10,6 +10,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import jax
 import pytest
+from jaxtyping import install_import_hook
+
+# Shapes in signatures are checked while the tests run.
+_SHAPED = ("attention", "decoder", "mlp", "norms", "positions")
+install_import_hook(
+    ["state.sampling", *(f"state.decoder.{name}" for name in _SHAPED)], "beartype.beartype"
+)
 
 pytest_plugins = ["tests.gcs.plugin"]
 

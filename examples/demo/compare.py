@@ -33,9 +33,8 @@ def main() -> None:
         their_ids = theirs.generate(
             torch.from_numpy(ids.astype(np.int64)), max_new_tokens=arguments.tokens, do_sample=False
         )[0]
-    our_ids = np.asarray(
-        ours.generate(input_ids=jnp.asarray(ids), max_new_tokens=arguments.tokens, temperature=0.0)
-    )[0]
+    completed = ours.generate(jnp.asarray(ids), max_new_tokens=arguments.tokens)
+    our_ids = np.asarray(completed.sequences)[0]
     print(
         json.dumps(
             {

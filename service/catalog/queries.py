@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 from service.catalog.models import AliasRow, CheckpointRow, RunRow
 from service.schemas import Checkpoint, CheckpointState, Lineage, Run
 from storage.layout import step_dir
-from storage.uri import StoreURI, parse_uri
 
 
 def run_names(
@@ -75,14 +74,13 @@ def alias_names(session: Session, run: RunRow) -> dict[tuple[int, int], list[str
 
 def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoint:
     """One checkpoint as the API gives it out."""
-    uri: StoreURI = parse_uri(run.uri)
     return Checkpoint(
         root=run.root,
         run=run.name,
         step=row.step,
         attempt=row.attempt,
         state=CheckpointState(row.state),
-        uri=str(uri / step_dir(row.attempt, row.step)),
+        uri=f"{run.uri}/{step_dir(row.attempt, row.step)}",
         created=row.created,
         bytes=row.nbytes,
         leaves=row.leaves,

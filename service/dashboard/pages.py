@@ -1,4 +1,4 @@
-"""The pages: runs at `/`, checkpoints of a run at `/ui/{root}/{run}`; they show what the API does."""
+"""The pages: runs at `/`, a run's checkpoints at `/ui/{root}/{run}`, as the API lists them."""
 
 from pathlib import Path
 from typing import Any, Final

@@ -193,6 +193,7 @@ class _ExportJob:
             ),
         )
         self._context.check()
+        self._files(planned).sweep("")  # an execution that was killed may have left halves
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
         delete_tries(self._uri, self._key, planned["folder"])  # ours, if another was faster
         progress.set(message="done")

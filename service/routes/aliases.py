@@ -8,7 +8,8 @@ from service.auth import ActorDependency
 from service.catalog.audit import note_alias
 from service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
 from service.errors import InvalidRequestError
-from service.preconditions import ExpectationDependency, etag
+from service.etag import etag
+from service.preconditions import ExpectationDependency
 from service.problems import problem_responses
 from service.promotion import alias_body, delete_alias
 from service.schemas import Alias, AliasHistory, AliasList, AliasMove

@@ -18,8 +18,9 @@ from service.dependencies import (
     RunDependency,
     StepNumber,
 )
+from service.etag import etag
 from service.paging import decode_token, encode_token
-from service.preconditions import ExpectationDependency, etag
+from service.preconditions import ExpectationDependency
 from service.problems import problem_responses
 from service.promotion import alias_body, promote
 from service.schemas import Alias, Checkpoint, CheckpointList, CheckpointState, PromoteRequest

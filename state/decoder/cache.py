@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class KVCache(struct.PyTreeNode):
         head_dim: int,
         dtype: Any,
         starts: jax.Array | None = None,
-    ) -> Self:
+    ) -> KVCache:
         """A cache without tokens; slots before `starts` (left padding) are never attended to."""
         shape = (layers, batch_size, max_length, kv_heads, head_dim)
         if starts is None:
@@ -59,12 +59,12 @@ class KVCache(struct.PyTreeNode):
         slots = self.length + jnp.arange(tokens, dtype=jnp.int32)
         return jnp.maximum(slots[None, :] - self.starts[:, None], 0)
 
-    def mask_tokens(self, attention_mask: Array) -> Self:
+    def mask_tokens(self, attention_mask: Array) -> KVCache:
         """Marks which of the next tokens are padding."""
         update = attention_mask.astype(jnp.bool_)
         old = jax.lax.dynamic_slice(self.valid, (jnp.int32(0), self.length), update.shape)
         new = jax.lax.dynamic_update_slice(self.valid, old & update, (jnp.int32(0), self.length))
-        masked: Self = self.replace(valid=new)
+        masked: KVCache = self.replace(valid=new)
         return masked
 
     def visible(self, tokens: int) -> Bool[Array, "B T S"]:
@@ -76,7 +76,7 @@ class KVCache(struct.PyTreeNode):
 
     def write(
         self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K H"]
-    ) -> tuple[Self, Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+    ) -> tuple[KVCache, Float[Array, "B S K H"], Float[Array, "B S K H"]]:
         """Puts one layer's new keys and values into the next slots.
 
         Returns the cache, and that layer's keys and values. `length` moves only by `advance`.
@@ -90,7 +90,7 @@ class KVCache(struct.PyTreeNode):
         whole = [jax.lax.dynamic_index_in_dim(x, at[0], keepdims=False) for x in (keys, values)]
         return self.replace(keys=keys, values=values), whole[0], whole[1]
 
-    def advance(self, tokens: int) -> Self:
+    def advance(self, tokens: int) -> KVCache:
         """Counts the tokens that every layer has now written."""
-        advanced: Self = self.replace(length=self.length + jnp.int32(tokens))
+        advanced: KVCache = self.replace(length=self.length + jnp.int32(tokens))
         return advanced

@@ -21,7 +21,8 @@ from state.families.hf_config import (
     rope_from_hf,
     rope_to_hf,
 )
-from state.weight_rules import TRANSPOSE, Array, Chain, RotaryRows, Rule, RuleTable, expand
+from state.weight_ops import TRANSPOSE, Array, Chain, RotaryRows
+from state.weight_rules import Rule, RuleTable, expand
 
 if TYPE_CHECKING:
     from state.decoder.config import DecoderConfig

@@ -1,10 +1,16 @@
 """Real llama-shaped checkpoints, and a control plane that runs jobs, for tests of jobs."""
 
 import json
-from collections.abc import Iterator
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 from fastapi.testclient import TestClient
 
@@ -15,6 +21,8 @@ from storage.checkpointer import Checkpointer
 from storage.manifest import ModelInfo
 from storage.trees import nest
 from tests.service.conftest import BASE_URL, PEER
+
+PATIENCE = 60.0
 
 CONFIG = DecoderConfig(
     model_type="llama",
@@ -104,7 +112,7 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
         yield client
 
 
-def watch(http: TestClient, operation: str) -> dict[str, object]:
+def watch(http: httpx.Client | TestClient, operation: str) -> dict[str, object]:
     """The operation once it has ended, from its event stream."""
     last = None
     with http.stream("GET", f"/v1/operations/{operation}/events") as stream:
@@ -125,6 +133,54 @@ def done(http: TestClient, path: str, body: dict[str, object]) -> dict[str, obje
     return ended
 
 
+def artifact_of(http: httpx.Client | TestClient, operation):
+    """The artifact that an operation made."""
+    answer = http.get(f"/v1/artifacts/{operation['result']['artifact_id']}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
 def tries(root: Path, run: str) -> list[Path]:
     """Folders of export tries, published or not."""
     return sorted(path for path in (root / run / "exports").glob("*/*/*") if path.is_dir())
+
+
+@contextmanager
+def control_plane(
+    root: Path, data: Path, *, stall_at: str = "", reached: Path | None = None
+) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+    """A control plane in a process of its own, and a client of it; see `stalling_server`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.service.stalling_server", str(port), stall_at, str(reached)],
+        env={**os.environ, "CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(data)},
+    )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            until(lambda: _answers(http))
+            yield http, process
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait for something in another process, which can set no event here."""
+    for _ in range(int(PATIENCE / 0.05)):
+        if reached():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"nothing happened within {PATIENCE} s")
+
+
+def _answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -2,13 +2,20 @@ import json
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from storage.files import Files
 from storage.run import Run
 from storage.safetensors_stream import read_header, read_tensor
 from storage.uri import parse_uri
-from tests.service.jobs import ASSETS, done, save_llama, serving, tries, watch
+from tests.service.jobs import (
+    ASSETS,
+    artifact_of,
+    done,
+    save_llama,
+    serving,
+    tries,
+    watch,
+)
 from tests.service.stores import begin_saving
 
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
@@ -24,12 +31,6 @@ def store(tmp_path_factory):
 def http(store, tmp_path_factory):
     with serving(store[0], tmp_path_factory.mktemp("data")) as client:
         yield client
-
-
-def artifact_of(http: TestClient, operation):
-    answer = http.get(f"/v1/artifacts/{operation['result']['artifact_id']}")
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_export_holds_the_weights_under_hugging_face_names(http, store):

@@ -184,6 +184,7 @@ def test_mesh_follows_the_dims():
     [
         "state.config",
         "state.decoder.config",
+        "state.weight_ops",
         "state.weight_rules",
         "state.families",
         "state.families.llama",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flax import nnx
 
-from state import generation
+from state import generation_loop
 from state.decoder.config import DecoderConfig
 from state.decoder.decoder import DecoderForCausalLM
 from state.errors import ArgumentError
@@ -87,10 +87,10 @@ def test_the_configs_end_token_is_the_default(pair):
 
 def test_nearby_lengths_share_one_compilation(pair):
     _, ours = pair
-    before = generation._cached._cache_size()
+    before = generation_loop.cached._cache_size()
     for length, new in ((17, 17), (20, 25), (31, 32)):
         ours.generate(tokens(2, length), max_new_tokens=new, eos_token_id=())
-    assert generation._cached._cache_size() == before + 1
+    assert generation_loop.cached._cache_size() == before + 1
 
 
 def test_sampling_follows_the_seed_and_the_filters(pair):

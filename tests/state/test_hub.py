@@ -1,13 +1,9 @@
 """Loading and writing Hugging Face folders: stores, placement, the hub, what is refused."""
 
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
-from pathlib import Path
-from urllib.parse import unquote
 
 import jax
 import numpy as np
@@ -20,6 +16,7 @@ from state.decoder.decoder import DecoderForCausalLM
 from state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
 from state.paths import named_leaves
 from storage.errors import CorruptionError, NotFoundError
+from tests.state import hub_server
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens
 from tests.state.my_model import MyModel, my_model
@@ -173,7 +170,6 @@ def test_an_index_that_leads_astray_is_refused(index, error, folder, tmp_path):
 def test_a_truncated_shard_is_refused(folder, tmp_path):
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    victim = tmp_path / "model-00001-of-00003.safetensors"
     victim = next(p for p in sorted(tmp_path.glob("*.safetensors")))
     victim.write_bytes(victim.read_bytes()[:-8])
     with pytest.raises(CorruptionError, match=victim.name):
@@ -189,82 +185,54 @@ def test_config_that_is_no_json_or_of_no_known_family_is_refused(tmp_path):
         DecoderForCausalLM.from_pretrained(tmp_path)
 
 
-class _Hub(http.server.BaseHTTPRequestHandler):
-    """As much of the hub as a download of one repository needs."""
-
-    folder: Path
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        path = unquote(self.path.split("?")[0])
-        commit = "a" * 40
-        if path.startswith("/api/models/org/tiny"):
-            names = [{"rfilename": file.name} for file in sorted(self.folder.iterdir())]
-            body = {"id": "org/tiny", "sha": commit, "siblings": names, "private": False}
-            tree = [
-                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f"{i:040x}"}
-                for i, f in enumerate(sorted(self.folder.iterdir()))
-            ]
-            self._answer(json.dumps(tree if "/tree/" in path else body).encode())
-        elif path.startswith(f"/org/tiny/resolve/{commit}/") or path.startswith(
-            "/org/tiny/resolve/main/"
-        ):
-            file = self.folder / path.rsplit("/", 1)[1]
-            headers = {"X-Repo-Commit": commit, "ETag": f'"{file.name}"'}
-            self._answer(file.read_bytes() if file.is_file() else None, **headers)
-        else:
-            self._answer(None)
-
-    def _answer(self, body, **headers):
-        self.send_response(404 if body is None else 200)
-        body = body or b""
-        names = {"X_Repo_Commit": "X-Repo-Commit"}
-        for name, value in headers.items():
-            self.send_header(names.get(name, name), value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
+def run_with_hub(code, hub, home):
+    """Runs Python code in a process of its own, whose hub is `hub`."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_of_the_tests",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
 
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), type("Hub", (_Hub,), {"folder": folder})
+    code = """
+from state.weight_files import open_pretrained
+from storage.errors import NotFoundError
+found = open_pretrained("org/tiny")
+assert found.config.num_hidden_layers == 2, found.config
+assert found.weights.read("model.norm.weight").shape == (32,)
+assert "tokenizer.json" in found.config.tokenizer_files
+try:
+    open_pretrained("org/none")
+except NotFoundError as error:
+    assert "org/none" in str(error)
+else:
+    raise SystemExit("found a model that is not there")
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+
+
+def test_push_uploads_what_save_writes_through_the_real_client(folder, tmp_path):
+    code = f"""
+from state.decoder.decoder import DecoderForCausalLM
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+url = model.push_to_hub("org/tiny", commit_message="Better weights")
+assert url.endswith("/commit/" + "a" * 40), url
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+    assert hub.messages == ["Better weights"]
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    for name, content in hub.pushed.items():
+        (pushed / name).write_bytes(content)
+    assert "tokenizer.json" in hub.pushed
+    same_params(
+        DecoderForCausalLM.from_pretrained(pushed), DecoderForCausalLM.from_pretrained(folder)
     )
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        code = (
-            "from state.weight_files import open_pretrained\n"
-            "from storage.errors import NotFoundError\n"
-            "found = open_pretrained('org/tiny')\n"
-            "assert found.config.num_hidden_layers == 2, found.config\n"
-            "assert found.weights.read('model.norm.weight').shape == (32,)\n"
-            "assert 'tokenizer.json' in found.config.tokenizer_files\n"
-            "try:\n"
-            "    open_pretrained('org/none')\n"
-            "except NotFoundError as error:\n"
-            "    assert 'org/none' in str(error)\n"
-            "else:\n"
-            "    raise SystemExit('found a model that is not there')\n"
-        )
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-        subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

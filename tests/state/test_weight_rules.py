@@ -7,19 +7,8 @@ from hypothesis import strategies as st
 
 from state.errors import ConversionError
 from state.tensor_streams import MemoryLeaf, streams, whole
-from state.weight_rules import (
-    RENAME,
-    TRANSPOSE,
-    Chain,
-    Fuse,
-    RotaryRows,
-    Rule,
-    RuleTable,
-    Split,
-    Stack,
-    expand,
-    match,
-)
+from state.weight_ops import RENAME, TRANSPOSE, Chain, Fuse, RotaryRows, Split, Stack
+from state.weight_rules import Rule, RuleTable, expand, match
 
 sizes = st.integers(1, 5)
 

@@ -333,6 +333,12 @@ def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
     assert run.manifest(run.step(1)).items == ("meta", "model", "optimizer")
 
 
+@pytest.mark.parametrize("uri", ["memory://runs/run", "s3://bucket/run"])
+def test_a_store_that_orbax_does_not_write_is_refused(uri):
+    with pytest.raises(InvalidURIError, match="file:// or gs://"):
+        Checkpointer(uri)
+
+
 def test_one_checkpointer_per_run_and_process(run_uri):
     first = Checkpointer.for_run(run_uri)
     assert Checkpointer.for_run(str(run_uri)) is first

@@ -367,3 +367,16 @@ def test_memory_has_files_too():
 def test_open_picks_the_store():
     assert isinstance(Files.open("/x"), LocalFiles)
     assert type(Files.open(parse_uri("gs://my-bucket/x"))).__name__ == "GcsFiles"
+
+
+def test_sweep_removes_what_killed_writers_left_and_nothing_else(tmp_path):
+    files = Files.open(tmp_path)
+    with files.open_write("kept/whole") as sink:
+        sink.write(b"whole")
+    killed = files.open_write("kept/half")
+    killed.write(b"half")
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    files.sweep("kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["whole"]
+    files.sweep("never/made")
+    killed.abort()

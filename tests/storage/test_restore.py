@@ -119,7 +119,7 @@ def test_a_wide_dtype_is_never_narrowed_in_silence_with_x64_off(step):
     tree = {"n": np.arange(8, dtype=np.int64) + 2**40}
     uri = step(model=tree)
     wide = jax.ShapeDtypeStruct((8,), np.int64, sharding=SingleDeviceSharding(jax.devices()[0]))
-    with pytest.raises(TreeMismatchError, match="n: expected dtype int64.*jax_enable_x64"):
+    with pytest.raises(TreeMismatchError, match=r"n: expected dtype int64.*jax_enable_x64"):
         restore_item(uri, "model", {"n": wide})
     assert_same(restore_item(uri, "model", tree), tree)
 

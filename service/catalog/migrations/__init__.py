@@ -1,0 +1,1 @@
+"""Alembic scripts of the catalog; `service.catalog.migrate` runs them."""

@@ -1,0 +1,255 @@
+"""Invertible operations between tensors of another format and leaves of ours.
+
+NumPy only. An operation works on the tensors of one rule, so memory is bounded by the largest rule
+and not by the model; shapes are known without touching numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Shape = tuple[int, ...]
+
+
+class Op(Protocol):
+    """An invertible operation from tensors of theirs to leaves of ours."""
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """Our leaves, made of their tensors."""
+        ...
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Their tensors, made of our leaves: exactly undoes `to_ours`."""
+        ...
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """The shapes that `to_ours` would give; ValueError if theirs don't fit."""
+        ...
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """The shapes that `to_theirs` would give; ValueError if ours don't fit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Same numbers under another name."""
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """Their tensors as they are."""
+        return list(theirs)
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Our leaves as they are."""
+        return list(ours)
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        return list(theirs)
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        return list(ours)
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Swaps the last two axes: PyTorch keeps [out, in], we keep [in, out]."""
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """Each tensor with its last two axes swapped."""
+        return [np.swapaxes(array, -1, -2) for array in theirs]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Each leaf with its last two axes swapped."""
+        return self.to_ours(ours)
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Each shape with its last two axes swapped."""
+        for shape in theirs:
+            _require(len(shape) >= 2, f"at least 2 axes to transpose, found shape {shape}")
+        return [(*shape[:-2], shape[-1], shape[-2]) for shape in theirs]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Each shape with its last two axes swapped."""
+        return self.our_shapes(ours)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One fused tensor of theirs is several leaves of ours, `sizes` long along `axis`."""
+
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """The pieces."""
+        (fused,) = theirs
+        return list(np.split(fused, np.cumsum(self.sizes)[:-1], axis=self.axis))
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """The pieces, joined."""
+        return [np.concatenate(list(ours), axis=self.axis)]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """One shape for each size."""
+        (fused,) = theirs
+        _require(
+            len(fused) > self.axis and fused[self.axis] == sum(self.sizes),
+            f"axis {self.axis} of {fused} to be {' + '.join(map(str, self.sizes))}",
+        )
+        return [(*fused[: self.axis], n, *fused[self.axis + 1 :]) for n in self.sizes]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """The joined shape."""
+        found = [shape[self.axis] if len(shape) > self.axis else None for shape in ours]
+        rest = {(*shape[: self.axis], *shape[self.axis + 1 :]) for shape in ours}
+        _require(
+            found == list(self.sizes) and len(rest) == 1,
+            f"axis {self.axis} to be {list(self.sizes)} long, found shapes {list(ours)}",
+        )
+        first = ours[0]
+        return [(*first[: self.axis], sum(self.sizes), *first[self.axis + 1 :])]
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """Several tensors of theirs are one leaf of ours, joined along `axis`."""
+
+    sizes: tuple[int, ...]
+    axis: int = 0
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """The tensors, joined."""
+        return Split(self.sizes, self.axis).to_theirs(theirs)
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """The leaf, cut."""
+        return Split(self.sizes, self.axis).to_ours(ours)
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """The joined shape."""
+        return Split(self.sizes, self.axis).their_shapes(theirs)
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """One shape for each size."""
+        return Split(self.sizes, self.axis).our_shapes(ours)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`count` tensors of theirs (one per expert, say) are one leaf of ours with a leading axis."""
+
+    count: int
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """The tensors, stacked."""
+        return [np.stack(list(theirs))]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """The layers of the leaf."""
+        (stacked,) = ours
+        return list(stacked)
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """The stacked shape."""
+        _require(
+            len(theirs) == self.count and len(set(theirs)) == 1,
+            f"{self.count} tensors of one shape, found shapes {list(theirs)}",
+        )
+        return [(self.count, *theirs[0])]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """One shape for each tensor."""
+        (stacked,) = ours
+        _require(
+            len(stacked) >= 1 and stacked[0] == self.count,
+            f"leading axis {self.count}, found shape {stacked}",
+        )
+        return [stacked[1:]] * self.count
+
+
+@dataclass(frozen=True)
+class RotaryRows:
+    """Rows of each head: x0 y0 x1 y1 ... in theirs, x0 x1 ... y0 y1 ... in ours.
+
+    llama.cpp rotates neighbouring pairs, Hugging Face rotates across the two halves of a head.
+    """
+
+    heads: int
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """Rows in halves."""
+        return [self._reorder(array, halves=True) for array in theirs]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Rows interleaved."""
+        return [self._reorder(array, halves=False) for array in ours]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        for shape in theirs:
+            _require(
+                bool(shape) and shape[0] % (2 * self.heads) == 0,
+                f"rows to divide by 2 x {self.heads} heads, found shape {shape}",
+            )
+        return list(theirs)
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        return self.our_shapes(ours)
+
+    def _reorder(self, array: Array, *, halves: bool) -> Array:
+        half = array.shape[0] // self.heads // 2
+        inner = (half, 2) if halves else (2, half)
+        split = array.reshape(self.heads, *inner, *array.shape[1:])
+        return np.swapaxes(split, 1, 2).reshape(array.shape)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operations one after the other, the first one nearest to theirs."""
+
+    ops: tuple[Op, ...]
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """All operations, in order."""
+        arrays = list(theirs)
+        for op in self.ops:
+            arrays = op.to_ours(arrays)
+        return arrays
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """All operations undone, last first."""
+        arrays = list(ours)
+        for op in reversed(self.ops):
+            arrays = op.to_theirs(arrays)
+        return arrays
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Through all operations, in order."""
+        shapes = list(theirs)
+        for op in self.ops:
+            shapes = op.our_shapes(shapes)
+        return shapes
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Back through all operations."""
+        shapes = list(ours)
+        for op in reversed(self.ops):
+            shapes = op.their_shapes(shapes)
+        return shapes
+
+
+RENAME = Rename()
+TRANSPOSE = Transpose()
+
+
+def _require(condition: bool, expectation: str) -> None:
+    if not condition:
+        raise ValueError(expectation)

@@ -1,0 +1,115 @@
+"""A convert that is cancelled, overtaken or killed half-way."""
+
+import json
+import threading
+
+import numpy as np
+
+from service.jobs import export_job
+from storage.files import Files
+from storage.safetensors_stream import read_header, read_tensor
+from storage.uri import parse_uri
+from tests.service.jobs import (
+    artifact_of,
+    control_plane,
+    done,
+    save_llama,
+    serving,
+    tries,
+    until,
+    watch,
+)
+
+CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
+
+
+class Hold:
+    """Makes writing a shard stop after each block until it is opened; a cancel gets through."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.opened = threading.Event(), threading.Event()
+        real = export_job.write_shard
+
+        def held(files, rel, shard, *, on_data, **options):
+            def wait(data):
+                on_data(data)
+                self.reached.set()
+                while not self.opened.wait(0.01):
+                    on_data(memoryview(b""))
+
+            return real(files, rel, shard, on_data=wait, **options)
+
+        monkeypatch.setattr(export_job, "write_shard", held)
+
+
+def test_cancel_takes_effect_within_a_shard_and_leaves_nothing(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    hold = Hold(monkeypatch)
+    with serving(root, tmp_path / "data") as http:
+        operation = http.post(CONVERT, json={"max_shard_size": "20KB"}).json()
+        assert hold.reached.wait(20)
+        assert len(tries(root, "llama")) == 1
+        cancelled = http.post(f"/v1/operations/{operation['id']}:cancel")
+        assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+        assert tries(root, "llama") == []
+        assert [path for path in (root / "llama/exports").rglob("*") if path.is_file()] == []
+        hold.opened.set()
+        resumed = http.post(f"/v1/operations/{operation['id']}:resume")
+        assert resumed.status_code == 200
+        ended = watch(http, operation["id"])
+        assert ended["state"] == "succeeded"
+        assert artifact_of(http, ended)["files"]
+
+
+def test_two_control_planes_publish_one_artifact(tmp_path, monkeypatch):
+    """With databases of their own, only the store can settle it."""
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    with serving(root, tmp_path / "one") as http:
+        first = done(http, CONVERT, {})
+    manifest = next((root / "llama/exports").rglob("convert-*.json"))
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    hold = Hold(monkeypatch)
+    with serving(root, tmp_path / "two") as http:
+        operation = http.post(CONVERT, json={}).json()
+        assert hold.reached.wait(20)
+        manifest.write_bytes(kept)  # the other one was faster
+        hold.opened.set()
+        second = watch(http, operation["id"])
+    assert second["result"]["artifact_id"] == first["result"]["artifact_id"]
+    assert (first["result"]["existing"], second["result"]["existing"]) == (False, True)
+    assert len(tries(root, "llama")) == 1
+
+
+def test_killed_control_plane_goes_on_where_it_was(tmp_path):
+    root, data, reached = tmp_path / "store", tmp_path / "data", tmp_path / "reached"
+    leaves = save_llama(root / "llama")[1]
+    with control_plane(root, data, stall_at="model-00003", reached=reached) as (http, process):
+        operation = http.post(CONVERT, json={"max_shard_size": "25KB"}).json()
+        until(reached.exists)
+        before = http.get(f"/v1/operations/{operation['id']}").json()
+        process.kill()
+        process.wait()
+    assert before["state"] == "running"
+    assert 0 < before["progress"]["done_bytes"] < before["progress"]["total_bytes"]
+    [folder] = tries(root, "llama")
+    finished = {path.name: path.stat() for path in folder.glob("*.safetensors")}
+    assert [name[:11] for name in sorted(finished)] == ["model-00001", "model-00002"]
+    with control_plane(root, data) as (http, _):
+        ended = watch(http, operation["id"])
+        assert ended["state"] == "succeeded", ended
+        artifact = artifact_of(http, ended)
+    assert tries(root, "llama") == [folder]
+    for name, stat in finished.items():
+        again = (folder / name).stat()
+        assert (again.st_ino, again.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+    assert {path.name for path in folder.iterdir()} == {f["name"] for f in artifact["files"]}
+    files = Files.open(parse_uri(artifact["uri"]))
+    index = json.loads(files.read_range("model.safetensors.index.json", 0, 1 << 20))
+    for path in ("model/embed_tokens/embedding", "model/norm/scale"):
+        name = path.replace("/", ".").replace("embedding", "weight").replace("scale", "weight")
+        shard = index["weight_map"][name]
+        read = read_tensor(files, shard, name, header=read_header(files, shard))
+        np.testing.assert_array_equal(read, leaves[path])
