@@ -7,8 +7,9 @@ from typing import Final
 from service.client import CairnClient
 from service.errors import AddressError
 
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ADDRESS: Final = re.compile(
-    r"(?P<run>[A-Za-z0-9][A-Za-z0-9._-]*)(?:@(?P<alias>[A-Za-z0-9][A-Za-z0-9._-]*)|/steps/(?P<step>\d+))?"
+    rf"(?P<run>{_NAME})(?:@(?P<alias>{_NAME})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
 )
 
 
@@ -41,6 +42,12 @@ class Address:
             )
         step = found["step"]
         return cls(found["run"], found["alias"], None if step is None else int(step))
+
+    def __str__(self) -> str:
+        """As it is written."""
+        if self.step is not None:
+            return f"{self.run}/steps/{self.step}"
+        return self.run if self.alias is None else f"{self.run}@{self.alias}"
 
 
 def find_step(client: CairnClient, address: Address, root: str) -> tuple[str, int]:

@@ -28,7 +28,7 @@ from service.routes import (
     restore,
     runs,
 )
-from service.settings import Settings
+from service.settings import Settings, load_settings
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -53,7 +53,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     Raises:
         SettingsError: A setting cannot work.
     """
-    settings = settings or Settings()
+    settings = settings or load_settings()
     app = FastAPI(
         title="Cairn",
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",

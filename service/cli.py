@@ -1,224 +1,297 @@
 """The `cairn` command: the control plane's server, and its client for the shell.
 
-Commands that ask the control plane find it by `--url` or `CAIRN_URL`. A checkpoint is written
-`run` (its latest step), `run@alias` or `run/steps/N`; `path` also takes a store URI of that form.
+What is asked for goes to standard output (tab-separated where that is no terminal), progress and
+errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 """
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from service.addresses import Address, find_step
 from service.client import DEFAULT_ROOT, CairnClient
-from service.errors import ServiceError
-from service.settings import Settings
-from service.sizes import size_text
-from service.watch import watch_operation
+from service.errors import ProblemResponseError, ServiceError, WatchEndedError
+from service.listings import list_checkpoints, list_operations, list_runs
+from service.schemas import CheckpointState, Operation, OperationState
+from service.settings import Settings, load_settings
+from service.watch import result_lines, result_of, watch_operation
 from storage.errors import StorageError
+from storage.layout import check_run_name
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export.
+
+`cairn serve` runs the control plane; the other commands ask it, at --url, else CAIRN_URL, else
+port 8321 of this machine.
+
+A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
+"""
+FAILED, INTERRUPTED = 1, 130
+
+console = Console(highlight=False, markup=False)
+errors = Console(stderr=True, highlight=False, markup=False)
 
 app = typer.Typer(
-    name="cairn", help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    name="cairn",
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
-index = typer.Typer(help="The catalog: an index over the store.", no_args_is_help=True)
+index = typer.Typer(help="The catalog, an index of the store.", no_args_is_help=True)
 app.add_typer(index, name="index")
 
+STATES: Final = (*(state.value for state in CheckpointState), "all")
+
+
+def _known_state(state: str) -> str:
+    if state not in STATES:
+        raise typer.BadParameter(f"expected one of {', '.join(STATES)}, found {state!r}")
+    return state
+
+
 UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Control plane; default: CAIRN_URL, else this machine.")
+    str | None, typer.Option("--url", metavar="URL", help="Address of the control plane.")
 ]
-RootOption = Annotated[str, typer.Option("--root", help="Name of the store root.")]
+RootOption = Annotated[
+    str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
+]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
-Checkpoint = Annotated[str, typer.Argument(help="run, run@alias or run/steps/N")]
+DtypeOption = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="Such as bfloat16; default: as stored.")
+]
+StoreOption = Annotated[
+    str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
+]
+DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+OperationArgument = Annotated[str, typer.Argument(metavar="OPERATION", help="Its id: op-...")]
 
 
 @app.command()
 def serve(
-    root: Annotated[str | None, typer.Option(help="Folder or URI of the default root.")] = None,
-    host: Annotated[str | None, typer.Option(help="Loopback address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free one.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the databases.")] = None,
+    root: StoreOption = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Loopback address to listen on.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="0: any free one.")] = None,
+    data_dir: DataOption = None,
 ) -> None:
-    """Run the control plane and its dashboard; options override CAIRN_* variables."""
-    import uvicorn
+    """Run the control plane and its web page.
 
-    from service.app import create_app
+    Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; jobs that are
+    under way go on at the next start.
+    """
+    from service.serving import serve_until_signalled
 
-    settings = _settings(root=root, host=host, port=port, data_dir=data_dir)
-    application = create_app(settings)
-    console.print(f"cairn: {settings.root_uris} at http://{settings.host}:{settings.port}")
-    uvicorn.run(
-        application,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-    )
+    settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir)
+
+    def announce(url: str) -> None:
+        for name, uri in settings.root_uris.items():
+            print(f"cairn: root {name} is {uri}")
+        print(f"cairn: {url}", flush=True)
+
+    serve_until_signalled(settings, announce)
 
 
 @app.command()
-def runs(url: UrlOption = None, root: Annotated[str | None, typer.Option()] = None) -> None:
-    """List runs, of every root or of one."""
-    table = Table("root", "run", "latest", "checkpoints", "size", "created", "forked from")
+def runs(
+    root: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this root of the store.")
+    ] = None,
+    url: UrlOption = None,
+) -> None:
+    """List runs."""
     with CairnClient(url) as client:
-        for run in client.runs(root=root):
-            table.add_row(
-                run.root,
-                run.name,
-                "-" if run.latest_step is None else str(run.latest_step),
-                str(run.checkpoint_count),
-                size_text(run.bytes),
-                f"{run.created:%Y-%m-%d %H:%M}",
-                "" if run.lineage is None else f"{run.lineage.run}/steps/{run.lineage.step}",
-            )
-    console.print(table)
+        list_runs(console, client.runs(root=root))
 
 
 @app.command()
 def checkpoints(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
-    state: Annotated[str, typer.Option(help="listed, in_flight, ..., or all")] = "listed",
+    run: RunArgument,
+    state: Annotated[
+        str, typer.Option(metavar="STATE", help=", ".join(STATES) + ".", callback=_known_state)
+    ] = CheckpointState.LISTED.value,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
     """List the checkpoints of a run, highest step first."""
-    table = Table("step", "attempt", "state", "size", "leaves", "aliases", "created")
+    check_run_name(run)
     with CairnClient(url) as client:
-        for checkpoint in client.checkpoints(run, root=root, state=state):
-            created = checkpoint.created
-            table.add_row(
-                str(checkpoint.step),
-                str(checkpoint.attempt),
-                checkpoint.state.value,
-                "-" if checkpoint.bytes is None else size_text(checkpoint.bytes),
-                "-" if checkpoint.leaves is None else str(checkpoint.leaves),
-                ", ".join(checkpoint.aliases),
-                "-" if created is None else f"{created:%Y-%m-%d %H:%M:%S}",
-            )
-    console.print(table)
+        list_checkpoints(console, client.checkpoints(run, root=root, state=state))
 
 
 @app.command()
 def promote(
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
-    step: Annotated[int, typer.Argument(min=0)],
-    alias: Annotated[str, typer.Argument(help="For example: production.")],
+    run: RunArgument,
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as production.")],
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
-        int | None, typer.Option(min=1, help="Its sequence number as you last saw it.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Its sequence number as you last saw it."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Kept in its history.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in its history.")] = "",
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
-    """Point an alias at a step; refused if somebody moves it at the same time.
+    """Point an alias at a step.
 
-    Without --create or --expect the alias is read first, and moved from where it was seen.
+    Refused if somebody else moves it at the same time. Without --create or --expect the alias is
+    read first, and moved from where it was seen.
     """
     if create and expect is not None:
         raise typer.BadParameter("--create and --expect exclude each other")
+    check_run_name(run)
     with CairnClient(url) as client:
         if not create and expect is None:
             present = {found.alias: found for found in client.aliases(run, root=root)}
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(run, step, alias, expect=expect, reason=reason, root=root)
-    console.print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
+    print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
 
 
 @app.command()
 def convert(
-    checkpoint: Checkpoint,
-    dtype: Annotated[str | None, typer.Option(help="Default: as stored.")] = None,
-    max_shard_size: Annotated[str, typer.Option(help="For example 5GB.")] = "5GB",
+    checkpoint: CheckpointArgument,
+    dtype: DtypeOption = None,
+    max_shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Of one file, such as 500MB.")
+    ] = "5GB",
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
-    """Export a checkpoint as a Hugging Face folder, which PyTorch loads."""
+    """Export a checkpoint for PyTorch (Hugging Face)."""
     with CairnClient(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        operation = client.convert(run, step, root=root, dtype=dtype, max_shard_size=max_shard_size)
-        watch_operation(client, operation, console, watch=watch)
+        started = client.convert(run, step, root=root, dtype=dtype, max_shard_size=max_shard_size)
+        _report(client, started, watch)
 
 
 @app.command()
 def gather(
-    checkpoint: Checkpoint,
-    dtype: Annotated[str | None, typer.Option(help="Default: as stored.")] = None,
+    checkpoint: CheckpointArgument,
+    dtype: DtypeOption = None,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
-    """Consolidate the model of a checkpoint into one safetensors file."""
+    """Write a checkpoint's model into one safetensors file."""
     with CairnClient(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        watch_operation(
-            client, client.gather(run, step, root=root, dtype=dtype), console, watch=watch
-        )
+        _report(client, client.gather(run, step, root=root, dtype=dtype), watch)
 
 
 @app.command()
 def fork(
-    checkpoint: Checkpoint,
-    target: Annotated[str, typer.Argument(help="Name of the new run.")],
+    checkpoint: CheckpointArgument,
+    target: Annotated[str, typer.Argument(metavar="NAME", help="Of the new run.")],
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
     """Start a new run from a checkpoint."""
+    check_run_name(target)
     with CairnClient(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        watch_operation(
-            client, client.restore(run, step, root=root, target=target), console, watch=watch
-        )
+        _report(client, client.restore(run, step, root=root, target=target), watch)
 
 
 @app.command()
-def path(checkpoint: Checkpoint, root: RootOption = DEFAULT_ROOT, url: UrlOption = None) -> None:
-    """Print the folder of a checkpoint, which plain Orbax reads."""
+def path(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="As above, or a store URI or path of that form."),
+    ],
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+) -> None:
+    """Print the folder of a checkpoint, for plain Orbax.
+
+    A store URI (gs://bucket/runs/my-run@production) or a path with ./ or / in front is looked up
+    in the store itself, without a control plane.
+    """
     if "://" in checkpoint or checkpoint.startswith((".", "/")):
         from storage.run import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint)
-        console.print(found.step_uri(info).orbax_path(), soft_wrap=True)
+        print(found.step_uri(info).orbax_path())
         return
     with CairnClient(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        uri = client.checkpoint(run, step, root=root).uri
-    console.print(uri.removeprefix("file://"), soft_wrap=True)
+        print(client.checkpoint(run, step, root=root).uri.removeprefix("file://"))
+
+
+@app.command()
+def operations(
+    state: Annotated[OperationState | None, typer.Option(help="Only these.")] = None,
+    url: UrlOption = None,
+) -> None:
+    """List jobs, newest first."""
+    with CairnClient(url) as client:
+        list_operations(console, client.operations(state=state))
+
+
+@app.command()
+def watch(operation: OperationArgument, url: UrlOption = None) -> None:
+    """Follow a job to its end."""
+    with CairnClient(url) as client:
+        _report(client, client.operation(operation), watch=True)
+
+
+@app.command()
+def cancel(operation: OperationArgument, url: UrlOption = None) -> None:
+    """Stop a job, and remove what it wrote."""
+    with CairnClient(url) as client:
+        stopped = client.cancel(operation)
+    print(f"operation {stopped.id} {stopped.state.value}")
 
 
 @index.command()
-def rebuild(
-    root: Annotated[str | None, typer.Option(help="Folder or URI of the default root.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the databases.")] = None,
-) -> None:
-    """Make the catalog anew from the store; needs no running control plane."""
+def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
+    """Make it anew from the store.
+
+    Needs no running control plane, and disturbs none.
+    """
     from service.catalog.engine import Catalog
     from service.catalog.refresh import Index
 
-    settings = _settings(root=root, data_dir=data_dir)
+    settings = _load_settings(root=root, data_dir=data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url)
     try:
         found = Index(catalog).rebuild(settings.root_uris)
     finally:
         catalog.close()
-    console.print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
+    print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
 
 
-def _settings(**given: object) -> Settings:
-    return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # pydantic checks them
+def _load_settings(**given: Any) -> Settings:
+    return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _fail(error: Exception) -> NoReturn:
-    errors.print(f"cairn: {error}", style="red", markup=False)
-    sys.exit(1)
+def _report(client: CairnClient, operation: Operation, watch: bool) -> None:
+    """Follow an operation and print its result, or say how it can be followed."""
+    if not watch:
+        print(operation.id)
+        errors.print(f"`cairn watch {operation.id}` follows it.", soft_wrap=True)
+        return
+    last = watch_operation(client, operation, errors)
+    for line in result_lines(result_of(client, last)):
+        print(line)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ProblemResponseError):
+        return str(error.problem.get("detail") or error)
+    return str(error)
 
 
 def main() -> None:
@@ -226,7 +299,8 @@ def main() -> None:
     try:
         app()
     except (ServiceError, StorageError) as error:
-        _fail(error)
+        errors.print(f"cairn: {_text(error)}", style="red", soft_wrap=True)
+        sys.exit(INTERRUPTED if isinstance(error, WatchEndedError) else FAILED)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from service.download import download
 from service.errors import ProblemResponseError
 from service.etag import etag
 from service.event_stream import follow_operation
-from service.responses import raise_for_problem, unreachable
+from service.responses import raise_for_problem, read_body, unreachable
 from service.schemas import (
     Alias,
     AliasHistory,
@@ -68,13 +68,16 @@ class CairnClient:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.url = (url or os.environ.get("CAIRN_URL") or DEFAULT_URL).rstrip("/")
-        self._http = httpx.Client(
-            base_url=self.url,
-            timeout=timeout,
-            transport=transport,
-            trust_env=False,  # a proxy does not know this machine's loopback address
-            headers={"Accept": "application/json"},
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=timeout,
+                transport=transport,
+                trust_env=False,  # a proxy does not know this machine's loopback address
+                headers={"Accept": "application/json"},
+            )
+        except httpx.InvalidURL as exc:
+            raise unreachable(self.url, exc) from exc
 
     def __enter__(self) -> Self:
         """Use as `with CairnClient() as cairn:`."""
@@ -304,7 +307,7 @@ class CairnClient:
 
     def _get(self, kind: type[Body], path: str, **parameters: Parameter) -> Body:
         given = {name: value for name, value in parameters.items() if value is not None}
-        return kind.model_validate_json(self._answer("GET", path, params=given).content)
+        return read_body(kind, self._answer("GET", path, params=given))
 
     def _send(
         self,
@@ -315,8 +318,7 @@ class CairnClient:
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Body:
-        response = self._answer(method, path, json=body, headers=headers)
-        return kind.model_validate_json(response.content)
+        return read_body(kind, self._answer(method, path, json=body, headers=headers))
 
     def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:

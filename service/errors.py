@@ -4,6 +4,8 @@ ServiceError
 ├── SettingsError            a setting that cannot work
 ├── AddressError             a text that names no checkpoint
 ├── OperationFailedError     a job that was watched did not succeed
+├── WatchEndedError          a job is not watched any more, and goes on
+├── ServeError               the server cannot start
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
 │   └── ProblemResponseError (.problem)
@@ -34,6 +36,14 @@ class AddressError(ServiceError):
 
 class OperationFailedError(ServiceError):
     """A job that was watched failed or was cancelled."""
+
+
+class WatchEndedError(ServiceError):
+    """Whoever watched a job stopped watching; the job goes on."""
+
+
+class ServeError(ServiceError):
+    """The server cannot start, for a reason outside its settings."""
 
 
 class ClientError(ServiceError):

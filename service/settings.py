@@ -3,8 +3,10 @@
 import ipaddress
 import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+import pydantic_settings
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.errors import SettingsError
@@ -103,6 +105,28 @@ class Settings(BaseSettings):
                 f"CAIRN_DATA_DIR: {self.data_dir} cannot be made: {exc}. Point it at a folder "
                 "that this user may write."
             ) from exc
+
+
+def load_settings(**given: Any) -> Settings:
+    """The settings of the environment, with `given` before its variables.
+
+    Raises:
+        SettingsError: A setting cannot work; the message names every such variable.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as exc:
+        found = "; ".join(
+            f"CAIRN_{'.'.join(map(str, error['loc'])).upper()}: {error['msg']}, "
+            f"found {error['input']!r}"
+            for error in exc.errors()
+        )
+        raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
+    except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
+        raise SettingsError(
+            f'CAIRN_ROOTS: expected a JSON object {{"name": "uri"}}, found '
+            f"{os.environ.get('CAIRN_ROOTS', '')!r} ({exc.__cause__})"
+        ) from exc
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,14 @@
 """Sizes as people read them."""
 
 
+class Size(int):
+    """A number of bytes."""
+
+    def __str__(self) -> str:
+        """In the largest decimal unit that leaves a number of at least one: `1.5 GB`."""
+        return size_text(int(self))
+
+
 def size_text(size: int) -> str:
     """Bytes in the largest decimal unit that leaves a number of at least one."""
     if size < 1000:
@@ -8,6 +16,6 @@ def size_text(size: int) -> str:
     value = float(size)
     for unit in ("kB", "MB", "GB"):
         value /= 1000
-        if value < 1000:
+        if value < 999.95:  # more would round to 1000.0
             return f"{value:.1f} {unit}"
     return f"{value / 1000:.1f} TB"

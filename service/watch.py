@@ -1,4 +1,8 @@
-"""A progress bar for an operation, fed by its event stream."""
+"""An operation followed in the shell, fed by its event stream."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -11,46 +15,84 @@ from rich.progress import (
 )
 
 from service.client import CairnClient
-from service.errors import OperationFailedError
+from service.errors import OperationFailedError, WatchEndedError
 from service.schemas import Operation, OperationState
+from service.sizes import size_text
 
 
-def follow_with_bar(client: CairnClient, operation: Operation, console: Console) -> Operation:
-    """Show a live bar until the operation has ended; returns its last state."""
+def watch_operation(client: CairnClient, operation: Operation, console: Console) -> Operation:
+    """Show progress on `console` until the operation has ended; returns its last state.
+
+    Raises:
+        OperationFailedError: It failed or was cancelled.
+        WatchEndedError: Ctrl-C, or the server went away; the operation goes on.
+    """
+    show = _with_bar if console.is_terminal else _with_lines
+    try:
+        last = show(client.follow(operation.id), operation, console)
+    except KeyboardInterrupt as exc:
+        raise WatchEndedError(
+            f"stopped watching; operation {operation.id} goes on. `cairn watch {operation.id}` "
+            f"follows it again, `cairn cancel {operation.id}` ends it."
+        ) from exc
+    if last.state is not OperationState.SUCCEEDED:
+        detail = "" if last.error is None else f": {last.error.detail}"
+        raise OperationFailedError(f"operation {last.id} {last.state.value}{detail}")
+    return last
+
+
+def result_of(client: CairnClient, operation: Operation) -> dict[str, Any]:
+    """What a succeeded operation made; of an artifact, also the URI of its folder."""
+    result = dict(operation.result or {})
+    if "artifact_id" in result:
+        result["uri"] = client.artifact(result["artifact_id"]).uri
+    return result
+
+
+def result_lines(result: dict[str, Any]) -> Iterator[str]:
+    """A result as `name: value` lines."""
+    for name, value in result.items():
+        yield f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _with_bar(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
     last = operation
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(operation.kind.value, total=None)
-        for last in client.follow(operation.id):
+    with Progress(*columns, console=console, expand=True) as progress:
+        task = progress.add_task(_title(operation), total=None)
+        for last in states:
             progress.update(
                 task,
-                description=f"{last.kind.value}: {last.progress.message or last.state.value}",
+                description=_title(last),
                 completed=last.progress.done_bytes,
                 total=last.progress.total_bytes,
             )
     return last
 
 
-def watch_operation(
-    client: CairnClient, operation: Operation, console: Console, *, watch: bool
-) -> None:
-    """Print where an operation can be followed, or follow it and print its result.
+def _with_lines(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
+    """For a log: a line whenever the message changes, or another tenth is done."""
+    last = operation
+    told: tuple[str, int] | None = None
+    for last in states:
+        done, total = last.progress.done_bytes, last.progress.total_bytes
+        now = (_title(last), 10 * done // total if total else 0)
+        if now == told:
+            continue
+        told = now
+        amount = f", {size_text(done)} of {size_text(total)}" if total else ""
+        print(f"{now[0]}{amount}", file=console.file, flush=True)
+    return last
 
-    Raises:
-        OperationFailedError: It failed or was cancelled.
-    """
-    if not watch:
-        console.print(f"operation {operation.id}: {client.url}/v1/operations/{operation.id}")
-        return
-    last = follow_with_bar(client, operation, console)
-    if last.state is not OperationState.SUCCEEDED:
-        detail = "" if last.error is None else f": {last.error.detail}"
-        raise OperationFailedError(f"operation {last.id} ended {last.state.value}{detail}")
-    for name, value in (last.result or {}).items():
-        console.print(f"{name}: {value}", soft_wrap=True)
+
+def _title(operation: Operation) -> str:
+    message = operation.progress.message
+    if operation.state is not OperationState.RUNNING or not message:
+        message = operation.state.value
+    return f"{operation.kind.value}: {message}"

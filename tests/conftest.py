@@ -13,7 +13,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 # Shapes in signatures are checked while the tests run.
-_SHAPED = ("attention", "decoder", "mlp", "norms", "positions")
+_SHAPED = ("attention", "mlp", "norms", "positions")
 install_import_hook(
     ["state.sampling", *(f"state.decoder.{name}" for name in _SHAPED)], "beartype.beartype"
 )

@@ -22,7 +22,7 @@ def main() -> int:
         store(arguments.store, folder) as (root, environment),
         control_plane(root, folder, environment, arguments.port) as (url, _, process),
     ):
-        print(f"{root} is served at {url} (API: {url}/docs); Ctrl-C ends it", flush=True)
+        print(f"{root} is served at {url} (API: {url}/openapi.json); Ctrl-C ends it", flush=True)
         try:
             return process.wait()
         except KeyboardInterrupt:

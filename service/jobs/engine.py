@@ -8,13 +8,11 @@ import builtins
 import hashlib
 import json
 import logging
-import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from dbos import (
@@ -29,8 +27,6 @@ from sqlalchemy import make_url
 
 from service.jobs.context import (
     JobCancelled,
-    JobContext,
-    JobInterrupt,
     JobKind,
     JobsStopping,
     JobTakenOver,
@@ -44,12 +40,20 @@ from service.jobs.errors import (
     OperationNotFoundError,
     OperationStateError,
 )
+from service.jobs.execution import Execution
 from service.jobs.kinds import KINDS
-from service.jobs.progress import ProgressMeter
-from service.problems import problem_from
-from service.schemas import Operation, OperationKind, OperationState, Problem, Progress
+from service.jobs.log_filter import ExpectedEndings
+from service.jobs.records import (
+    CANCELLED,
+    moment,
+    operation_id,
+    operation_of,
+    statuses_of,
+    workflow_name,
+)
+from service.jobs.sqlite_wal import WalConnection
+from service.schemas import Operation, OperationKind, OperationState
 from service.settings import Settings
-from storage.errors import StoreUnavailableError
 from storage.uri import StoreURI
 
 logger = logging.getLogger(__name__)
@@ -60,91 +64,24 @@ QUEUE: Final = "cairn-jobs"
 APPLICATION_VERSION: Final = "1"
 QUEUE_POLL_SECONDS: Final = 0.1
 MAX_RECOVERIES: Final = 5
-STEP_RETRY_SECONDS: Final = (0.5, 1.0, 2.0)
 STOP_TIMEOUT_SECONDS: Final = 30.0
 PROGRESS_EVENT: Final = "progress"
 
-_STATES: Final = {
-    "DELAYED": OperationState.PENDING,
-    "ENQUEUED": OperationState.PENDING,
-    "PENDING": OperationState.RUNNING,
-    "SUCCESS": OperationState.SUCCEEDED,
-    "ERROR": OperationState.FAILED,
-    "MAX_RECOVERY_ATTEMPTS_EXCEEDED": OperationState.FAILED,
-    "CANCELLED": OperationState.CANCELLED,
-}
 
+class _Steps:
+    """Steps and progress, as DBOS keeps them; only for threads that DBOS runs a job in."""
 
-class _WalConnection(sqlite3.Connection):
-    """SQLite as a server wants it: readers don't wait for the writer, one fsync per checkpoint."""
+    def run_step(self, name: str, body: Callable[[], Result]) -> Result:
+        try:
+            return DBOS.run_step({"name": name}, body)
+        except PortableWorkflowError as exc:  # it had failed before a restart
+            if not isinstance(exc.data, dict):
+                raise
+            raise JobFailedError(exc.data) from exc
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.execute("PRAGMA busy_timeout=30000").close()
-        self.execute("PRAGMA journal_mode=WAL").close()
-        self.execute("PRAGMA synchronous=NORMAL").close()
-
-
-class _Execution(JobContext):
-    """One run of a job in this process."""
-
-    def __init__(self, operation_id: str, engine: "JobEngine") -> None:
-        self.operation_id = operation_id
-        self.roots = engine.roots
-        self.progress = ProgressMeter(self._publish, clock=time.monotonic)
-        self.finished = threading.Event()
-        self.interrupted = threading.Event()
-        self._engine = engine
-        self._in_step = False
-
-    def step(self, name: str, function: Callable[[], Result]) -> Result:
-        def body() -> Result:
-            self._in_step = True
-            try:
-                result = self._with_retries(function)
-                self.progress.flush()
-                return result
-            except Exception as exc:
-                raise self.failure(exc) from exc
-            finally:
-                self._in_step = False
-
-        return DBOS.run_step({"name": name}, body)
-
-    def check(self) -> None:
-        if self.interrupted.is_set():
-            stopping = self._engine.stopping
-            raise (JobsStopping if stopping else JobCancelled)(self.operation_id)
-
-    def failure(self, exc: Exception) -> JobFailedError:
-        """The error that DBOS stores, with the problem that the client gets."""
-        if isinstance(exc, JobFailedError):
-            return exc
-        if isinstance(exc, PortableWorkflowError) and isinstance(exc.data, dict):
-            return JobFailedError(exc.data)  # a step that had failed before a restart
-        problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
-        if problem.status >= 500:
-            logger.error("operation %s failed", self.operation_id, exc_info=exc)
-        return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
-
-    def _with_retries(self, function: Callable[[], Result]) -> Result:
-        """Call `function` again while the store does not answer, a few times."""
-        for pause in STEP_RETRY_SECONDS:
-            self.check()
-            try:
-                return function()
-            except StoreUnavailableError:
-                logger.warning("operation %s: retrying", self.operation_id, exc_info=True)
-                self.interrupted.wait(pause)
-        self.check()
-        return function()
-
-    def _publish(self, report: dict[str, Any]) -> None:
-        if not self._in_step:
-            raise RuntimeError("progress is reported from within a step only")
-        self.check()
-        # Fails, too, once the operation was cancelled or taken over elsewhere.
-        DBOS.set_event(PROGRESS_EVENT, report)
+    def report(self, progress: dict[str, Any]) -> None:
+        # Fails once the operation was cancelled or taken over elsewhere.
+        DBOS.set_event(PROGRESS_EVENT, progress)
 
 
 class JobEngine:
@@ -170,7 +107,7 @@ class JobEngine:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
         self.stopping = False
-        self._executions: set[_Execution] = set()
+        self._executions: set[Execution] = set()
         self._lock = threading.Lock()
         self._database_url = database_url
         self._executor_id = executor_id
@@ -237,9 +174,9 @@ class JobEngine:
         identity = json.dumps([kind, dict(request)], sort_keys=True)
         handle = DBOS.enqueue_workflow_with_options(
             {
-                "workflow_name": _workflow_name(kind),
+                "workflow_name": workflow_name(kind),
                 "queue_name": QUEUE,
-                "workflow_id": _operation_id(idempotency_key),
+                "workflow_id": operation_id(idempotency_key),
                 "app_version": APPLICATION_VERSION,
                 "deduplication_id": hashlib.sha256(identity.encode()).hexdigest(),
                 "duplication_policy": "return-existing",
@@ -279,7 +216,6 @@ class JobEngine:
             after: Only those that come after the one with this `created` and id.
             state: Only those in this state.
         """
-        names = [status for status, meant in _STATES.items() if meant is state]
         found: builtins.list[WorkflowStatus] = []
         passed = after is None
         offset = 0
@@ -289,12 +225,12 @@ class JobEngine:
                 limit=limit,
                 offset=offset,
                 end_time=after[0].isoformat() if after else None,
-                status=names or None,
+                status=statuses_of(state) or None,
                 sort_desc=True,
             )
             for status in chunk:
                 # SQLite keeps seconds only: several operations may share one moment.
-                if passed or (after and _moment(status.created_at) < after[0]):
+                if passed or (after and moment(status.created_at) < after[0]):
                     passed = True
                     found.append(status)
                 elif after and status.workflow_id == after[1]:
@@ -356,18 +292,15 @@ class JobEngine:
         operation_id = DBOS.workflow_id
         if operation_id is None:
             raise RuntimeError("a job runs inside a workflow only")
-        execution = _Execution(operation_id, self)
+        execution = Execution(
+            operation_id, roots=self.roots, runner=_Steps(), stopping=lambda: self.stopping
+        )
         with self._lock:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
         try:
-            return self.kinds[kind].run(execution, request)
-        except JobsStopping:
-            raise
-        except Exception as exc:
-            self._abandon(self.kinds[kind], request, operation_id)
-            raise execution.failure(exc) from exc
+            return self._run(self.kinds[kind], execution, request)
         except (JobCancelled, dbos_errors.DBOSBaseException) as exc:
             # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
             cancelled = self._is_cancelled(operation_id)
@@ -381,6 +314,20 @@ class JobEngine:
                 self._executions.discard(execution)
             execution.finished.set()
 
+    def _run(self, kind: JobKind, execution: Execution, request: Request) -> Result:
+        try:
+            return kind.run(execution, request)
+        except Exception as exc:
+            failure = execution.failure(exc)
+
+            def clean_up() -> Result:
+                execution.progress.set(message="removing what was written")  # only if still ours
+                self._abandon(kind, request, execution.operation_id)
+                return {}
+
+            execution.step("clean up", clean_up)
+            raise failure from exc
+
     def _abandon(self, kind: JobKind, request: Request, operation_id: str) -> None:
         try:
             kind.abandon(self.roots, request, operation_id)
@@ -393,29 +340,26 @@ class JobEngine:
                 workflow_ids=[operation_id], load_input=False, load_output=False
             )
         )
-        return bool(found) and found[0].status == "CANCELLED"
+        return bool(found) and found[0].status == CANCELLED
 
-    def _running(self) -> builtins.list[_Execution]:
+    def _running(self) -> builtins.list[Execution]:
         with self._lock:
             return [*self._executions]
 
     def _names(self) -> builtins.list[str]:
-        return [_workflow_name(kind) for kind in self.kinds]
+        return [workflow_name(kind) for kind in self.kinds]
 
     def _describe(self, status: WorkflowStatus) -> Operation:
-        state = _STATES[status.status]
-        request = dict(status.input["args"][0]) if status.input else {}
-        report = DBOS.get_all_events(status.workflow_id).get(PROGRESS_EVENT) or {}
-        return Operation(
-            id=status.workflow_id,
-            kind=OperationKind(status.name.removeprefix("cairn.")),
-            state=state,
-            progress=Progress.model_validate(report),
-            request=request,
-            result=status.output if state is OperationState.SUCCEEDED else None,
-            error=_problem_of(status) if state is OperationState.FAILED else None,
-            created=_moment(status.created_at),
-            updated=_moment(status.updated_at),
+        return operation_of(
+            workflow_id=status.workflow_id,
+            name=status.name,
+            status=status.status,
+            request=status.input["args"][0] if status.input else {},
+            progress=DBOS.get_all_events(status.workflow_id).get(PROGRESS_EVENT) or {},
+            output=status.output,
+            error_data=getattr(status.error, "data", None),
+            created_ms=status.created_at,
+            updated_ms=status.updated_at,
         )
 
     def _config(self) -> DBOSConfig:
@@ -430,7 +374,7 @@ class JobEngine:
             "notification_listener_polling_interval_sec": 0.2,
         }
         if make_url(self._database_url).get_backend_name() == "sqlite":
-            config["db_engine_kwargs"] = {"connect_args": {"factory": _WalConnection}}
+            config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
         return config
 
 
@@ -456,10 +400,6 @@ def launch(settings: Settings) -> JobEngine:
     return engine
 
 
-def _workflow_name(kind: str) -> str:
-    return f"cairn.{kind}"
-
-
 def _register_workflow(kind: OperationKind) -> None:
     def job(request: dict[str, Any]) -> dict[str, Any]:
         engine = _current
@@ -467,30 +407,11 @@ def _register_workflow(kind: OperationKind) -> None:
             raise JobsStopping(kind)
         return engine.execute(kind, request)
 
-    DBOS.workflow(name=_workflow_name(kind), max_recovery_attempts=MAX_RECOVERIES)(job)
+    DBOS.workflow(name=workflow_name(kind), max_recovery_attempts=MAX_RECOVERIES)(job)
 
 
 for _kind in OperationKind:
     _register_workflow(_kind)
-
-
-def _operation_id(idempotency_key: str | None) -> str:
-    """A new id, or the one that belongs to the key."""
-    if idempotency_key is None:
-        return f"op-{uuid.uuid4().hex}"
-    return f"op-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
-
-
-def _moment(epoch_ms: int | None) -> datetime:
-    return datetime.fromtimestamp((epoch_ms or 0) / 1000, UTC)
-
-
-def _problem_of(status: WorkflowStatus) -> Problem:
-    if isinstance(status.error, PortableWorkflowError) and isinstance(status.error.data, dict):
-        return Problem.model_validate(status.error.data)
-    return problem_from(
-        status.error or RuntimeError(), instance=f"/v1/operations/{status.workflow_id}"
-    )
 
 
 def _outside_workflow(function: Callable[[], _T]) -> _T:
@@ -499,14 +420,4 @@ def _outside_workflow(function: Callable[[], _T]) -> _T:
         return pool.submit(function).result()
 
 
-class _ExpectedEndings(logging.Filter):
-    """Drops DBOS's tracebacks of jobs that ended as they may: the operation tells of those."""
-
-    _EXPECTED: Final = (JobFailedError, JobInterrupt, dbos_errors.DBOSAwaitedWorkflowCancelledError)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is news."""
-        return not (record.exc_info and isinstance(record.exc_info[1], self._EXPECTED))
-
-
-logging.getLogger("dbos").addFilter(_ExpectedEndings())
+logging.getLogger("dbos").addFilter(ExpectedEndings())

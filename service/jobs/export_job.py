@@ -16,7 +16,7 @@ import numpy as np
 from service.jobs.artifacts import ArtifactRef
 from service.jobs.context import JobContext, Request, Result
 from storage.clock import rfc3339, utc_now
-from storage.errors import StepNotFoundError
+from storage.errors import CorruptionError, StepNotFoundError
 from storage.exports import (
     ExportFile,
     ExportKey,
@@ -193,7 +193,7 @@ class _ExportJob:
             ),
         )
         self._context.check()
-        self._files(planned).sweep("")  # an execution that was killed may have left halves
+        self._check_written(planned, manifest)
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
         delete_tries(self._uri, self._key, planned["folder"])  # ours, if another was faster
         progress.set(message="done")
@@ -202,6 +202,25 @@ class _ExportJob:
             "bytes": counting.nbytes,
             "existing": counting.folder != planned["folder"],
         }
+
+    def _check_written(self, planned: Result, manifest: ExportManifest) -> None:
+        """Make sure that the folder holds what the manifest is about to promise.
+
+        Raises:
+            CorruptionError: One of them is not there, or has another size.
+        """
+        files = self._files(planned)
+        files.sweep("")  # an execution that was killed may have left halves
+        found = {entry.name: entry.size for entry in files.list()}
+        wrong = [file.name for file in manifest.files if found.get(file.name) != file.size]
+        if wrong:
+            raise CorruptionError(
+                "the export is not whole",
+                path=files.uri,
+                expected="every file as it was written",
+                found=f"missing or of another size: {', '.join(wrong)}",
+                next_step="Resume the operation: it starts over.",
+            )
 
     @functools.cached_property
     def _content(self) -> ExportContent:

@@ -164,16 +164,16 @@ class DecoderForCausalLM(EasyDeLBaseModule):
 
     def __call__(  # type: ignore[override]  # names what the base class takes as **kwargs
         self,
-        input_ids: Int[Array, "B T"],
+        input_ids: Array,
         attention_mask: Array | None = None,
         position_ids: Array | None = None,
-        labels: Int[Array, "B T"] | None = None,
+        labels: Array | None = None,
         cache: KVCache | None = None,
     ) -> CausalLMOutput:
         """Logits of every token, and the loss if labels are given.
 
         Args:
-            input_ids: token ids.
+            input_ids: token ids (batch, tokens).
             attention_mask: 1 for tokens, 0 for padding.
             position_ids: position of each token; by default its index, as in transformers, or
                 with a cache its distance from the row's first token.

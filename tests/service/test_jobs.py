@@ -155,7 +155,7 @@ def test_failed_job_tells_its_problem_and_can_be_resumed(launch, counting):
 def test_store_that_does_not_answer_is_asked_again_before_the_job_fails(
     launch, counting, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.engine.STEP_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("service.jobs.execution.STEP_RETRY_SECONDS", (0.0, 0.0))
     engine = launch()
     operation = ended(engine, engine.start("gather", {"name": "a", "lose": True}))
     assert (operation.state, operation.error.status) == ("failed", 503)

@@ -19,7 +19,7 @@ from storage.files import Files
 from storage.layout import RUN_FILE, manifest_file, step_dir, trash_file
 from storage.manifest import Manifest, ObjectRecord
 from storage.run import Run, StepState, list_runs, resolve_checkpoint
-from storage.uri import CheckpointRef
+from storage.uri import CheckpointRef, parse_ref
 
 
 class Clock:
@@ -216,7 +216,7 @@ def test_a_step_in_flight_is_told_as_such(run):
     with pytest.raises(StepInFlightError, match="the step is being saved"):
         run.step(3)
     with pytest.raises(StepInFlightError):
-        resolve_checkpoint(f"{run.uri}/steps/3")
+        run.resolve(parse_ref(f"{run.uri}/steps/3"))
 
 
 def test_a_missing_step_names_those_that_exist(run):

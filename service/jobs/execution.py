@@ -1,0 +1,110 @@
+"""One run of a job in this process: its steps, its progress, its interruption."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
+from service.jobs.errors import JobFailedError
+from service.jobs.progress import ProgressMeter
+from service.problems import problem_from
+from storage.errors import StoreUnavailableError
+from storage.uri import StoreURI
+
+logger = logging.getLogger(__name__)
+
+STEP_RETRY_SECONDS: Final = (0.5, 1.0, 2.0)
+
+
+class StepRunner(Protocol):
+    """What an execution needs of the engine below it."""
+
+    def run_step(self, name: str, body: Callable[[], Result]) -> Result:
+        """Run `body` once and keep its result, or give back what was kept."""
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Store the progress of the operation whose step this thread runs.
+
+        Raises:
+            BaseException: The operation is this execution's no more.
+        """
+
+
+class Execution(JobContext):
+    """What a job gets as its context.
+
+    Attributes:
+        finished: Set once the job has ended here, cleaned up where it had to.
+        interrupted: Set to make it stop.
+    """
+
+    def __init__(
+        self,
+        operation_id: str,
+        *,
+        roots: Mapping[str, StoreURI],
+        runner: StepRunner,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.operation_id = operation_id
+        self.roots = roots
+        self.progress = ProgressMeter(self._report, clock=time.monotonic)
+        self.finished = threading.Event()
+        self.interrupted = threading.Event()
+        self._runner = runner
+        self._stopping = stopping
+        self._in_step = False
+
+    def step(self, name: str, function: Callable[[], Result]) -> Result:
+        """Run `function` once; see `JobContext`.
+
+        Raises:
+            JobFailedError: It failed; the store was asked again a few times.
+        """
+
+        def body() -> Result:
+            self._in_step = True
+            try:
+                result = self._with_retries(function)
+                self.progress.flush()
+                return result
+            except Exception as exc:
+                raise self.failure(exc) from exc
+            finally:
+                self._in_step = False
+
+        return self._runner.run_step(name, body)
+
+    def check(self) -> None:
+        """Raise if it is to stop; see `JobContext`."""
+        if self.interrupted.is_set():
+            raise (JobsStopping if self._stopping() else JobCancelled)(self.operation_id)
+
+    def failure(self, exc: Exception) -> JobFailedError:
+        """The error to store, with the problem that the client gets."""
+        if isinstance(exc, JobFailedError):
+            return exc
+        problem = problem_from(exc, instance=f"/v1/operations/{self.operation_id}")
+        if problem.status >= 500:
+            logger.error("operation %s failed", self.operation_id, exc_info=exc)
+        return JobFailedError(problem.model_dump(mode="json", exclude_none=True))
+
+    def _with_retries(self, function: Callable[[], Result]) -> Result:
+        """Call `function` again while the store does not answer, a few times."""
+        for pause in STEP_RETRY_SECONDS:
+            self.check()
+            try:
+                return function()
+            except StoreUnavailableError:
+                logger.warning("operation %s: retrying", self.operation_id, exc_info=True)
+                self.interrupted.wait(pause)
+        self.check()
+        return function()
+
+    def _report(self, progress: dict[str, Any]) -> None:
+        if not self._in_step:
+            raise RuntimeError("progress is reported from within a step only")
+        self.check()
+        self._runner.report(progress)

@@ -1,0 +1,75 @@
+"""What the shell's lists say of a run, a checkpoint and an operation."""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from service.schemas import Checkpoint, Operation, Run
+from service.sizes import Size
+from service.tables import Cell, print_table
+
+
+def list_runs(console: Console, runs: Iterable[Run]) -> None:
+    """Print runs."""
+    titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
+    print_table(console, titles, map(_run, runs), names=("root", "run", "forked from"))
+
+
+def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
+    """Print checkpoints."""
+    titles = ("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)")
+    print_table(console, titles, map(_checkpoint, checkpoints), names=("aliases",))
+
+
+def list_operations(console: Console, operations: Iterable[Operation]) -> None:
+    """Print operations."""
+    titles = ("operation", "kind", "state", "run", "step", "done", "total", "created (UTC)")
+    print_table(console, titles, map(_operation, operations), names=("run",))
+
+
+def _run(run: Run) -> tuple[Cell, ...]:
+    return (
+        run.root,
+        run.name,
+        run.latest_step,
+        run.checkpoint_count,
+        Size(run.bytes),
+        run.created,
+        _parent(run),
+    )
+
+
+def _parent(run: Run) -> str | None:
+    """As `cairn` takes it if the parent lies next to the run, else its URI."""
+    if run.lineage is None:
+        return None
+    folder, _, name = run.lineage.run.rpartition("/")
+    parent = name if folder == run.uri.rpartition("/")[0] else run.lineage.run
+    return f"{parent}/steps/{run.lineage.step}"
+
+
+def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
+    return (
+        checkpoint.step,
+        checkpoint.attempt,
+        checkpoint.state.value,
+        None if checkpoint.bytes is None else Size(checkpoint.bytes),
+        checkpoint.leaves,
+        ", ".join(checkpoint.aliases),
+        checkpoint.created,
+    )
+
+
+def _operation(operation: Operation) -> tuple[Cell, ...]:
+    progress, request = operation.progress, operation.request
+    step = request.get("step")
+    return (
+        operation.id,
+        operation.kind.value,
+        operation.state.value,
+        str(request.get("run", "")),
+        step if isinstance(step, int) else None,
+        Size(progress.done_bytes),
+        None if progress.total_bytes is None else Size(progress.total_bytes),
+        operation.created,
+    )
