@@ -54,7 +54,7 @@ def _known_state(state: str) -> str:
 
 
 UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="Address of the control plane.")
+    str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
 ]
 RootOption = Annotated[
     str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
@@ -130,7 +130,7 @@ def checkpoints(
 @app.command()
 def promote(
     run: RunArgument,
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0)],
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A listed step.")],
     alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as production.")],
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
@@ -208,7 +208,7 @@ def fork(
 def path(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="As above, or a store URI or path of that form."),
+        typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path."),
     ],
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,

@@ -12,19 +12,19 @@ from service.tables import Cell, print_table
 def list_runs(console: Console, runs: Iterable[Run]) -> None:
     """Print runs."""
     titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
-    print_table(console, titles, map(_run, runs), names=("root", "run", "forked from"))
+    print_table(console, titles, map(_run, runs))
 
 
 def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
     """Print checkpoints."""
     titles = ("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)")
-    print_table(console, titles, map(_checkpoint, checkpoints), names=("aliases",))
+    print_table(console, titles, map(_checkpoint, checkpoints))
 
 
 def list_operations(console: Console, operations: Iterable[Operation]) -> None:
     """Print operations."""
-    titles = ("operation", "kind", "state", "run", "step", "done", "total", "created (UTC)")
-    print_table(console, titles, map(_operation, operations), names=("run",))
+    titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
+    print_table(console, titles, map(_operation, operations))
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
@@ -62,14 +62,12 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
 
 def _operation(operation: Operation) -> tuple[Cell, ...]:
     progress, request = operation.progress, operation.request
-    step = request.get("step")
     return (
         operation.id,
         operation.kind.value,
         operation.state.value,
-        str(request.get("run", "")),
-        step if isinstance(step, int) else None,
         Size(progress.done_bytes),
         None if progress.total_bytes is None else Size(progress.total_bytes),
         operation.created,
+        f"{request.get('run')}/steps/{request.get('step')}",
     )

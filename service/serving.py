@@ -1,5 +1,6 @@
 """Runs the application as a process of its own: binds, announces itself, ends on a signal."""
 
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -57,8 +58,12 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         return socket.create_server(address[:2], family=family)
     except OSError as exc:
+        # create_server() repeats the address in its text; getaddrinfo() has its own error numbers.
+        found_text = (
+            exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
+        )
         raise ServeError(
-            f"{host}:{port}: expected a free address to listen on, found: {exc.strerror or exc}. "
+            f"{host}:{port}: expected a free address to listen on, found: {found_text}. "
             "Choose another with --port (0: any free one), or end the server that has it."
         ) from exc
 

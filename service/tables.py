@@ -6,43 +6,42 @@ RFC 3339, nothing for what there is not. A terminal gets them as people read the
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
+from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from service.sizes import Size
 
+_WIDEST: Final = 10_000
+
 Cell = str | int | Size | datetime | None
 
 
-def print_table(
-    console: Console,
-    titles: Sequence[str],
-    rows: Iterable[Sequence[Cell]],
-    *,
-    names: Sequence[str] = (),
-) -> None:
-    """Print rows as they come (pipe) or once all are there (terminal).
+def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print rows, whole: on a narrow terminal a line goes on in the next one.
 
     Args:
-        console: Where to.
+        console: Where to. A pipe gets rows as they come, a terminal once all are there.
         titles: One per column.
         rows: One cell per column.
-        names: Titles of the columns that may take several lines on a narrow terminal.
     """
     if not console.is_terminal:
+        rows = iter(rows)
+        first = next(rows, None)  # before the titles: an error leaves standard output empty
         print("\t".join(titles), file=console.file)
-        for row in rows:
+        for row in chain(() if first is None else (first,), rows):
             print("\t".join(_plain(cell) for cell in row), file=console.file)
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold", no_wrap=title not in names)
+    table = Table(*titles, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(_readable(cell)) for cell in row))
-    console.print(table)
+    unlimited = console.options.update(max_width=_WIDEST)
+    needed = Measurement.get(console, unlimited, table).maximum
+    console.print(table, width=needed, crop=False)
 
 
 def _plain(cell: Cell) -> str:

@@ -42,10 +42,10 @@ def watch_operation(client: CairnClient, operation: Operation, console: Console)
 
 
 def result_of(client: CairnClient, operation: Operation) -> dict[str, Any]:
-    """What a succeeded operation made; of an artifact, also the URI of its folder."""
+    """What a succeeded operation made; of an artifact, also its folder: a path or a URI."""
     result = dict(operation.result or {})
     if "artifact_id" in result:
-        result["uri"] = client.artifact(result["artifact_id"]).uri
+        result["folder"] = client.artifact(result["artifact_id"]).uri.removeprefix("file://")
     return result
 
 

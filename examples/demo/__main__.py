@@ -15,9 +15,9 @@ from examples.demo.jobs import Event, Jobs, events, losses
 from examples.demo.report import DemoFailedError, Report
 from examples.demo.servers import control_plane, store
 from service.client import CairnClient
-from service.errors import ClientError, ProblemResponseError
-from service.schemas import Operation, OperationState
-from service.watch import follow_with_bar
+from service.errors import ProblemResponseError, ServiceError
+from service.schemas import Operation
+from service.watch import watch_operation
 from storage.run import Run
 from storage.uri import parse_uri
 
@@ -139,11 +139,8 @@ class Demo:
         return target
 
     def follow(self, client: CairnClient, operation: Operation) -> dict[str, Any]:
-        """Shows a live progress bar until an operation ends; returns its result."""
-        last = follow_with_bar(client, operation, self.report.console)
-        if last.state is not OperationState.SUCCEEDED:
-            raise DemoFailedError(f"operation {last.id} ended {last.state}: {last.error}")
-        return last.result or {}
+        """Shows live progress until an operation ends; returns its result."""
+        return watch_operation(client, operation, self.report.console).result or {}
 
     def compare(self, export: Path) -> None:
         """Step d: the export in transformers beside the checkpoint in ours."""
@@ -268,7 +265,7 @@ def main() -> int:
                     left == [LAST_STEP, LAST_SAVED],
                     f"{left}",
                 )
-    except (DemoFailedError, RuntimeError, ClientError) as error:
+    except (DemoFailedError, RuntimeError, ServiceError) as error:
         report.console.print(f"\n[red]{error}[/]")
         return 1
     report.summary()

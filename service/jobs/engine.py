@@ -24,7 +24,9 @@ from dbos import (
 )
 from dbos import error as dbos_errors
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
+from service.errors import SettingsError
 from service.jobs.context import (
     JobCancelled,
     JobKind,
@@ -389,6 +391,7 @@ def launch(settings: Settings) -> JobEngine:
 
     Raises:
         JobsBusyError: It has one already.
+        SettingsError: Its database cannot be opened.
     """
     engine = JobEngine(
         database_url=settings.jobs_database_url,
@@ -396,7 +399,13 @@ def launch(settings: Settings) -> JobEngine:
         roots=settings.root_uris,
         kinds=KINDS,
     )
-    engine.launch()
+    try:
+        engine.launch()
+    except DBAPIError as exc:
+        raise SettingsError(
+            f"CAIRN_JOBS_DATABASE_URL: {make_url(settings.jobs_database_url)!r} cannot be opened: "
+            f"{exc.orig}. Check that it runs, and that this user may write it."
+        ) from exc
     return engine
 
 
