@@ -57,6 +57,7 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts
 
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export_memory
+	$(BIN)/python -m benchmarks.convert_job
 
 format: $(DEV_STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .

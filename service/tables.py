@@ -40,8 +40,8 @@ def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence
     for row in rows:
         table.add_row(*(Text(_readable(cell)) for cell in row))
     unlimited = console.options.update(max_width=_WIDEST)
-    needed = Measurement.get(console, unlimited, table).maximum
-    console.print(table, width=needed, crop=False)
+    table.width = Measurement.get(console, unlimited, table).maximum
+    console.print(table, crop=False)
 
 
 def _plain(cell: Cell) -> str:
@@ -49,8 +49,7 @@ def _plain(cell: Cell) -> str:
         return ""
     if isinstance(cell, datetime):
         return cell.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    text = str(int(cell)) if isinstance(cell, int) else cell
-    return text.replace("\t", " ").replace("\n", " ")
+    return str(int(cell)) if isinstance(cell, int) else _one_cell(cell)
 
 
 def _readable(cell: Cell) -> str:
@@ -58,4 +57,9 @@ def _readable(cell: Cell) -> str:
         return "-"
     if isinstance(cell, datetime):
         return f"{cell.astimezone(UTC):%Y-%m-%d %H:%M}"
-    return str(cell)
+    return _one_cell(str(cell))
+
+
+def _one_cell(text: str) -> str:
+    """Without what would end the cell or the line."""
+    return " ".join(text.split())

@@ -116,8 +116,11 @@ def main() -> None:
         if arguments.save_every and step % arguments.save_every == 0:
             say("saving", step=step)
             began = time.perf_counter()
-            state.save_state(arguments.run, step=step, extras={"position": position}, verbose=False)
-            say("saved", step=step, blocked=time.perf_counter() - began)
+            save = state.save_state(
+                arguments.run, step=step, extras={"position": position}, verbose=False
+            )
+            blocked = time.perf_counter() - began
+            say("saved", step=step, blocked=blocked, in_flight=not save.done)
             if arguments.digests and not arguments.restore:
                 arguments.digests.write_text(json.dumps(leaf_digests(state)))
     say("done", step=int(state.step))

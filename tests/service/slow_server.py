@@ -1,6 +1,6 @@
-"""`python -m tests.service.slow_server SECONDS serve ...`: `cairn serve`, with exports that take long.
+"""`python -m tests.service.slow_server SECONDS serve ...`: `cairn serve` with slow exports.
 
-Each block that an export writes waits so many seconds first, unless its job is interrupted.
+Each block that an export writes waits so many seconds first.
 """
 
 import sys
