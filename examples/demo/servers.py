@@ -15,19 +15,6 @@ import httpx
 BUCKET = "cairn-demo"
 
 
-def gcs_environment(port: int) -> dict[str, str]:
-    """Returns the variables that point every client of Google Cloud Storage at a local server."""
-    url = f"http://127.0.0.1:{port}"
-    return {
-        "TENSORSTORE_GCS_HTTP_URL": url,
-        "STORAGE_EMULATOR_HOST": url,
-        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "GOOGLE_CLOUD_PROJECT": "test",
-        "FSSPEC_GCS_TOKEN": "anon",
-        "NO_GCE_CHECK": "true",
-    }
-
-
 @contextmanager
 def _process(
     command: list[str], log: Path, environment: Mapping[str, str]
@@ -75,7 +62,7 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"the GCS-protocol server did not start; see {folder / 'gcs.log'}")
-        yield f"gs://{BUCKET}/runs", gcs_environment(json.loads(line)["port"])
+        yield f"gs://{BUCKET}/runs", json.loads(line)["env"]
 
 
 @contextmanager
