@@ -38,7 +38,7 @@ class Address:
         if found is None:
             raise AddressError(
                 f"{text!r}: expected RUN, RUN@ALIAS or RUN/steps/N, with names of letters, digits, "
-                "'.', '_' and '-'. `cairn runs` lists what exists."
+                "'.', '_' and '-', found another form. `cairn runs` lists what exists."
             )
         step = found["step"]
         return cls(found["run"], found["alias"], None if step is None else int(step))

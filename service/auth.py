@@ -53,23 +53,25 @@ def _refusal(scope: Scope) -> str | None:
             f"found {client[0]}. Use an SSH tunnel or an authenticating proxy on this machine."
         )
     host = headers.get("host", "")
-    if not is_loopback(_host_name(f"//{host}")):
+    if not is_loopback(_parts(f"//{host}")[0]):
         return (
             f"Host: expected localhost or a loopback address, found {host!r}. Without keys the "
             "server answers to no other name."
         )
     origin = headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
-    if origin is not None and changes and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and changes and _parts(origin)[1].lower() != host.lower():
         return f"Origin: expected a page of this server ({host}), found {origin!r}."
     return None
 
 
-def _host_name(url: str) -> str:
+def _parts(url: str) -> tuple[str, str]:
+    """Host name, and host name with port, as they are written; empty if there is none."""
     try:
-        return urlsplit(url).hostname or ""
+        split = urlsplit(url)
+        return split.hostname or "", split.netloc
     except ValueError:  # an unclosed bracket
-        return ""
+        return "", ""
 
 
 def actor() -> str:

@@ -18,6 +18,7 @@ from storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
+_SHOWN: Final = 100  # characters of a value that was sent
 
 # The nearest class in an error's family tree decides.
 _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
@@ -117,7 +118,7 @@ async def _on_error(request: Request, exc: Exception) -> JSONResponse:
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)  # as registered
     errors = [
-        {"field": ".".join(str(part) for part in error["loc"]), "detail": error["msg"]}
+        {"field": ".".join(str(part) for part in error["loc"]), "detail": _complaint(error)}
         for error in exc.errors()
     ]
     detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
@@ -137,6 +138,13 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
     return respond(
         _problem(exc.status_code, slug, phrase, detail, request.url.path), headers=exc.headers
     )
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    """What a validator expected, and what it found where that is one value."""
+    found = error.get("input")
+    plain = isinstance(found, str | int | float | None) and error["type"] != "missing"
+    return f"{error['msg']}, found {repr(found)[:_SHOWN]}" if plain else str(error["msg"])
 
 
 def _extension(exc: BaseException) -> dict[str, Any]:

@@ -228,7 +228,9 @@ class ConvertRequest(Request):
         default="huggingface", description="One and the same: `pytorch` is another name for it."
     )
     dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
-    max_shard_size: str = Field(default="5GB", description="Bytes, or a number with KB, MB or GB.")
+    max_shard_size: str = Field(
+        default="5GB", max_length=32, description="Bytes, or a number with KB, MB or GB."
+    )
 
 
 class OperationKind(StrEnum):

@@ -37,7 +37,11 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     startup = _Startup(application)
     config = uvicorn.Config(
-        startup, log_level="warning", lifespan="on", timeout_graceful_shutdown=GRACE_SECONDS
+        startup,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients
     )
     server = _Server(config, application, lambda: announce(url))
     with listener:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from state.paths import named_leaves
+from storage.assets import read_asset
 from storage.dtypes import dtype_named
 from storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
-from storage.layout import asset_file
 from storage.leaf_forms import dtype_name, is_key_dtype
 from storage.manifest import LeafRecord, Manifest
 from storage.run import Run, StepInfo
@@ -82,19 +82,12 @@ class StoredCheckpoint:
         return {leaf.path: leaf for leaf in self.manifest.leaves if leaf.item == item}
 
     def assets(self) -> dict[str, bytes]:
-        """Returns the small files that go with the model, such as a tokenizer's, by name."""
-        found: dict[str, bytes] = {}
-        for asset in self.manifest.assets:
-            stored = self.run.objects.read(asset_file(asset.sha256))
-            if stored is None:
-                raise NotACheckpointError(
-                    path=self.run.uri / asset_file(asset.sha256),
-                    expected=f"the file {asset.name!r} of step {self.info.step}",
-                    found="nothing",
-                    next_step="restore the object, or load another step",
-                )
-            found[asset.name] = stored.value
-        return found
+        """Returns the small files that go with the model, such as a tokenizer's, by name.
+
+        Raises:
+            CorruptionError: if one is gone, or not what it was.
+        """
+        return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
 
     def targets(self, item: str, tree: Any) -> Any:
         """Returns an abstract tree with the dtypes that the item is stored in.

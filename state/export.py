@@ -16,10 +16,12 @@ import numpy as np
 from state import families
 from state.config import AutoEasyDeLConfig, EDPretrainedConfig
 from state.decoder.config import DecoderConfig
+from state.decoder.shapes import leaf_shapes
 from state.errors import ConversionError
 from state.tensor_streams import float_dtype, is_floating, streams
 from state.weight_ops import Array, Shape
 from state.weight_rules import Rule, RuleTable, match
+from storage.errors import TreeMismatchError
 from storage.manifest import Manifest
 from storage.reader import CheckpointReader
 from storage.safetensors_stream import TensorSource
@@ -43,15 +45,43 @@ def export_sources(
     Raises:
         ConversionError: the step holds no model that is known here, or its leaves don't match the
             family's rules; all problems are listed.
+        TreeMismatchError: its leaves are not those that its config describes; all are listed.
         ConfigError: the family can't express the model's options.
     """
     config = stored_config(manifest)
     infos = reader.leaves(MODEL_ITEM)
     shapes = {path: tuple(info.shape) for path, info in infos.items()}
+    if isinstance(config, DecoderConfig):
+        _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {MODEL_ITEM}")
     rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, model")
     leaves = {path: _StoredLeaf(reader, path, shapes[path], infos[path].dtype) for path in infos}
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path: str) -> None:
+    problems = [
+        f"{leaf}: missing from the checkpoint, expected shape {list(described[leaf])}"
+        for leaf in described.keys() - stored.keys()
+    ]
+    problems += [
+        f"{leaf}: unexpected in the checkpoint, stored with shape {list(stored[leaf])}"
+        for leaf in stored.keys() - described.keys()
+    ]
+    problems += [
+        f"{leaf}: expected shape {list(described[leaf])}, stored with {list(stored[leaf])}"
+        for leaf in described.keys() & stored.keys()
+        if described[leaf] != stored[leaf]
+    ]
+    if problems:
+        raise TreeMismatchError(
+            "the checkpoint does not fit its config",
+            path=path,
+            expected=f"the {len(described)} leaves that the stored config describes",
+            found=f"{len(problems)} that differ",
+            next_step="Save the model with the config that it was built from.",
+            problems=sorted(problems),
+        )
 
 
 def stored_config(manifest: Manifest) -> EDPretrainedConfig:

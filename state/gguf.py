@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +21,10 @@ from state.decoder.config import DecoderConfig
 from state.errors import ArgumentError, ConversionError
 from state.weight_ops import Array, Shape
 from state.weight_rules import RuleTable
+from storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 _TOKEN_IDS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
@@ -42,7 +45,7 @@ class GGUFFile:
         """Opens the file and checks that every tensor can be dequantized.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            NotFoundError: there is no such file.
             ConversionError: it is no GGUF file, or holds tensors of unsupported types; all of
                 them are listed.
             ArgumentError: the `gguf` package is not installed.
@@ -50,10 +53,24 @@ class GGUFFile:
         self.path = Path(path)
         self._gguf = _gguf()
         if not self.path.is_file():
-            raise FileNotFoundError(f"{self.path}: expected a GGUF file; found none")
+            raise NotFoundError(
+                "no such file",
+                path=self.path,
+                expected="a GGUF file",
+                found="a folder" if self.path.is_dir() else "nothing",
+                next_step="Check the path.",
+            )
         try:
             reader = self._gguf.GGUFReader(self.path)
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as exc:
+            unknown = _UNKNOWN_TYPE.search(str(exc))
+            if unknown is not None:
+                raise ConversionError(
+                    path=self.path,
+                    expected=f"tensors of the types {', '.join(self._supported())}",
+                    found=f"the type number {unknown.group(1)}, which 'gguf' does not know",
+                    next_step="upgrade the package 'gguf', or quantize the model to another type",
+                ) from exc
             raise ConversionError(
                 path=self.path,
                 expected="a readable GGUF file, version 2 or 3",
@@ -133,9 +150,12 @@ class GGUFFile:
             tokenizer.save_pretrained(folder)
             return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
 
-    def _check_types(self) -> None:
+    def _supported(self) -> tuple[str, ...]:
         # The package has no public list of what it dequantizes.
-        supported = (*_UNQUANTIZED, *sorted(t.name for t in self._gguf.quants._type_traits))
+        return (*_UNQUANTIZED, *sorted(t.name for t in self._gguf.quants._type_traits))
+
+    def _check_types(self) -> None:
+        supported = self._supported()
         problems = [
             f"{name}: type {tensor.tensor_type.name}"
             for name, tensor in self._tensors.items()

@@ -25,6 +25,7 @@ from state.weight_ops import Array, Shape
 from state.weight_rules import RuleTable
 from storage.errors import NotFoundError
 from storage.files import Files
+from storage.layout import RUN_FILE
 from storage.safetensors_format import SafetensorsHeader
 from storage.safetensors_stream import read_header, read_tensor
 from storage.uri import StoreURI, parse_uri
@@ -121,11 +122,14 @@ def open_pretrained(
     folder = _Folder(parse_uri(text))
     raw = folder.read_bytes(CONFIG_FILE)
     if raw is None:
+        is_run = RUN_FILE in folder.names()
         raise NotFoundError(
             path=folder.uri,
             expected=f"a model's folder, with {CONFIG_FILE}",
-            found=f"{', '.join(folder.names()[:8]) or 'nothing'}",
-            next_step="give the folder that holds config.json and the safetensors files",
+            found="a run" if is_run else f"{', '.join(folder.names()[:8]) or 'nothing'}",
+            next_step="EasyDeLState.load_state loads a run's checkpoints"
+            if is_run
+            else "give the folder that holds config.json and the safetensors files",
         )
     config = _config(_parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}

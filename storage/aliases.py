@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from storage.clock import Clock, rfc3339, utc_now
+from storage.clock import Clock, Moment, rfc3339, utc_now
 from storage.errors import AliasNotFoundError, PreconditionFailedError
 from storage.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
 from storage.objects import ObjectStore, Versioned
@@ -41,7 +41,7 @@ class AliasEvent(BaseModel):
     manifest_digest: str | None = None
     by: str = ""
     reason: str = ""
-    at: str
+    at: Moment
     sequence: Annotated[int, Field(ge=1)]
     deleted: bool = False
 
@@ -72,7 +72,7 @@ class Alias(Record):
     manifest_digest: str | None = None
     by: str = ""
     reason: str = ""
-    at: str
+    at: Moment
     sequence: Annotated[int, Field(ge=1)]
     deleted: bool = False
     history: Annotated[tuple[AliasEvent, ...], Field(max_length=HISTORY_KEPT)] = ()

@@ -3,6 +3,7 @@
 No JAX. Only the process that talks to the store has one.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from storage.attempts import (
     Attempt,
     begin_attempt,
     ensure_newest,
+    holds_lease,
     list_attempts,
     release,
     renew,
@@ -59,6 +61,7 @@ class AttemptKeeper:
             FencedError: this writer was replaced earlier.
         """
         self.check()
+        self.drop()  # its lease is taken for the next one, whether that begins or not
         self._pause()
         self._attempt = begin_attempt(
             self._objects,
@@ -98,15 +101,28 @@ class AttemptKeeper:
                 raise
 
     def ensure_counts(self, step: int) -> None:
-        """Raise if `step`, just published in this attempt, was overtaken by a later attempt.
+        """Raise unless `step`, just published in this attempt, is among the steps that count.
 
         Raises:
-            FencedError: a later attempt began before the step was listed; the step is set aside.
+            FencedError: a later attempt set the step aside, or another start holds the lease and
+                may be about to.
         """
-        if self._attempt is None:
+        attempt = self._attempt
+        if attempt is None:
             return
-        if set_aside(list_attempts(self._objects))(step, self._attempt.number):
+        held = holds_lease(self._objects, attempt)
+        attempts = list_attempts(self._objects)
+        if set_aside(attempts)(step, attempt.number):
             self.fence()
+        if not held and attempts[-1].number <= attempt.number:
+            self._fenced = FencedError(
+                "this writer is being replaced",
+                path=self._objects.uri,
+                expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+                found=f"another start, which may keep step {step} or not",
+                next_step="Stop this process; see the run for what was kept.",
+            )
+            raise self._fenced
 
     def drop(self) -> None:
         """Write no more in this attempt; the next save begins another. The lease is kept."""
@@ -116,7 +132,8 @@ class AttemptKeeper:
         """Give the lease back, so that another writer need not wait for it to expire."""
         self._pause()
         if self._attempt is not None and self._fenced is None:
-            release(self._objects, self._attempt, clock=self._clock)
+            with contextlib.suppress(StorageError):  # what was saved stays saved
+                release(self._objects, self._attempt, clock=self._clock)
         self._attempt = None
 
     def _pause(self) -> None:

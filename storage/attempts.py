@@ -6,6 +6,7 @@ attempt has base_step < s. This is judged at read time from the store alone, so 
 paused and wakes up after a takeover writes where nobody looks.
 """
 
+import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from storage.clock import Clock, from_rfc3339, rfc3339, utc_now
-from storage.errors import FencedError, LeaseHeldError, PreconditionFailedError
+from storage.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
+from storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
 from storage.layout import ATTEMPTS, LEASE_FILE, MAX_NUMBER, attempt_file, parse_attempt_file
 from storage.objects import ObjectStore
 from storage.records import Record
@@ -28,6 +29,7 @@ __all__ = [
     "begin_attempt",
     "counting",
     "ensure_newest",
+    "holds_lease",
     "list_attempts",
     "read_lease",
     "release",
@@ -85,7 +87,7 @@ class Lease(Record):
 
     writer: str
     attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
-    expires: str
+    expires: Moment
     released: bool = False
 
     def is_alive(self, now: datetime) -> bool:
@@ -173,27 +175,36 @@ def begin_attempt(
     Args:
         objects: the run's objects.
         writer: id of the writer, the same over restarts.
-        base_step: the last step to keep, -1 for none; a function is called once the lease is
-            held, so that it sees all that an earlier writer published.
+        base_step: the last step to keep, -1 for none; a function is called while the lease is
+            held, so that it sees all that an earlier writer published. It may be called again.
         clock: tells the time.
         ttl: how long the lease lasts unless renewed, in seconds.
 
     Raises:
         LeaseHeldError: another writer holds the lease.
-        FencedError: another start under the same writer id came right after this one.
     """
-    first = number = _take_lease(objects, writer, _newest_number(objects) + 1, clock, ttl)
-    keep = base_step() if callable(base_step) else base_step
-    record = _AttemptRecord(base_step=keep, writer=writer, at=rfc3339(clock()))
+    number = _newest_number(objects) + 1
     while True:
+        number = _take_lease(objects, writer, number, clock, ttl)
         try:
-            objects.write_if(attempt_file(number), record.to_bytes(), generation=None)
-            break
-        except PreconditionFailedError:
-            number += 1
-    attempt = Attempt(number, keep, writer, record.at)
-    if number != first and _take_lease(objects, writer, number, clock, ttl) != number:
-        ensure_newest(objects, attempt)
+            keep = base_step() if callable(base_step) else base_step
+            begun = _create(objects, Attempt(number, keep, writer, rfc3339(clock())))
+        except BaseException:
+            with contextlib.suppress(StorageError):  # else it expires by itself
+                release(objects, Attempt(number, -1, writer, ""), clock=clock)
+            raise
+        if begun is not None:
+            return begun
+        number += 1  # another start came first, and may have saved: ask again what to keep
+
+
+def _create(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
+    """`attempt`, now that it exists; None if its number was taken."""
+    record = _AttemptRecord(base_step=attempt.base_step, writer=attempt.writer, at=attempt.at)
+    try:
+        objects.write_if(attempt_file(attempt.number), record.to_bytes(), generation=None)
+    except PreconditionFailedError:
+        return None
     return attempt
 
 
@@ -244,8 +255,18 @@ def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -
         return  # someone took it over meanwhile: it is theirs now
 
 
+def holds_lease(objects: ObjectStore, attempt: Attempt) -> bool:
+    """True unless the lease was taken for a later attempt, or by another writer.
+
+    Whoever takes it over reads the steps to keep only then: what was published while this is still
+    True is among them.
+    """
+    lease = read_lease(objects)
+    return lease is None or (lease.writer, lease.attempt) == (attempt.writer, attempt.number)
+
+
 def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
-    """Do nothing if `attempt` is the run's newest. Call before and after publishing a step.
+    """Do nothing if `attempt` is the run's newest. Call before publishing a step.
 
     Raises:
         FencedError: a later attempt exists.

@@ -163,31 +163,29 @@ class Checkpointer:
             with ExitStack() as guard:
                 table = guard.enter_context(checksummed_chunks(folder.orbax_path()))
                 try:
-                    response = start_save(folder, stored, meta_copy)
-                except Exception as exc:
+                    job = SaveJob(
+                        handle=handle,
+                        response=start_save(folder, stored, meta_copy),
+                        guard=guard.pop_all(),
+                        table=table,
+                        items=tuple(sorted([*items, META_ITEM])),
+                        leaves=leaves,
+                        model=model,
+                        assets=dict(assets or {}),
+                        annotation=annotation,
+                        objects=self._run.objects,
+                        keeper=self._keeper,
+                        clock=self._clock,
+                        writer=self.writer_id,
+                    )
+                    self._start(job)
+                except BaseException as exc:
+                    # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                     self._keeper.drop()
+                    if not isinstance(exc, Exception):  # an interrupt stays what it is
+                        raise
                     remove_leftovers(self._run.objects, handle)
                     raise failure(exc, folder) from exc
-                job = SaveJob(
-                    handle=handle,
-                    response=response,
-                    guard=guard.pop_all(),
-                    table=table,
-                    items=tuple(sorted([*items, META_ITEM])),
-                    leaves=leaves,
-                    model=model,
-                    assets=dict(assets or {}),
-                    annotation=annotation,
-                    objects=self._run.objects,
-                    keeper=self._keeper,
-                    clock=self._clock,
-                    writer=self.writer_id,
-                )
-            self._current = handle
-            exit_guard.guard(self)
-            threading.Thread(
-                target=job.run, args=(self._saved,), name=f"cairn-save-{step}", daemon=False
-            ).start()
         handle.blocked_seconds = time.monotonic() - started
         return handle
 
@@ -215,6 +213,15 @@ class Checkpointer:
                 self._closed = True
                 exit_guard.release(self)
                 self._keeper.close()
+
+    def _start(self, job: SaveJob) -> None:
+        """Have the save finished in the background."""
+        handle = job.handle
+        threading.Thread(
+            target=job.run, args=(self._saved,), name=f"cairn-save-{handle.step}", daemon=False
+        ).start()
+        self._current = handle
+        exit_guard.guard(self)
 
     def _settle(self) -> None:
         if self._current is None:

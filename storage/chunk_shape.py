@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-__all__ = ["CHUNK_BYTES", "SQUARE_ABOVE_BYTES", "inner_chunk_shape"]
+__all__ = ["CHUNK_BYTES", "LEAST_CHUNK_BYTES", "SQUARE_ABOVE_BYTES", "inner_chunk_shape"]
 
 CHUNK_BYTES: Final = 4 << 20
-"""Inner chunks hold at most this many bytes, unless a single element is larger."""
+"""Inner chunks hold at most this many bytes where the shard's divisors allow it."""
+
+LEAST_CHUNK_BYTES: Final = 16 << 10
+"""Chunks are never smaller: each costs 20 bytes and some microseconds. A raveled model whose size
+has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
 
 SQUARE_ABOVE_BYTES: Final = 64 << 20
 """Arrays above this are cut into squares, others into row strips: a reader holds a whole one."""
@@ -22,6 +26,8 @@ def inner_chunk_shape(
     global_shape: Sequence[int], shard_shape: Sequence[int], itemsize: int, *, square: bool = True
 ) -> tuple[int, ...]:
     """The inner chunk of a shard: it divides the shard, and holds at most `CHUNK_BYTES`.
+
+    Where only chunks below `LEAST_CHUNK_BYTES` would divide it, the next larger one that does.
 
     Arrays of at most `SQUARE_ABOVE_BYTES`, and all if not `square`, are cut along their leading
     axes only: such a chunk lies in one piece in memory and is written without a copy. Larger ones
@@ -35,22 +41,27 @@ def inner_chunk_shape(
         square: False if nobody reads this array by columns.
     """
     shard = tuple(int(size) for size in shard_shape)
-    limit = max(1, CHUNK_BYTES // itemsize)
+    limit, least = max(1, CHUNK_BYTES // itemsize), LEAST_CHUNK_BYTES // itemsize
     if math.prod(shard) <= limit:
         return shard
     if square and len(shard) > 1 and math.prod(global_shape) * itemsize > SQUARE_ABOVE_BYTES:
-        return _leading_ones(shard, *_square(shard[-2], shard[-1], limit))
-    return _strip(shard, limit)
+        rows, columns = _square(shard[-2], shard[-1], limit)
+        if rows * columns >= least:
+            return _leading_ones(shard, rows, columns)
+    return _strip(shard, limit, least)
 
 
-def _strip(shard: tuple[int, ...], limit: int) -> tuple[int, ...]:
+def _strip(shard: tuple[int, ...], limit: int, least: int) -> tuple[int, ...]:
     """Whole trailing axes, one leading axis in part, ones before it: one piece of memory."""
     chunk = [1] * len(shard)
-    room = limit
+    filled = 1
     for axis in reversed(range(len(shard))):
-        chunk[axis] = _largest_divisor(shard[axis], room)
-        room //= chunk[axis]
-        if chunk[axis] < shard[axis]:
+        part = _largest_divisor(shard[axis], limit // filled)
+        if filled * part < least and part < shard[axis]:
+            part = min(divisor for divisor in _divisors(shard[axis]) if divisor > part)
+        chunk[axis] = part
+        filled *= part
+        if part < shard[axis]:
             break
     return tuple(chunk)
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Annotated
 
-__all__ = ["Clock", "from_rfc3339", "rfc3339", "utc_now"]
+from pydantic import AfterValidator
+
+__all__ = ["Clock", "Moment", "from_rfc3339", "rfc3339", "utc_now"]
 
 Clock = Callable[[], datetime]
 """A function that returns the present moment, with a time zone."""
@@ -26,7 +29,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def from_rfc3339(text: str) -> datetime:
-    """The moment that `rfc3339` wrote.
+    """The moment that `rfc3339` wrote, in UTC.
 
     Raises:
         ValueError: `text` is no RFC 3339 moment, or has no time zone.
@@ -34,4 +37,16 @@ def from_rfc3339(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"a moment needs a time zone: {text!r}; append Z for UTC")
-    return moment
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as exc:  # an hour of the year 1 that is one of the year 0 in UTC
+        raise ValueError(f"a moment outside the years 1 to 9999: {text!r}") from exc
+
+
+def _checked(text: str) -> str:
+    from_rfc3339(text)
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_checked)]
+"""A field of a stored record: text that `from_rfc3339` takes, kept as it was written."""

@@ -86,7 +86,7 @@ def _compose(message: str | None, path: str, expected: str, found: str, next_ste
     lead = ": ".join(part for part in (message, path, comparison) if part)
     if not next_step:
         return lead
-    return f"{lead}. {next_step}" if lead else next_step
+    return f"{lead.rstrip('.')}. {next_step}" if lead else next_step
 
 
 class InvalidURIError(StorageError, ValueError):
@@ -228,7 +228,6 @@ class StoreUnavailableError(StorageError, OSError):
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
-_MISSING = {errno.ENOENT, errno.ENOTDIR}
 
 # TensorStore raises ValueError("STATUS_NAME: text [os_error_code='28']"), or http_response_code.
 _STATUS = re.compile(r"^([A-Z][A-Z_]+):")
@@ -239,6 +238,7 @@ _CLIENTS = ("aiohttp", "requests", "urllib3")
 
 _FULL_NEXT = "Free space or raise the quota, then save again; what was stored before is untouched."
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
+_NO_FOLDER_NEXT = "Give a path whose parents are folders; a file is in the way here."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
@@ -266,7 +266,11 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
     number = _os_error_number(exc)
     if number in _FULL or code == 507:
         return _full(path, text, number)
-    if number in _MISSING or code == 404:
+    if number == errno.ENOTDIR:
+        return NotFoundError(
+            "not a folder", path=path, expected="a folder", found=text, next_step=_NO_FOLDER_NEXT
+        )
+    if number == errno.ENOENT or code == 404:
         return NotFoundError("not found", path=path, found=text)
     forbidden = code in (401, 403) or text.startswith("Forbidden:")  # as gcsfs says it
     if number in _REFUSED or forbidden or _is_from(exc, "google.auth"):

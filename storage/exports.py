@@ -4,6 +4,7 @@ An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/` and 
 object beside that folder, created if absent. Whatever else lies in the folder does not count.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.clock import Moment
 from storage.errors import PreconditionFailedError
 from storage.files import Files
 from storage.layout import MAX_NUMBER, export_dir, export_manifest
@@ -25,6 +27,7 @@ __all__ = [
     "delete_tries",
     "find_export",
     "publish_export",
+    "withdraw_export",
 ]
 
 _DIGEST_DIGITS = 32
@@ -71,7 +74,7 @@ class ExportManifest(Record):
     options: dict[str, Any]
     rule_version: int
     folder: str
-    created: str
+    created: Moment
     files: tuple[ExportFile, ...]
 
     @property
@@ -149,6 +152,16 @@ def publish_export(
             raise
         return winner
     return manifest
+
+
+def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
+    """Make `manifest` count no more, if it still is the one that does; its files stay."""
+    found = objects.read(key.manifest)
+    path = objects.uri / key.manifest
+    if found is None or ExportManifest.parse(found.value, path) != manifest:
+        return
+    with contextlib.suppress(PreconditionFailedError):  # another was published in between
+        objects.delete_if(key.manifest, generation=found.generation)
 
 
 def delete_tries(run: StoreURI, key: ExportKey, prefix: str) -> None:

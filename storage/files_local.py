@@ -38,9 +38,10 @@ class LocalFiles(Files):
         with mapped(folder):
             try:
                 with os.scandir(folder) as found:
-                    entries = [_entry(item) for item in found if self._is_shown(item)]
+                    shown = [item for item in found if self._is_shown(item)]
             except (FileNotFoundError, NotADirectoryError):
                 return []
+            entries = [entry for item in shown if (entry := _entry(item)) is not None]
         return sorted(entries)
 
     @override
@@ -149,9 +150,13 @@ class LocalFiles(Files):
         return os.path.exists(real) and os.path.commonpath((root, real)) == root
 
 
-def _entry(item: os.DirEntry[str]) -> Entry:
-    is_dir = item.is_dir()
-    return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
+def _entry(item: os.DirEntry[str]) -> Entry | None:
+    """What a listing says of a name; None if it was removed since it was read."""
+    try:
+        is_dir = item.is_dir()
+        return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
+    except FileNotFoundError:
+        return None
 
 
 def _sync_folder(folder: str) -> None:

@@ -5,8 +5,10 @@ interrupted starts again with the same arguments; what was copied is not copied 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+from storage.assets import read_asset
 from storage.attempts import (
     LEASE_TTL_SECONDS,
     Attempt,
@@ -17,22 +19,33 @@ from storage.attempts import (
     renew,
 )
 from storage.clock import Clock, utc_now
-from storage.errors import CorruptionError, NotFoundError, PreconditionFailedError
+from storage.errors import CorruptionError, PreconditionFailedError
 from storage.files import Files
 from storage.layout import (
+    ALIASES,
+    ANNOTATIONS,
+    ASSETS,
+    ATTEMPTS,
     COMMIT_FILE,
+    EXPORTS,
+    LEASE_FILE,
     MANIFESTS,
+    RUN_FILE,
+    TRASH,
     annotation_file,
     asset_file,
     manifest_file,
     step_dir,
 )
 from storage.manifest import Manifest, ObjectRecord
-from storage.publish import publish_manifest
+from storage.publish import publish_manifest, sync_folder
 from storage.run import Lineage, Run, StepInfo
 from storage.uri import StoreURI
 
 __all__ = ["abandon_fork", "fork_run"]
+
+_FILES = {RUN_FILE, LEASE_FILE}
+_FOLDERS = {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH}
 
 
 def fork_run(
@@ -75,6 +88,7 @@ def fork_run(
         keeper = _LeaseKeeper(run, attempt, clock)
         _copy_objects(source, step, run, copied, keeper, progress)
         _copy_small(source, step, run, copied)
+        sync_folder(run.step_uri(replace(step, attempt=attempt.number)))
         keeper.keep()
         publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
     release(run.objects, attempt, clock=clock)
@@ -114,6 +128,7 @@ class _LeaseKeeper:
 def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: Clock) -> Run:
     """The new run, or the one that an interrupted fork of the same step left."""
     info = source.info()
+    _refuse_foreign(target)
     try:
         return Run.create(
             target,
@@ -130,6 +145,23 @@ def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: 
         if run.info().lineage != lineage or not mine:
             raise
         return run
+
+
+def _refuse_foreign(target: StoreURI) -> None:
+    """A fork that is given up removes its folder: it must not begin in one of something else."""
+    foreign = [
+        entry.name
+        for entry in Files.open(target).list()
+        if entry.name not in _FILES and f"{entry.name}/" not in _FOLDERS
+    ]
+    if foreign:
+        raise PreconditionFailedError(
+            "the folder is in use",
+            path=target,
+            expected="no folder of this name, or a run",
+            found=", ".join(foreign[:5]),
+            next_step="Choose another name.",
+        )
 
 
 def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
@@ -171,7 +203,7 @@ def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> lis
         CorruptionError: the manifest names files that are missing or of another size.
     """
     wrong = [
-        f"{record.name}: {record.size} bytes, found {present.get(record.name, 'none')}"
+        f"{record.name} ({present.get(record.name, 'none')} of {record.size} bytes)"
         for record in manifest.objects
         if present.get(record.name) != record.size
     ]
@@ -179,8 +211,8 @@ def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> lis
         raise CorruptionError(
             "the step is damaged",
             path=path,
-            expected="every file that its manifest names: " + "; ".join(wrong[:20]),
-            found=f"{len(wrong)} missing or of another size",
+            expected="every file that its manifest names, of the size it names",
+            found=f"{len(wrong)} that are not: {'; '.join(wrong[:5])}{'; …' * (len(wrong) > 5)}",
             next_step="Fork from another step, or restore the files from a backup.",
         )
     records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
@@ -202,22 +234,8 @@ def _check_copy(target: Files, record: ObjectRecord) -> None:
 def _copy_small(source: Run, step: StepInfo, run: Run, manifest: Manifest) -> None:
     """Assets, and the labels and metrics of the step."""
     for asset in manifest.assets:
-        key = asset_file(asset.sha256)
-        run.objects.write(key, _required(source, key))
+        run.objects.write(asset_file(asset.sha256), read_asset(source.objects, asset))
     annotation = source.objects.read(annotation_file(step.step, step.attempt))
     if annotation is not None:
         name = annotation_file(manifest.step, manifest.attempt)
         run.objects.write(name, annotation.value)
-
-
-def _required(source: Run, key: str) -> bytes:
-    found = source.objects.read(key)
-    if found is None:
-        raise NotFoundError(
-            "an asset is gone",
-            path=source.uri / key,
-            expected="a file that the manifest names",
-            found="nothing",
-            next_step="Save the model again with its tokenizer files.",
-        )
-    return found.value

@@ -129,7 +129,12 @@ def _check_number(number: int, what: str) -> int:
 
 def _check(pattern: re.Pattern[str], text: str, what: str, rule: str) -> str:
     if not pattern.fullmatch(text):
-        raise InvalidURIError(f"invalid {what}", expected=rule, found=repr(text)[:200])
+        raise InvalidURIError(
+            f"invalid {what}",
+            expected=rule,
+            found=repr(text)[:200],
+            next_step="Choose another name.",
+        )
     return text
 
 
@@ -148,8 +153,12 @@ def is_run_name(name: str) -> bool:
     return _RUN_NAME.fullmatch(name) is not None
 
 
-def check_alias(alias: str) -> str:
+def check_alias(alias: str, *, within: object = "") -> str:
     """`alias` itself, if it is a valid alias name.
+
+    Args:
+        alias: the name.
+        within: what it is part of, for the error.
 
     Raises:
         InvalidURIError: it isn't; digits alone and "latest" would be taken for a step.
@@ -158,9 +167,15 @@ def check_alias(alias: str) -> str:
         "a letter or digit, then up to 63 letters, digits, '.', '_' or '-'; "
         "not digits alone, not 'latest'"
     )
-    if alias == "latest":
-        raise InvalidURIError("invalid alias", expected=rule, found=repr(alias))
-    return _check(_ALIAS, alias, "alias", rule)
+    if alias == "latest" or not _ALIAS.fullmatch(alias):
+        raise InvalidURIError(
+            "invalid alias",
+            path=within,
+            expected=rule,
+            found=repr(alias)[:200],
+            next_step="Choose another name; RUN/steps/N names a step, and RUN alone its latest.",
+        )
+    return alias
 
 
 def attempt_file(attempt: int) -> str:

@@ -3,22 +3,28 @@
 No JAX: everything about the leaves is passed in. Runs in the background thread of a save.
 """
 
+import errno
 import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from storage.errors import PreconditionFailedError, translate
+from storage.errors import translate
 from storage.files import Files
-from storage.layout import asset_file, manifest_file
-from storage.manifest import AssetRecord, Manifest, ObjectRecord
+from storage.layout import manifest_file
+from storage.manifest import Manifest, ObjectRecord
 from storage.objects import ObjectStore
 from storage.uri import StoreURI
 
-__all__ = ["environment", "list_objects", "publish_manifest", "put_assets", "sync_folder"]
+__all__ = [
+    "environment",
+    "list_objects",
+    "publish_manifest",
+    "sync_folder",
+    "sync_names",
+]
 
 _PACKAGES = ("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy")
 
@@ -45,10 +51,35 @@ def sync_folder(folder: StoreURI) -> None:
         raise translate(exc, path=folder) from exc
 
 
+def sync_names(run: StoreURI) -> None:
+    """Have the local disk hold the names that lead to a run and to its folders.
+
+    What writes an object syncs the folder it lies in, not those above, which it may have made.
+
+    Raises:
+        StoreUnavailableError: the disk failed.
+    """
+    if run.scheme != "file":
+        return
+    folder = run.local_path
+    try:
+        _sync(folder)
+        while folder != (folder := os.path.dirname(folder)):
+            try:
+                _sync(folder)
+            except PermissionError:  # not ours to look into, so not ours to have made
+                return
+    except OSError as exc:
+        raise translate(exc, path=run) from exc
+
+
 def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as exc:  # some file systems have no such call for folders
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
+            raise
     finally:
         os.close(descriptor)
 
@@ -62,22 +93,8 @@ def list_objects(folder: StoreURI) -> tuple[ObjectRecord, ...]:
     )
 
 
-def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[AssetRecord, ...]:
-    """Store small files by the hash of their content; those that are there already stay."""
-    records = []
-    for name, content in sorted(assets.items()):
-        digest = sha256(content).hexdigest()
-        key = asset_file(digest)
-        try:
-            objects.write_if(key, content, generation=None, same_is_success=True)
-        except PreconditionFailedError:
-            objects.write(key, content)  # what was there was not what its name says
-        records.append(AssetRecord(name=name, sha256=digest, size=len(content)))
-    return tuple(records)
-
-
 def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> None:
-    """Make the step listed: the one moment at which it becomes "verified complete".
+    """Make the step listed: the one moment at which it becomes "verified complete". Durably.
 
     Args:
         objects: the run's objects.
@@ -95,6 +112,7 @@ def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[
         generation=None,
         same_is_success=True,
     )
+    sync_names(objects.uri)
 
 
 def environment(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage.errors import UnsupportedFormatError
 
+_NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
+
 __all__ = ["Record", "canonical_json", "load_json", "sha256_of"]
 
 
@@ -47,11 +49,19 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
         value = json.loads(data)
     except (ValueError, RecursionError) as exc:
         raise UnsupportedFormatError(
-            "not JSON", path=path, expected="a JSON object", found=f"{data[:64]!r} ({exc})"
+            "not JSON",
+            path=path,
+            expected="a JSON object",
+            found=f"{data[:64]!r} ({exc})",
+            next_step=_NOT_OURS_NEXT,
         ) from exc
     if not isinstance(value, dict):
         raise UnsupportedFormatError(
-            "not a JSON object", path=path, expected="a JSON object", found=type(value).__name__
+            "not a JSON object",
+            path=path,
+            expected="a JSON object",
+            found=type(value).__name__,
+            next_step=_NOT_OURS_NEXT,
         )
     return value
 
@@ -101,7 +111,11 @@ class Record(BaseModel):
                 for error in exc.errors(include_url=False, include_input=False)[:20]
             )
             raise UnsupportedFormatError(
-                "fields that don't fit", path=path, expected=cls.FORMAT, found=problems
+                "fields that don't fit",
+                path=path,
+                expected=cls.FORMAT,
+                found=problems,
+                next_step=_NOT_OURS_NEXT,
             ) from exc
 
     @classmethod
@@ -115,7 +129,11 @@ class Record(BaseModel):
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
             raise UnsupportedFormatError(
-                "wrong format", path=path, expected=repr(cls.FORMAT), found=repr(found_format)
+                "wrong format",
+                path=path,
+                expected=repr(cls.FORMAT),
+                found="none" if found_format is None else repr(found_format)[:200],
+                next_step=_NOT_OURS_NEXT,
             )
         if type(found_version) is not int or not 1 <= found_version <= cls.VERSION:
             raise UnsupportedFormatError(

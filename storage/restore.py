@@ -91,7 +91,11 @@ def read_meta(step_uri: StoreURI) -> dict[str, Any]:
     found = ObjectStore.open(step_uri).read(_META_FILE)
     if found is None:
         raise NotFoundError(
-            "the step has no JSON item", path=step_uri, expected=_META_FILE, found="none"
+            "the step has no JSON item",
+            path=step_uri,
+            expected=_META_FILE,
+            found="none",
+            next_step="Load another step; plain Orbax reads the arrays of this one.",
         )
     meta = parse_json_object(found.value, path=step_uri / _META_FILE)
     expected = custom.get("meta_digest")

@@ -14,7 +14,6 @@ from storage.errors import (
     AliasNotFoundError,
     CorruptionError,
     PreconditionFailedError,
-    RunNotFoundError,
     StepInFlightError,
     StepNotFoundError,
 )
@@ -34,7 +33,7 @@ from storage.layout import (
 from storage.manifest import Manifest, ManifestSummary
 from storage.objects import ObjectStore
 from storage.records import sha256_of
-from storage.run_info import Lineage, RunInfo
+from storage.run_info import Lineage, RunInfo, no_such_run, refuse_inside_checkpoint
 from storage.step_states import StepInfo, StepState, unpublished_steps
 from storage.uri import CheckpointRef, StoreURI, parse_ref, parse_uri
 
@@ -89,7 +88,7 @@ class Run:
         """Create the run `uri`, or open it if it exists and `exist_ok`.
 
         Raises:
-            InvalidURIError: the folder's name can't be a run's name.
+            InvalidURIError: the folder's name can't be a run's name, or it is in a checkpoint.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
         run = cls(parse_uri(uri), clock=clock)
@@ -101,6 +100,7 @@ class Run:
             lineage=None if lineage is None else Lineage.model_validate(lineage),
             environment=dict(environment or {}),
         )
+        refuse_inside_checkpoint(run.uri)
         try:
             run.objects.write_if(RUN_FILE, info.to_bytes(), generation=None, same_is_success=True)
         except PreconditionFailedError as exc:
@@ -125,13 +125,7 @@ class Run:
         """
         found = self.objects.read(RUN_FILE)
         if found is None:
-            raise RunNotFoundError(
-                "no such run",
-                path=self.uri,
-                expected=f"a folder with {RUN_FILE}",
-                found="none",
-                next_step="Check the name; `cairn runs` lists what exists.",
-            )
+            raise no_such_run(self.uri)
         return RunInfo.parse(found.value, self.uri / RUN_FILE)
 
     def attempts(self) -> list[Attempt]:

@@ -101,7 +101,9 @@ def parse_size(size: int | str) -> int:
         count = size
     else:
         match = _SIZE.fullmatch(str(size).strip())
-        count = int(float(match[1]) * _UNITS[(match[2] or "b").lower()]) if match else 0
+        number = float(match[1]) if match else 0.0
+        unit = _UNITS[(match[2] or "b").lower()] if match else 1
+        count = int(number * unit) if math.isfinite(number * unit) else 0
     if count < 1:
         raise UnsupportedFormatError(
             "not a size",

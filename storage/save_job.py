@@ -7,14 +7,17 @@ Until the manifest is written nothing lists the step; whatever fails before leav
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import jax
 
 from storage import processes
+from storage.assets import put_assets
 from storage.attempt_keeper import AttemptKeeper
 from storage.chunk_codec import ChunkTable
 from storage.clock import Clock, rfc3339
@@ -24,10 +27,12 @@ from storage.leaf_records import LeafDraft, leaf_records
 from storage.manifest import Manifest, ModelInfo
 from storage.objects import ObjectStore
 from storage.orbax_save import SaveResponse
-from storage.publish import environment, list_objects, publish_manifest, put_assets, sync_folder
+from storage.publish import environment, list_objects, publish_manifest, sync_folder
 from storage.save_handle import SaveHandle
 
 __all__ = ["SaveJob", "failure", "job_environment", "remove_leftovers"]
+
+_WRITERS_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
     if jax.process_count() > 1:
         return
     folder = handle.uri
+    _join_writers()
     try:
         if folder.scheme != "file":
             objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
@@ -133,6 +139,19 @@ def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
     except (OSError, StorageError):
         return  # the save has failed already, and that is what the caller is told
+
+
+def _join_writers() -> None:
+    """Wait for Orbax's other writers: it tells of the first item that fails while they go on.
+
+    Each would make the step's folder anew. Those of other runs' saves are waited for too, which
+    only delays the news of a save that failed.
+    """
+    deadline = time.monotonic() + _WRITERS_SECONDS
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            # Past Orbax's own join, which raises what the thread raised.
+            threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
 
 
 def failure(exc: BaseException, path: object) -> StorageError:

@@ -173,6 +173,7 @@ def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
             path=repr(given[:64]),
             expected=_ALLOWED,
             found=f"{len(given)} characters",
+            next_step=f"Give 1 to {_MAX_LENGTH} characters.",
         )
     forbidden = _FORBIDDEN.search(given)
     if forbidden:
@@ -199,7 +200,7 @@ def _parse_plain(given: str) -> StoreURI:
             "invalid path",
             path=repr(given),
             expected="a path without '..' or a leading '~'",
-            found="one",
+            found="'~'" if given.startswith("~") else "'..'",
             next_step="Give the absolute path.",
         )
     absolute = os.path.abspath(given)
@@ -220,6 +221,7 @@ def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
             if scheme == "file"
             else "a bucket name of 3 or more lower-case letters, digits, '.', '_' or '-'",
             found=repr(bucket),
+            next_step="Check the slashes and the name.",
         )
     path = path.removesuffix("/")
     if path:
@@ -241,6 +243,7 @@ def confine(root: StoreURI, *segments: str) -> StoreURI:
                 path=repr(segment[:200]),
                 expected="a letter or digit, then up to 127 letters, digits, '.', '_' or '-'",
                 found=f"{len(segment)} characters that don't fit",
+                next_step="Choose another name.",
             )
     child = root
     for segment in segments:
@@ -277,8 +280,11 @@ def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
                 path=repr(given),
                 expected="an alias or a step",
                 found="both",
+                next_step="Leave one of them out.",
             )
-        return CheckpointRef(uri, alias=None if alias == "latest" else check_alias(alias))
+        return CheckpointRef(
+            uri, alias=None if alias == "latest" else check_alias(alias, within=given)
+        )
     uri = parse_uri(given)
     step = _step_of(uri)
     return CheckpointRef(uri) if step is None else CheckpointRef(uri.parent.parent, step=step)
@@ -291,6 +297,10 @@ def _step_of(uri: StoreURI) -> int | None:
         return None
     if not _STEP.match(segments[-1]):
         raise InvalidURIError(
-            "invalid step", path=uri, expected="…/run/steps/N, N a plain number", found=segments[-1]
+            "invalid step",
+            path=uri,
+            expected="…/run/steps/N, N a plain number",
+            found=repr(segments[-1]),
+            next_step="Give the step's number, or the run alone for its latest step.",
         )
     return int(segments[-1])

@@ -100,7 +100,8 @@ def main() -> None:
 
     def train_step(state: EasyDeLState, batch: jax.Array) -> tuple[EasyDeLState, jax.Array]:
         def loss_of(parameters: Any) -> jax.Array:
-            return state.merge(parameters)(input_ids=batch, labels=batch).loss
+            loss: jax.Array = state.merge(parameters)(input_ids=batch, labels=batch).loss
+            return loss
 
         loss, grads = jax.value_and_grad(loss_of)(state.graphstate)
         return state.apply_gradients(grads=grads), loss

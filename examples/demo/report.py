@@ -1,5 +1,6 @@
 """What the demo prints: numbered steps as they go, a summary table at the end."""
 
+import sys
 import time
 
 from rich.console import Console
@@ -14,7 +15,8 @@ class Report:
     """Prints progress and collects the rows of the summary."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else 120  # in a log, nobody's window decides
+        self.console = console or Console(highlight=False, soft_wrap=True, width=width)
         self._rows: list[tuple[str, str, str]] = []
         self._began = time.perf_counter()
 

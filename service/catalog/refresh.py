@@ -39,6 +39,7 @@ class _Turn:
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
     stamp: Stamp | None = None
+    revision: int | None = None
 
 
 class Index:
@@ -52,7 +53,7 @@ class Index:
         self.catalog = catalog
         self._tickets = itertools.count(1)
         self._guard = threading.Lock()
-        self._turns: defaultdict[StoreURI, _Turn] = defaultdict(_Turn)
+        self._turns: defaultdict[tuple[str, StoreURI], _Turn] = defaultdict(_Turn)
 
     def refresh_run(self, root: str, run: Run) -> None:
         """Read one run anew. Only new manifests are opened; nothing is if its folders rest.
@@ -60,15 +61,16 @@ class Index:
         Raises:
             RunNotFoundError: It is gone; so are its rows now.
         """
-        with self._turn(run.uri) as turn:
+        with self._turn(root, run.uri) as turn:
             if turn is None:
                 return
             stamp = take_stamp(run.uri)
             with self.catalog.read() as session:
                 row = rows.find_run(session, root, run.uri.name)
-                if row is not None and stamp is not None and stamp == turn.stamp:
+                ours = row is not None and row.revision == turn.revision
+                if ours and stamp is not None and stamp == turn.stamp:
                     return
-            self._read_run(root, run)
+            turn.revision = self._read_run(root, run)
             turn.stamp = stamp if stamp is not None and stamp.settled else None
 
     def refresh_runs(self, roots: Mapping[str, StoreURI], runs: Iterable[tuple[str, str]]) -> None:
@@ -89,6 +91,8 @@ class Index:
         Raises:
             StoreUnavailableError: The root does not answer.
         """
+        with self.catalog.read() as session:  # first: what is known later may be newer than a list
+            known = rows.run_uris(session, root)
         try:
             names = list_runs(uri)
         except NotFoundError as exc:
@@ -99,8 +103,6 @@ class Index:
                 found="none",
                 next_step="Create it, or correct CAIRN_ROOT.",
             ) from exc
-        with self.catalog.read() as session:
-            known = rows.run_uris(session, root)
         there = {name: str(uri / name) for name in names}
         gone = [name for name, at in known.items() if there.get(name) != at]
         if gone:
@@ -129,7 +131,7 @@ class Index:
             if not anew:
                 self.refresh_run(root, Run(uri))
                 return
-            with self._turn(uri, always=True):
+            with self._turn(root, uri, always=True):
                 self._read_run(root, Run(uri), anew=True)
         except RunNotFoundError:
             return  # deleted since it was listed
@@ -138,7 +140,8 @@ class Index:
         except StorageError as exc:
             logger.warning("the catalog leaves %s as it was: %s", uri, exc)
 
-    def _read_run(self, root: str, run: Run, *, anew: bool = False) -> None:
+    def _read_run(self, root: str, run: Run, *, anew: bool = False) -> int:
+        """Make the rows of a run what the store says; their revision."""
         try:
             info = run.info()
         except RunNotFoundError:
@@ -149,14 +152,14 @@ class Index:
             known = set() if anew else rows.known_keys(session, root, run.uri, info)
         snapshot = take_snapshot(run, info, known)
         with self.catalog.write() as session:
-            rows.write_run(session, root, run.uri, snapshot)
+            return rows.write_run(session, root, run.uri, snapshot)
 
     @contextlib.contextmanager
-    def _turn(self, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
+    def _turn(self, root: str, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
         """This caller's turn, or None if somebody began and ended one after this call came in."""
         with self._guard:
             arrived = next(self._tickets)
-            turn = self._turns[uri]
+            turn = self._turns[root, uri]
         with turn.lock:
             if turn.begun > arrived and not always:
                 yield None

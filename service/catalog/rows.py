@@ -1,6 +1,8 @@
 """Reads and writes the catalog's rows of runs; knows nothing of the store."""
 
+import secrets
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -13,6 +15,8 @@ from storage.annotations import Annotation
 from storage.clock import from_rfc3339
 from storage.run_info import RunInfo
 from storage.uri import StoreURI
+
+_REVISION_BITS: Final = 62
 
 
 def find_run(session: Session, root: str, name: str) -> RunRow | None:
@@ -55,8 +59,12 @@ def keep_roots(session: Session, roots: Iterable[str]) -> None:
     session.execute(delete(RunRow).where(RunRow.root.not_in(list(roots))))
 
 
-def write_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> None:
-    """Make the rows of one run equal to a snapshot of it."""
+def write_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> int:
+    """Make the rows of one run equal to a snapshot of it; their new revision.
+
+    Whoever finds another revision than it wrote knows that another process wrote since, perhaps
+    from an older snapshot.
+    """
     run = _write_info(session, root, uri, snapshot)
     _write_checkpoints(session, run, snapshot)
     write_aliases(session, run, snapshot.aliases)
@@ -68,6 +76,8 @@ def write_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
         ).where(CheckpointRow.run_id == run.id, CheckpointRow.state == CheckpointState.LISTED)
     ).one()
     run.latest_step, run.checkpoint_count, run.nbytes = listed
+    run.revision = secrets.randbits(_REVISION_BITS)  # never one of a row that had this name
+    return run.revision
 
 
 def write_aliases(session: Session, run: RunRow, aliases: Collection[Alias]) -> None:
@@ -130,6 +140,7 @@ def _write_info(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) 
             latest_step=None,
             checkpoint_count=0,
             nbytes=0,
+            revision=0,
         )
         session.add(row)
     row.labels = info.labels

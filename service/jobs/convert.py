@@ -1,6 +1,5 @@
 """The convert job: a stored model as a Hugging Face folder, which PyTorch loads. No JAX."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from state.errors import StateError
 from state.export import export_sources, stored_config
 from state.tensor_streams import float_dtype
 from state.weight_files import CONFIG_FILE, INDEX_FILE
-from storage.errors import CorruptionError
-from storage.layout import asset_file
+from storage.assets import read_asset
 from storage.manifest import AssetRecord, Manifest
 from storage.reader import CheckpointReader
 from storage.run import Run
@@ -79,17 +77,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 def _read_asset(run: Run, asset: AssetRecord) -> bytes:
     check_segment(asset.name, within=run.uri)
-    key = asset_file(asset.sha256)
-    found = run.objects.read(key)
-    if found is None or hashlib.sha256(found.value).hexdigest() != asset.sha256:
-        raise CorruptionError(
-            "an asset is missing or damaged",
-            path=run.uri / key,
-            expected=f"the {asset.size} bytes of {asset.name}, sha256 {asset.sha256}",
-            found="nothing" if found is None else "other bytes",
-            next_step="Save the model again with its tokenizer files.",
-        )
-    return found.value
+    return read_asset(run.objects, asset)
 
 
 @contextmanager

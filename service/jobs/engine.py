@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from dbos import (
     DBOS,
     DBOSConfig,
     DBOSPortableJSONSerializer,
+    EnqueueOptions,
     PortableWorkflowError,
     WorkflowStatus,
 )
@@ -43,6 +44,7 @@ from service.jobs.errors import (
     OperationStateError,
 )
 from service.jobs.execution import Execution
+from service.jobs.executor_lock import ExecutorLock
 from service.jobs.kinds import KINDS
 from service.jobs.log_filter import ExpectedEndings
 from service.jobs.records import (
@@ -67,6 +69,7 @@ APPLICATION_VERSION: Final = "1"
 QUEUE_POLL_SECONDS: Final = 0.1
 MAX_RECOVERIES: Final = 5
 STOP_TIMEOUT_SECONDS: Final = 30.0
+SMALLEST_CHUNK: Final = 50
 PROGRESS_EVENT: Final = "progress"
 
 
@@ -95,6 +98,7 @@ class JobEngine:
         roots: Store roots by name.
         kinds: What can be started.
         concurrency: Jobs that run at once in this process.
+        lock: Held while the engine runs, so that no other process has its name.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class JobEngine:
         roots: Mapping[str, StoreURI],
         kinds: Mapping[str, JobKind],
         concurrency: int = 2,
+        lock: ExecutorLock | None = None,
     ) -> None:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
@@ -114,12 +119,14 @@ class JobEngine:
         self._database_url = database_url
         self._executor_id = executor_id
         self._concurrency = concurrency
+        self._lock_of_name = lock
 
     def launch(self) -> None:
         """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
 
         Raises:
-            JobsBusyError: This process has a running engine already.
+            JobsBusyError: This process has a running engine already, or another has its name.
+            SettingsError: The lock cannot be made.
         """
         global _current
         with _current_lock:
@@ -128,6 +135,8 @@ class JobEngine:
                     "job engine: expected none in this process, found a running one. Close the "
                     "first application before starting a second."
                 )
+            if self._lock_of_name is not None:
+                self._lock_of_name.acquire()
             _current = self
         try:
             DBOS(config=self._config())
@@ -157,34 +166,42 @@ class JobEngine:
         with _current_lock:
             if _current is self:
                 _current = None
+                if self._lock_of_name is not None:
+                    self._lock_of_name.release()
 
     def start(
         self, kind: str, request: Request, *, idempotency_key: str | None = None
     ) -> Operation:
         """Start a job, or find the one that is meant.
 
-        While an operation has not ended, the same kind and request are the same operation.
+        Without a key, and while an operation has not ended, the same kind and request are the same
+        operation.
 
         Args:
             kind: Key of `kinds`.
             request: JSON object handed to the job.
-            idempotency_key: The same key is the same operation, for good.
+            idempotency_key: The same key is the same operation, for good; no other key is.
 
         Raises:
             IdempotencyKeyReusedError: The key was used for another request.
         """
+        options: EnqueueOptions = {
+            "workflow_name": workflow_name(kind),
+            "queue_name": QUEUE,
+            "workflow_id": operation_id(idempotency_key),
+            "app_version": APPLICATION_VERSION,
+        }
         identity = json.dumps([kind, dict(request)], sort_keys=True)
-        handle = DBOS.enqueue_workflow_with_options(
-            {
-                "workflow_name": workflow_name(kind),
-                "queue_name": QUEUE,
-                "workflow_id": operation_id(idempotency_key),
-                "app_version": APPLICATION_VERSION,
-                "deduplication_id": hashlib.sha256(identity.encode()).hexdigest(),
-                "duplication_policy": "return-existing",
-            },
-            dict(request),
-        )
+        shared: EnqueueOptions = {
+            **options,
+            "deduplication_id": hashlib.sha256(identity.encode()).hexdigest(),
+            "duplication_policy": "return-existing" if idempotency_key is None else "reject",
+        }
+        try:
+            handle = DBOS.enqueue_workflow_with_options(shared, dict(request))
+        except dbos_errors.DBOSQueueDeduplicatedError:
+            # An equal one is under way under another id, which would not answer to the key later.
+            handle = DBOS.enqueue_workflow_with_options(options, dict(request))
         operation = self.get(handle.get_workflow_id())
         if operation.kind != kind or operation.request != dict(request):
             raise IdempotencyKeyReusedError(
@@ -218,29 +235,29 @@ class JobEngine:
             after: Only those that come after the one with this `created` and id.
             state: Only those in this state.
         """
-        found: builtins.list[WorkflowStatus] = []
-        passed = after is None
-        offset = 0
-        while len(found) < limit:
+        found: dict[tuple[datetime, str], WorkflowStatus] = {}
+        size, offset = max(limit, SMALLEST_CHUNK), 0
+        while True:
             chunk = DBOS.list_workflows(
                 name=self._names(),
-                limit=limit,
+                limit=size,
                 offset=offset,
-                end_time=after[0].isoformat() if after else None,
+                end_time=(after[0] + timedelta(milliseconds=1)).isoformat() if after else None,
                 status=statuses_of(state) or None,
                 sort_desc=True,
             )
             for status in chunk:
-                # SQLite keeps seconds only: several operations may share one moment.
-                if passed or (after and moment(status.created_at) < after[0]):
-                    passed = True
-                    found.append(status)
-                elif after and status.workflow_id == after[1]:
-                    passed = True
-            if len(chunk) < limit:
-                break
-            offset += limit
-        return [self._describe(status) for status in found[:limit]]
+                key = (moment(status.created_at), status.workflow_id)
+                if after is None or key < after:
+                    found[key] = status
+            # SQLite keeps seconds only: several operations may share one moment, and come in any
+            # order within it; ids settle it. A page is full once all of its last moment are there.
+            newest = sorted(found, reverse=True)[:limit]
+            if len(chunk) < size or (
+                len(newest) == limit and moment(chunk[-1].created_at) < newest[-1][0]
+            ):
+                return [self._describe(found[key]) for key in newest]
+            offset += size
 
     def cancel(self, operation_id: str) -> Operation:
         """Cancel; a running job stops at its next block and removes what it wrote.
@@ -282,7 +299,13 @@ class JobEngine:
                 f"operation {operation_id}: expected a failed or cancelled one, found it "
                 f"{operation.state.value}"
             )
-        DBOS.rewind_workflow(operation_id, queue_name=QUEUE)
+        try:
+            DBOS.rewind_workflow(operation_id, queue_name=QUEUE)
+        except dbos_errors.DBOSException as exc:
+            raise OperationStateError(
+                f"operation {operation_id}: expected a failed or cancelled one, found it resumed "
+                "by another request"
+            ) from exc
         return self.get(operation_id)
 
     def check(self) -> None:
@@ -303,11 +326,13 @@ class JobEngine:
                 execution.interrupted.set()
         try:
             return self._run(self.kinds[kind], execution, request)
-        except (JobCancelled, dbos_errors.DBOSBaseException) as exc:
+        except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
             # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
             cancelled = self._is_cancelled(operation_id)
             if cancelled:
                 self._abandon(self.kinds[kind], request, operation_id)
+            elif isinstance(exc, JobsStopping):
+                raise
             # Past DBOS, which would keep this thread waiting for the end of the operation: a
             # resumed one may take long, and a thread that waits keeps the process from ending.
             raise (JobCancelled if cancelled else JobTakenOver)(operation_id) from exc
@@ -390,14 +415,15 @@ def launch(settings: Settings) -> JobEngine:
     """Start the job engine of this process.
 
     Raises:
-        JobsBusyError: It has one already.
-        SettingsError: Its database cannot be opened.
+        JobsBusyError: It has one already, or another process has its executor id.
+        SettingsError: Its database or data folder cannot be opened.
     """
     engine = JobEngine(
         database_url=settings.jobs_database_url,
         executor_id=settings.executor_id,
         roots=settings.root_uris,
         kinds=KINDS,
+        lock=ExecutorLock(settings.data_dir, settings.executor_id),
     )
     try:
         engine.launch()

@@ -1,7 +1,7 @@
 """Errors of jobs; see the tree in `service.errors`.
 
 ServiceError
-├── JobsBusyError                  a second engine in one process
+├── JobsBusyError                  a second engine in one process, or under one name
 ├── JobFailedError (.data)         what a failed job stores: its problem body
 └── ProblemError
     ├── OperationNotFoundError     404
@@ -16,7 +16,7 @@ from service.errors import ProblemError, ServiceError
 
 
 class JobsBusyError(ServiceError):
-    """This process has a running job engine already."""
+    """This process has a running job engine already, or another one has its name."""
 
 
 class JobFailedError(ServiceError):

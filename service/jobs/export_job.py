@@ -24,6 +24,7 @@ from storage.exports import (
     delete_tries,
     find_export,
     publish_export,
+    withdraw_export,
 )
 from storage.files import Files
 from storage.manifest import Manifest
@@ -108,8 +109,16 @@ class _ExportJob:
         self.ref = ArtifactRef(request["root"], request["run"], self._key)
 
     def plan(self) -> Result:
-        """Find the artifact, or decide where it goes and what it consists of."""
-        existing = find_export(ObjectStore.open(self._uri), self._key)
+        """Find the artifact, or decide where it goes and what it consists of.
+
+        One that has lost files does not count any more, and is made again.
+        """
+        objects = ObjectStore.open(self._uri)
+        existing = find_export(objects, self._key)
+        if existing is not None and _wrong_files(self._files(existing.folder), existing):
+            withdraw_export(objects, self._key, existing)
+            delete_tries(self._uri, self._key, existing.folder)
+            existing = find_export(objects, self._key)  # or one that another has made meanwhile
         if existing is not None:
             self._context.progress.set(
                 done_bytes=existing.nbytes, total_bytes=existing.nbytes, message="exists already"
@@ -143,7 +152,7 @@ class _ExportJob:
             checksum = google_crc32c.extend(checksum, np.frombuffer(data, np.uint8))
 
         size = write_shard(
-            self._files(planned),
+            self._files(planned["folder"]),
             shard.file_name,
             shard,
             on_bytes=lambda count: progress.advance(
@@ -162,7 +171,7 @@ class _ExportJob:
             total_bytes=planned["total_bytes"],
             message="writing small files",
         )
-        files = self._files(planned)
+        files = self._files(planned["folder"])
         records = []
         for name, data in sorted(self._content.small.items()):
             with files.open_write(name) as sink:
@@ -195,7 +204,8 @@ class _ExportJob:
         self._context.check()
         self._check_written(planned, manifest)
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
-        delete_tries(self._uri, self._key, planned["folder"])  # ours, if another was faster
+        # Ours, if another was faster; and what an execution left that died in its cleaning up.
+        delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
         progress.set(message="done")
         return {
             "artifact_id": self.ref.id,
@@ -209,10 +219,9 @@ class _ExportJob:
         Raises:
             CorruptionError: One of them is not there, or has another size.
         """
-        files = self._files(planned)
+        files = self._files(planned["folder"])
         files.sweep("")  # an execution that was killed may have left halves
-        found = {entry.name: entry.size for entry in files.list()}
-        wrong = [file.name for file in manifest.files if found.get(file.name) != file.size]
+        wrong = _wrong_files(files, manifest)
         if wrong:
             raise CorruptionError(
                 "the export is not whole",
@@ -235,8 +244,14 @@ class _ExportJob:
         reader = CheckpointReader.open(run.step_uri(step), manifest)
         return self._plan(run, manifest, reader, self._request["options"])
 
-    def _files(self, planned: Result) -> Files:
-        return Files.open(self._uri / self._key.try_folder(planned["folder"]))
+    def _files(self, folder: str) -> Files:
+        return Files.open(self._uri / self._key.try_folder(folder))
+
+
+def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:
+    """Files of the export that are not there, or have another size."""
+    found = {entry.name: entry.size for entry in files.list()}
+    return [file.name for file in manifest.files if found.get(file.name) != file.size]
 
 
 def _run_uri(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:

@@ -1,7 +1,8 @@
 """From what the job engine keeps to what the API shows. Pure."""
 
 import hashlib
-import uuid
+import secrets
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,6 +23,7 @@ _STATES: Final[Mapping[str, OperationState]] = {
     "CANCELLED": OperationState.CANCELLED,
 }
 CANCELLED: Final = "CANCELLED"
+_GIVEN_UP: Final = "MAX_RECOVERY_ATTEMPTS_EXCEEDED"
 
 
 def workflow_name(kind: str) -> str:
@@ -35,9 +37,9 @@ def statuses_of(state: OperationState | None) -> list[str]:
 
 
 def operation_id(idempotency_key: str | None) -> str:
-    """A new id, or the one that belongs to the key."""
+    """The id that belongs to the key; without one a new id, later ones sorting after it."""
     if idempotency_key is None:
-        return f"op-{uuid.uuid4().hex}"
+        return f"op-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
     return f"op-{hashlib.sha256(idempotency_key.encode()).hexdigest()[:32]}"
 
 
@@ -72,7 +74,10 @@ def operation_of(
         updated_ms: Milliseconds since 1970.
     """
     state = _STATES[status]
-    failed = state is OperationState.FAILED
+    instance = f"/v1/operations/{workflow_id}"
+    error = None
+    if state is OperationState.FAILED:
+        error = _given_up(instance) if status == _GIVEN_UP else _problem(error_data, instance)
     return Operation(
         id=workflow_id,
         kind=OperationKind(name.removeprefix(_WORKFLOW_PREFIX)),
@@ -80,9 +85,22 @@ def operation_of(
         progress=Progress.model_validate(dict(progress)),
         request=dict(request),
         result=output if state is OperationState.SUCCEEDED else None,
-        error=_problem(error_data, f"/v1/operations/{workflow_id}") if failed else None,
+        error=error,
         created=moment(created_ms),
         updated=moment(updated_ms),
+    )
+
+
+def _given_up(instance: str) -> Problem:
+    return Problem(
+        type="urn:cairn:problem:given-up",
+        title="Given up",
+        status=500,
+        detail=(
+            "expected the server to outlive the operation, found that it ended each time that it "
+            "took the operation up again. See the server's log, then resume the operation."
+        ),
+        instance=instance,
     )
 
 

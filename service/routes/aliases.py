@@ -36,7 +36,7 @@ def get_alias(run: RunDependency, alias: AliasName, response: Response) -> Alias
             path=run.uri,
             expected=f"an alias {alias!r}",
             found=f"aliases: {known}",
-            next_step="Promote a step to it, with If-None-Match: *.",
+            next_step="Promote a step to it first, or use one of these.",
         )
     response.headers["ETag"] = etag(found.sequence)
     return alias_body(found)

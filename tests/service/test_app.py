@@ -123,6 +123,13 @@ def test_change_asked_for_by_a_foreign_page_is_refused(http, root, origin):
     assert not (root / "run" / "aliases").exists()
 
 
+def test_origin_that_is_no_url_is_refused(http, root):
+    make_run(root / "run", [1])
+    path = "/v1/roots/default/runs/run/checkpoints/1:promote"
+    answer = http.post(path, json={"alias": "a"}, headers={"Origin": "http://["})
+    assert (answer.status_code, answer.json()["type"]) == (403, "urn:cairn:problem:forbidden")
+
+
 def test_change_asked_for_by_our_own_page_is_done(http, root):
     make_run(root / "run", [1])
     path = "/v1/roots/default/runs/run/checkpoints/1:promote"

@@ -305,3 +305,52 @@ def count_snapshots(monkeypatch):
 
     monkeypatch.setattr("service.catalog.refresh.take_snapshot", counted)
     return taken
+
+
+def test_roots_that_lead_to_one_folder_are_each_indexed(index, root, monkeypatch):
+    run = make_run(root / "run", [1])
+    settle(root / "run", monkeypatch)
+    index.refresh_run("one", run)
+    index.refresh_run("two", run)
+    publish(run, 1, 2)
+    settle(root / "run", monkeypatch)
+    index.refresh_run("one", run)
+    index.refresh_run("two", run)
+    with index.catalog.read() as session:
+        found = [rows.find_run(session, name, "run").latest_step for name in ("one", "two")]
+    assert found == [2, 2]
+
+
+def test_run_indexed_while_a_root_is_listed_stays(index, root, monkeypatch):
+    def listed_too_early(uri):
+        names = list_runs(uri)
+        index.refresh_run("default", make_run(root / "new", [1]))
+        return names
+
+    monkeypatch.setattr("service.catalog.refresh.list_runs", listed_too_early)
+    index.refresh_root("default", parse_uri(root))
+    with index.catalog.read() as session:
+        assert rows.find_run(session, "default", "new") is not None
+
+
+def test_older_state_written_by_another_process_is_mended(index, root, monkeypatch, tmp_path):
+    """A slow `cairn index rebuild` on the database of a running server."""
+    run = make_run(root / "run", [1])
+    index.refresh_run("default", run)
+    other = Index(Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite"))
+    with monkeypatch.context() as patched:
+
+        def slow_snapshot(*args):
+            patched.undo()
+            snapshot = take_snapshot(*args)
+            publish(run, 1, 2)
+            settle(root / "run", monkeypatch)
+            index.refresh_run("default", run)
+            return snapshot
+
+        patched.setattr("service.catalog.refresh.take_snapshot", slow_snapshot)
+        other.rebuild({"default": parse_uri(root)})
+    other.catalog.close()
+    index.refresh_run("default", run)
+    with index.catalog.read() as session:
+        assert rows.find_run(session, "default", "run").latest_step == 2

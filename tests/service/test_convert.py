@@ -117,6 +117,7 @@ def test_idempotency_key_names_the_operation_for_good(http):
         (CONVERT.replace("default", "other"), {}, 404, "root-not-found"),
         (CONVERT, {"dtype": "int3"}, 422, "invalid-request"),
         (CONVERT, {"max_shard_size": "much"}, 422, "unsupported-format"),
+        (CONVERT, {"max_shard_size": "9" * 400 + "GB"}, 422, "invalid-request"),
         (CONVERT, {"format": "onnx"}, 422, "invalid-request"),
         (CONVERT, {"surprise": 1}, 422, "invalid-request"),
         (CONVERT.replace("/1:", "/x:"), {}, 422, "invalid-request"),

@@ -1,6 +1,7 @@
 """A convert that is cancelled, overtaken or killed half-way."""
 
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -113,3 +114,39 @@ def test_killed_control_plane_goes_on_where_it_was(tmp_path):
         shard = index["weight_map"][name]
         read = read_tensor(files, shard, name, header=read_header(files, shard))
         np.testing.assert_array_equal(read, leaves[path])
+
+
+def test_export_whose_files_were_deleted_is_made_again(tmp_path):
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    with serving(root, tmp_path / "data") as http:
+        first = done(http, CONVERT, {})
+        [folder] = tries(root, "llama")
+        shutil.rmtree(folder)
+        address = f"/v1/artifacts/{first['result']['artifact_id']}/files/model.safetensors"
+        assert http.get(address).status_code == 404
+        second = done(http, CONVERT, {})
+        assert second["result"]["existing"] is False
+        assert http.get(address).status_code == 200
+        assert done(http, CONVERT, {})["result"]["existing"] is True
+    assert len(tries(root, "llama")) == 1
+
+
+def test_tries_that_nobody_removed_go_when_the_resumed_operation_publishes(tmp_path, monkeypatch):
+    """A server that died between a cancel and its cleaning up, say."""
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    hold = Hold(monkeypatch)
+    with serving(root, tmp_path / "data") as http:
+        operation = http.post(CONVERT, json={}).json()["id"]
+        assert hold.reached.wait(20)
+        [folder] = tries(root, "llama")
+        http.post(f"/v1/operations/{operation}:cancel")
+        left = folder.with_name(f"{operation}-00000000")
+        left.mkdir(parents=True)
+        (left / "model.safetensors").write_bytes(b"half")
+        hold.opened.set()
+        http.post(f"/v1/operations/{operation}:resume")
+        assert watch(http, operation)["state"] == "succeeded"
+    assert len(tries(root, "llama")) == 1
+    assert not left.exists()

@@ -8,8 +8,14 @@ from dbos import DBOS
 from service.errors import InvalidRequestError
 from service.jobs.context import JobKind
 from service.jobs.engine import JobEngine
-from service.jobs.errors import JobsBusyError, OperationNotFoundError, OperationStateError
+from service.jobs.errors import (
+    IdempotencyKeyReusedError,
+    JobsBusyError,
+    OperationNotFoundError,
+    OperationStateError,
+)
 from service.jobs.progress import ProgressMeter
+from service.schemas import OperationState
 from storage.errors import StoreUnavailableError
 from storage.uri import parse_uri
 
@@ -248,3 +254,91 @@ def test_progress_is_reported_a_few_times_a_second():
     before = len(reports)
     meter.flush()
     assert len(reports) == before
+
+
+def test_idempotency_key_names_its_operation_although_an_equal_one_was_under_way(launch, counting):
+    engine = launch()
+    request = {"name": "a", "hold": True}
+    first = engine.start("gather", request)
+    assert counting.reached.wait(PATIENCE)
+    keyed = engine.start("gather", request, idempotency_key="k")
+    with pytest.raises(IdempotencyKeyReusedError):
+        engine.start("gather", {"name": "b"}, idempotency_key="k")
+    counting.opened.set()
+    ended(engine, first)
+    ended(engine, keyed)
+    assert engine.start("gather", request, idempotency_key="k").id == keyed.id
+
+
+def test_used_idempotency_key_is_refused_although_the_new_request_is_under_way(launch, counting):
+    engine = launch()
+    ended(engine, engine.start("gather", {"name": "a"}, idempotency_key="k"))
+    engine.start("gather", {"name": "b", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    with pytest.raises(IdempotencyKeyReusedError):
+        engine.start("gather", {"name": "b", "hold": True}, idempotency_key="k")
+    counting.opened.set()
+
+
+def test_pages_hold_every_operation_of_one_moment_once(launch, counting, tmp_path):
+    """SQLite keeps seconds; what a token names may have left the list meanwhile."""
+    import sqlite3
+
+    engine = launch()
+    ids = {ended(engine, engine.start("gather", {"name": str(n)})).id for n in range(7)}
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute("UPDATE workflow_status SET created_at = 1700000000000")
+    connection.close()
+    seen = engine.list(limit=3, state=OperationState.SUCCEEDED)
+    told = [one.id for one in seen]
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute(
+            "UPDATE workflow_status SET status = 'ERROR' WHERE workflow_uuid = ?", (told[-1],)
+        )
+    connection.close()
+    while seen:
+        after = (seen[-1].created, seen[-1].id)
+        seen = engine.list(limit=3, after=after, state=OperationState.SUCCEEDED)
+        told += [one.id for one in seen]
+    assert len(told) == 7
+    assert {*told} == ids
+
+
+def test_job_cancelled_while_the_server_stops_is_cleaned_up(launch, counting):
+    engine = launch()
+    operation = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    engine.stopping = True  # as the server says first, while requests under way still end
+    assert engine.cancel(operation.id).state == "cancelled"
+    assert counting.abandoned == [operation.id]
+
+
+def test_second_resume_at_once_is_a_conflict(launch, counting, monkeypatch):
+    engine = launch()
+    operation = engine.start("gather", {"name": "a", "hold": True})
+    assert counting.reached.wait(PATIENCE)
+    stale = engine.cancel(operation.id)
+    engine.resume(operation.id)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "get", lambda _: stale)
+        with pytest.raises(OperationStateError):
+            engine.resume(operation.id)
+    counting.opened.set()
+    assert ended(engine, operation).state == "succeeded"
+
+
+def test_job_that_its_server_never_survives_says_so_and_can_be_resumed(launch, counting, tmp_path):
+    import sqlite3
+
+    engine = launch()
+    operation = ended(engine, engine.start("gather", {"name": "a", "fail": True}))
+    with sqlite3.connect(tmp_path / "jobs.sqlite") as connection:
+        connection.execute(
+            "UPDATE workflow_status SET status = 'MAX_RECOVERY_ATTEMPTS_EXCEEDED', error = NULL"
+        )
+    connection.close()
+    given_up = engine.get(operation.id)
+    assert (given_up.state, given_up.error.type) == ("failed", "urn:cairn:problem:given-up")
+    assert "resume" in given_up.error.detail
+    engine.resume(operation.id)
+    ended(engine, operation)

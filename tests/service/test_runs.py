@@ -119,6 +119,23 @@ def test_run_that_cannot_be_read_does_not_hide_the_others(http, root, text):
     assert "bad/run.json" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("moment", ["yesterday", "2026-11-21", "0001-01-01T00:00:00+14:00"])
+def test_record_of_an_impossible_moment_does_not_hide_the_other_runs(http, root, moment):
+    make_run(root / "good", [1])
+    for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
+        run = make_run(root / name, [1])
+        run.aliases.move("best", step=1, attempt=1, expect=None)
+        record = json.loads((root / name / file).read_text())
+        for field in {"created", "at"} & record.keys():
+            record[field] = moment
+        (root / name / file).write_text(json.dumps(record))
+    assert ("default", "good") in names(http.get("/v1/runs"))
+    for name in ("one", "two"):
+        answer = http.get(f"/v1/roots/default/runs/{name}")
+        assert answer.status_code == 422
+        assert answer.json()["type"] == "urn:cairn:problem:unsupported-format"
+
+
 def test_root_without_folder_is_empty(tmp_path):
     settings = Settings(root=str(tmp_path / "none"), data_dir=tmp_path / "data")
     with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:

@@ -114,6 +114,24 @@ def test_watch_outlives_a_restart_of_the_server(root, tmp_path):
     assert len(set(index["weight_map"].values())) > 10
 
 
+def test_second_server_on_one_data_folder_is_refused(root, tmp_path):
+    """It would take the first one's jobs up, and look for their runs in its own root."""
+    with serving(root, tmp_path) as (url, server):
+        refused = cairn("serve", "--root", "./other", "--port", "0", "--data-dir", str(tmp_path))
+        assert refused.returncode == 1
+        assert f"found process {server.pid}" in refused.stderr
+        assert "--data-dir" in refused.stderr
+        assert httpx.get(f"{url}/readyz").status_code == 200
+    with serving(root, tmp_path) as (url, _):  # the first was killed: its lock went with it
+        assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_proxy_on_this_machine_may_tell_whom_it_speaks_for(root, tmp_path):
+    with serving(root, tmp_path) as (url, _):
+        headers = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
+        assert httpx.get(f"{url}/v1/runs", headers=headers).status_code == 200
+
+
 def test_taken_port_is_refused_before_anything_is_made(root, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

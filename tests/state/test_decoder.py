@@ -13,6 +13,7 @@ from state.decoder.cache import KVCache
 from state.decoder.config import DecoderConfig, RopeConfig
 from state.decoder.decoder import DecoderForCausalLM
 from state.decoder.positions import rotary_angles, rotate
+from state.decoder.shapes import leaf_shapes
 from state.errors import ArgumentError
 from state.paths import named_leaves
 from tests.state.hf_models import our_logits, our_outputs, tokens
@@ -33,6 +34,18 @@ CONFIG = DecoderConfig(
 
 def make(**options):
     return DecoderForCausalLM(CONFIG.replace(**options), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "biases", [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_the_config_alone_tells_every_leaf_and_its_shape(tied, biases):
+    names = ("attention_bias", "attention_out_bias", "mlp_bias")
+    config = CONFIG.replace(tie_word_embeddings=tied, **dict(zip(names, biases, strict=True)))
+    model = nnx.eval_shape(lambda: DecoderForCausalLM(config, rngs=nnx.Rngs(0)))
+    leaves = {named.path: tuple(named.leaf.shape) for named in named_leaves(nnx.state(model))}
+    assert leaf_shapes(config) == leaves
 
 
 def loss_and_grads(model, ids):

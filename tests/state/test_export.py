@@ -17,6 +17,7 @@ from state.decoder.decoder import DecoderForCausalLM
 from state.errors import ArgumentError, ConversionError
 from state.export import export_sources
 from state.tensor_streams import whole
+from storage.errors import TreeMismatchError
 from storage.files import Files
 from storage.reader import CheckpointReader
 from storage.run import resolve_checkpoint
@@ -119,15 +120,28 @@ def test_a_step_without_a_model_is_refused(stored):
         export_sources(manifest.model_copy(update={"model": None}), reader)
 
 
-def test_leaves_that_the_family_does_not_know_are_all_named(stored):
+def test_leaves_that_the_config_does_not_describe_are_all_named(stored):
     manifest, reader = opened(stored[1])
-    config = {**manifest.model.config, "attention_bias": False, "attention_out_bias": False}
+    wrong = {
+        "attention_bias": False,
+        "attention_out_bias": False,
+        "vocab_size": 7,
+        "num_hidden_layers": 3,
+    }
+    config = {**manifest.model.config, **wrong}
     model = manifest.model.model_copy(update={"config": config})
-    with pytest.raises(ConversionError) as caught:
+    with pytest.raises(TreeMismatchError) as caught:
         export_sources(manifest.model_copy(update={"model": model}), reader)
-    missing = "no rule makes our leaf: model/layers/1/self_attn/o_proj/bias"
-    assert missing in caught.value.problems
-    assert len(caught.value.problems) == 8
+    problems = caught.value.problems
+    name = "model/layers/1/self_attn/o_proj/bias"
+    assert sum("unexpected in the checkpoint" in problem for problem in problems) == 8
+    assert any(problem.startswith(f"{name}: unexpected") for problem in problems)
+    name = "model/layers/2/input_layernorm/scale"
+    assert f"{name}: missing from the checkpoint, expected shape [32]" in problems
+    name = "model/embed_tokens/embedding"
+    assert any(
+        problem.startswith(f"{name}: expected shape [7, 32], stored") for problem in problems
+    )
 
 
 def test_unknown_dtype_lists_the_known_ones(stored):

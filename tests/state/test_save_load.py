@@ -28,6 +28,7 @@ from state.state_saving import SkippedSave
 from storage.checkpointer import Checkpointer
 from storage.errors import (
     AliasNotFoundError,
+    CorruptionError,
     NotFoundError,
     RunNotFoundError,
     StepExistsError,
@@ -415,6 +416,10 @@ def test_the_decoder_keeps_its_tokenizer_files_and_its_loss(tmp_path):
     assert jax.tree.leaves(loaded.shardings) == jax.tree.leaves(state.shardings)
     ids = batch(2, 5) % 64
     assert float(loaded.model(ids, labels=ids).loss) == float(model(ids, labels=ids).loss)
+    (tokenizer,) = (tmp_path / "r/assets").glob("44136fa3*")  # the SHA-256 of {}
+    tokenizer.write_bytes(b"[]")
+    with pytest.raises(CorruptionError, match=r"tokenizer\.json"):
+        EasyDeLState.load_state(tmp_path / "r", **SAME_MESH)
 
 
 def test_a_state_is_saved_and_loaded_on_gcs(sgd_state, gcs):

@@ -13,6 +13,7 @@ from storage.attempts import (
     begin_attempt,
     counting,
     ensure_newest,
+    holds_lease,
     list_attempts,
     read_lease,
     release,
@@ -20,7 +21,12 @@ from storage.attempts import (
     set_aside,
 )
 from storage.clock import from_rfc3339
-from storage.errors import FencedError, LeaseHeldError, UnsupportedFormatError
+from storage.errors import (
+    FencedError,
+    LeaseHeldError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
 from storage.layout import LEASE_FILE, attempt_file
 
 
@@ -202,6 +208,42 @@ def test_the_base_step_is_asked_for_once_the_lease_is_held(objects, clock):
 
     assert begin_attempt(objects, writer="w", base_step=base_step, clock=clock).base_step == 7
     assert seen == ["w"]
+
+
+def test_a_start_that_comes_second_asks_again_what_to_keep(objects, clock):
+    """What the first one saved meanwhile must not be set aside by what the second saw before."""
+    asked = []
+
+    def base_step():
+        asked.append(read_lease(objects).attempt)
+        if len(asked) == 1:
+            begin_attempt(objects, writer="w", base_step=3, clock=clock)
+            return 3
+        return 7
+
+    begun = begin_attempt(objects, writer="w", base_step=base_step, clock=clock)
+    assert (begun.number, begun.base_step) == (2, 7)
+    assert asked == [1, 2]
+    assert read_lease(objects).attempt == 2
+
+
+def test_a_start_that_fails_gives_the_lease_back(objects, clock):
+    def broken():
+        raise StoreUnavailableError("the store does not answer")
+
+    with pytest.raises(StoreUnavailableError):
+        begin_attempt(objects, writer="w", base_step=broken, clock=clock)
+    assert begin_attempt(objects, writer="other", base_step=-1, clock=clock).number == 1
+
+
+def test_the_lease_is_held_until_another_start_takes_it(objects, clock):
+    first = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    assert holds_lease(objects, first)
+    second = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    assert not holds_lease(objects, first)
+    release(objects, second, clock=clock)
+    other = begin_attempt(objects, writer="other", base_step=-1, clock=clock)
+    assert [holds_lease(objects, one) for one in (first, second, other)] == [False, False, True]
 
 
 def test_a_number_is_never_used_twice(objects, clock):

@@ -1,3 +1,4 @@
+import os
 import threading
 
 import jax
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from storage.attempts import read_lease
+from storage.attempts import begin_attempt, read_lease
 from storage.checkpointer import Checkpointer, default_writer_id
 from storage.errors import (
     FencedError,
@@ -15,12 +16,16 @@ from storage.errors import (
     SaveError,
     StepExistsError,
     StoreFullError,
+    StoreUnavailableError,
     UnsupportedFormatError,
     UnsupportedLeafError,
 )
+from storage.layout import attempt_file
 from storage.manifest import ModelInfo
 from storage.objects import ObjectStore
+from storage.orbax_save import start_save
 from storage.publish import publish_manifest
+from storage.restore import restore_item
 from storage.run import Run, StepState
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
@@ -101,6 +106,23 @@ def test_arrays_may_be_donated_or_deleted_as_soon_as_save_returns(checkpointer, 
     handle.wait()
     found = ocp.load(handle.uri.orbax_path(), abstract(expected), checkpointable_name="model")
     assert raws(found) == raws(expected)
+
+
+def test_every_name_that_leads_to_a_durable_step_is_on_the_disk(tmp_path, monkeypatch):
+    """A file survives a power failure only if each folder above it was synced after it was made."""
+    after: set[str] = set()
+    manifest = tmp_path / "new/root/run/manifests/1.1.json"
+    fsync = os.fsync
+
+    def watched(descriptor):
+        fsync(descriptor)
+        if manifest.exists():
+            after.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    with Checkpointer(tmp_path / "new/root/run", writer_id="job") as made:
+        save(made, 1).wait()
+        assert {str(tmp_path / name) for name in ("", "new", "new/root", "new/root/run")} <= after
 
 
 def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri):
@@ -210,6 +232,87 @@ def test_a_writer_that_was_replaced_publishes_nothing(run_uri, monkeypatch):
         assert [(i.step, i.attempt) for i in Run.open(run_uri).steps()] == [(1, 1), (2, 2)]
         old.close()
         save(new, 3).wait()
+
+
+def test_a_step_is_not_called_durable_while_another_start_may_set_it_aside(run_uri, monkeypatch):
+    """The rival has taken the lease and looked at the steps, but its attempt is not there yet."""
+    looked, go_on = threading.Event(), threading.Event()
+    objects = ObjectStore.open(run_uri)
+
+    def latest_step():
+        latest = Run(run_uri).latest_step()
+        looked.set()
+        assert go_on.wait(60)
+        return -1 if latest is None else latest
+
+    def overtaken(objects, manifest, fence):
+        fence()
+        rival.start()
+        assert looked.wait(60)
+        publish_manifest(objects, manifest, lambda: None)
+
+    rival = threading.Thread(
+        target=begin_attempt, args=(objects,), kwargs={"writer": "job", "base_step": latest_step}
+    )
+    with Checkpointer(run_uri, writer_id="job") as made:
+        save(made, 1).wait()
+        monkeypatch.setattr("storage.save_job.publish_manifest", overtaken)
+        handle = save(made, 2)
+        with pytest.raises(FencedError, match="being replaced"):
+            handle.wait()
+        go_on.set()
+        rival.join()
+    assert [info.step for info in Run.open(run_uri).steps()] == [1]
+
+
+def test_a_start_that_fails_is_made_up_for_by_the_next_save(run_uri, monkeypatch):
+    write_if = ObjectStore.write_if
+
+    def down(self, key, value, **options):
+        if key == attempt_file(2):
+            raise StoreUnavailableError("the store does not answer")
+        return write_if(self, key, value, **options)
+
+    with Checkpointer(run_uri, writer_id="job") as made:
+        save(made, 1).wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectStore, "write_if", down)
+            with pytest.raises(StoreUnavailableError):
+                save(made, 1, overwrite=True)
+        assert [info.step for info in Run.open(run_uri).steps()] == [1]
+        save(made, 2).wait()
+        lease = read_lease(ObjectStore.open(run_uri))
+        assert (lease.attempt, lease.released) == (2, False)
+    assert read_lease(ObjectStore.open(run_uri)).released
+
+
+def test_a_lease_that_cannot_be_given_back_takes_nothing_from_what_is_durable(run_uri, monkeypatch):
+    def down(*args, **options):
+        raise StoreUnavailableError("the store does not answer")
+
+    made = Checkpointer(run_uri, writer_id="job")
+    save(made, 1)
+    monkeypatch.setattr("storage.attempt_keeper.release", down)
+    made.close()
+    assert [info.step for info in Run.open(run_uri).steps()] == [1]
+
+
+def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
+    checkpointer, run_uri, monkeypatch
+):
+    def interrupted(*args):
+        start_save(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.checkpointer.start_save", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(checkpointer, 1, state(7))
+    handle = save(checkpointer, 1)
+    handle.wait()
+    assert handle.attempt == 2
+    model = restore_item(handle.uri, "model", abstract(state(1)["model"]))
+    assert_same(model, state(1)["model"])
 
 
 def test_the_lease_is_renewed_while_the_checkpointer_is_open(tmp_path):

@@ -11,7 +11,12 @@ from orbax.checkpoint import v1 as ocp
 
 from storage import chunk_codec
 from storage.chunk_codec import checksummed_chunks, guard_spec
-from storage.chunk_shape import CHUNK_BYTES, SQUARE_ABOVE_BYTES, inner_chunk_shape
+from storage.chunk_shape import (
+    CHUNK_BYTES,
+    LEAST_CHUNK_BYTES,
+    SQUARE_ABOVE_BYTES,
+    inner_chunk_shape,
+)
 from storage.errors import UnsupportedFormatError
 from storage.orbax_save import StoredItem, start_save
 from storage.uri import parse_uri
@@ -41,7 +46,12 @@ def test_inner_chunks_divide_their_shard_and_stay_small(shard, copies, itemsize,
     chunk = inner_chunk_shape(whole, shard, itemsize, square=square)
     assert len(chunk) == len(shard)
     assert all(size % part == 0 for size, part in zip(shard, chunk, strict=True))
-    assert np.prod(chunk, dtype=int) * itemsize <= max(CHUNK_BYTES, itemsize)
+    nbytes = int(np.prod(chunk, dtype=int)) * itemsize
+    assert nbytes >= min(LEAST_CHUNK_BYTES, int(np.prod(shard, dtype=int)) * itemsize)
+    if nbytes > CHUNK_BYTES:  # the axis that was cut has no divisor in between
+        axis = next(axis for axis, part in enumerate(chunk) if part > 1)
+        smaller = max(part for part in range(1, chunk[axis]) if shard[axis] % part == 0)
+        assert nbytes // chunk[axis] * smaller < LEAST_CHUNK_BYTES
 
 
 @given(SHARDS, st.sampled_from([1, 2, 4]))
@@ -66,6 +76,17 @@ def test_a_small_matrix_is_cut_into_row_strips():
 
 def test_nobody_reads_optimizer_leaves_by_columns_so_they_are_never_cut_across():
     assert inner_chunk_shape((8192, 16384), (1024, 16384), 4, square=False) == (64, 16384)
+
+
+@pytest.mark.parametrize(
+    "shard", [(1048583,), (2 * 1048583,), (1, 1048583), (1048583, 1), (200_000, 7, 11)]
+)
+def test_a_size_with_a_large_prime_factor_is_not_cut_into_single_elements(shard):
+    """A raveled model may have any number of elements; a chunk each would never be written."""
+    whole = (64, *shard)  # large enough for squares
+    chunk = inner_chunk_shape(whole, (1, *shard), 4)
+    assert np.prod(chunk) * 4 >= LEAST_CHUNK_BYTES
+    assert np.prod(shard) / np.prod(chunk) < 1000
 
 
 def test_the_guard_appends_the_checksum_and_keeps_the_outer_shard():

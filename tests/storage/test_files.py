@@ -148,6 +148,22 @@ def test_a_listing_is_never_stale(files):
     assert [entry.name for entry in files.list("a")] == ["2"]
 
 
+def test_a_file_that_goes_while_a_folder_is_listed_hides_no_other(tmp_path, monkeypatch):
+    """Locks come and go beside the objects of a run: a fence must still see the other attempts."""
+    files = Files.open(tmp_path)
+    for name in ("a", "b", "c"):
+        put(files, f"folder/{name}", b"1")
+    is_shown = LocalFiles._is_shown
+
+    def gone_once_seen(self, item):
+        if item.name == "b":
+            os.unlink(item.path)
+        return is_shown(self, item)
+
+    monkeypatch.setattr(LocalFiles, "_is_shown", gone_once_seen)
+    assert [entry.name for entry in files.list("folder")] == ["a", "c"]
+
+
 def test_absent_files_and_folders_are_not_found(files):
     put(files, "a/b", b"1")
     for rel in ("none", "a", "a/none", "a/b/c"):

@@ -160,7 +160,16 @@ def test_damaged_step_is_not_forked(parent, root_uri):
     record = max(parent.manifest(step).objects, key=lambda one: one.size)
     with Files.open(parent.step_uri(step)).open_write(record.name) as sink:
         sink.write(b"short")
-    with pytest.raises(CorruptionError, match="found 5"):
+    with pytest.raises(CorruptionError, match="5 of"):
+        fork_run(parent, step, root_uri / "child", by=WRITER)
+    assert Run.open(root_uri / "child").steps() == []
+
+
+def test_damaged_asset_is_not_forked(parent, root_uri):
+    step = parent.step(3)
+    (asset,) = parent.manifest(step).assets
+    parent.objects.write(asset_file(asset.sha256), b"[]")
+    with pytest.raises(CorruptionError, match=r"tokenizer\.json"):
         fork_run(parent, step, root_uri / "child", by=WRITER)
     assert Run.open(root_uri / "child").steps() == []
 
@@ -180,3 +189,13 @@ def test_full_store_is_told_as_such(parent, root_uri, monkeypatch):
     monkeypatch.undo()
     assert Run.open(root_uri / "child").steps() == []
     fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+
+
+def test_folder_of_something_else_is_neither_forked_into_nor_removed(parent, root_uri):
+    child = root_uri / "child"
+    with Files.open(child).open_write("notes/today.txt") as sink:
+        sink.write(b"mine")
+    with pytest.raises(PreconditionFailedError, match="notes"):
+        fork_run(parent, parent.step(3), child, by=WRITER)
+    abandon_fork(child, by=WRITER)
+    assert [entry.name for entry in Files.open(child).walk()] == ["notes/today.txt"]

@@ -1,0 +1,176 @@
+"""A store that runs full during a save or a job: one clear error, and all that was there stays."""
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from examples.demo.servers import control_plane
+from service.client import CairnClient
+from service.errors import ProblemResponseError
+from storage.checkpointer import Checkpointer
+from storage.errors import StoreFullError
+from storage.run import Run
+from tests.bad_input.conftest import assert_loads_bit_equal, raised
+from tests.bad_input.disks import can_mount, on_small_disk
+from tests.service.commands import cairn
+from tests.service.jobs import CONFIG, save_llama
+from tests.tiny import leaves_of, make_state
+
+ROOT = Path(__file__).parents[2]
+NEXT = "Free space or raise the quota, then save again; what was stored before is untouched."
+MEANS = {"limit": errno.EFBIG} | ({"disk": errno.ENOSPC} if can_mount() else {})
+
+
+@pytest.mark.parametrize("means", MEANS)
+def test_a_save_to_a_full_disk_fails_and_the_next_one_works_once_there_is_room(tmp_path, means):
+    command = [sys.executable, "-m", "tests.bad_input.saving_job", str(tmp_path), means]
+    if means == "disk":
+        command = on_small_disk(tmp_path, "4m", *command)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    for text in (report["error"], report["again"]):
+        assert text.startswith(f"the store is full: file://{tmp_path}/run/attempts/"), text
+        assert "found " in text
+        assert text.endswith(NEXT)
+    assert report["errno"] == MEANS[means]
+    assert report["states"] == [[1, "listed"]]
+    assert report["kept"]
+    assert [name for name in report["folders"] if name != "attempts/1/1"] == []
+    assert report["after"] == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def state():
+    return make_state()
+
+
+def used(gcs) -> int:
+    return gcs.server.store.bucket(gcs.bucket).used_bytes
+
+
+@pytest.mark.parametrize("status", [403, 507])
+def test_a_save_over_the_quota_fails_and_the_next_one_works_once_it_is_raised(gcs, state, status):
+    uri, leaves = f"{gcs.bucket_uri}/run", leaves_of(state)
+    state.save_state(uri, step=1, verbose=False, wait=True)
+    before = gcs.names()
+    gcs.set_quota(used(gcs) + 100_000, status=status)
+    handle = state.save_state(uri, step=2, verbose=False)
+    error = raised(StoreFullError, handle.wait)
+    assert str(error).startswith(f"the store is full: {uri}/attempts/1/2: found ")
+    assert str(error).endswith(NEXT)
+    assert [(info.step, info.state.value) for info in Run.open(uri).all_states()] == [(1, "listed")]
+    assert [name for name in gcs.names() if name not in before] == []
+    assert_loads_bit_equal(uri, leaves)
+    gcs.set_quota(None)
+    state.save_state(uri, step=2, verbose=False, wait=True)
+    assert_loads_bit_equal(f"{uri}/steps/2", leaves)
+    assert_loads_bit_equal(f"{uri}/steps/1", leaves)
+    Checkpointer.for_run(uri).close()
+
+
+def test_a_job_that_starts_on_a_full_store_is_told_at_once(gcs, state):
+    uri, leaves = f"{gcs.bucket_uri}/run", leaves_of(state)
+    state.save_state(uri, step=1, verbose=False, wait=True)
+    Checkpointer.for_run(uri).close()
+    before = gcs.names()
+    gcs.set_quota(used(gcs))
+    error = raised(StoreFullError, lambda: state.save_state(uri, step=2, verbose=False))
+    assert str(error).startswith(f"the store is full: {uri}/")
+    assert str(error).endswith(NEXT)
+    assert gcs.names() == before
+    assert_loads_bit_equal(uri, leaves)
+    Checkpointer.for_run(uri).close()
+
+
+def test_a_folder_for_transformers_that_does_not_fit_has_no_config(gcs, state):
+    gcs.set_quota(20_000)
+    target = f"{gcs.bucket_uri}/exported"
+    error = raised(StoreFullError, lambda: state.model.save_pretrained(target))
+    assert str(error).startswith(f"the store is full: {target}/model.safetensors")
+    assert str(error).endswith(NEXT)
+    assert gcs.names() == []
+
+
+JOBS = {
+    "convert": lambda client: client.convert("run", 1),
+    "gather": lambda client: client.gather("run", 1),
+    "restore": lambda client: client.restore("run", 1, target="new"),
+}
+
+
+def refused(client: CairnClient, job: str, where: str) -> None:
+    """The job fails with 507 and says where and why."""
+    operation = JOBS[job](client)
+    with pytest.raises(ProblemResponseError) as caught:
+        client.wait(operation.id)
+    problem = caught.value.problem
+    assert (caught.value.status, problem["type"]) == (507, "urn:cairn:problem:store-full"), problem
+    assert problem["detail"].startswith(f"the store is full: {where}"), problem
+    assert "found " in problem["detail"]
+    assert problem["detail"].endswith("what was stored before is untouched.")
+    assert client.operation(operation.id).state == "failed"
+
+
+def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, state, tmp_path):
+    root, leaves = f"{gcs.bucket_uri}/runs", leaves_of(state)
+    state.save_state(f"{root}/run", step=1, verbose=False, wait=True)
+    Checkpointer.for_run(f"{root}/run").close()
+    before = gcs.names()
+    with (
+        control_plane(root, tmp_path, gcs.env, port=0) as (url, *_),
+        CairnClient(url) as client,
+    ):
+        gcs.set_quota(used(gcs) + 20_000)
+        for job in JOBS:
+            refused(client, job, f"{root}/{'new' if job == 'restore' else 'run'}/")
+            assert gcs.names() == before
+        ended = cairn("convert", "run", "--watch", url=url)
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert "cairn: the store is full: " in ended.stderr
+        gcs.set_quota(None)
+        for job in JOBS:
+            made = client.wait(JOBS[job](client).id)
+            if job == "convert":
+                artifact = made.result["artifact_id"]
+                client.download(artifact, "model.safetensors", tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = leaves["model"]["model/embed_tokens/embedding"]
+    assert tensors["model.embed_tokens.weight"].tobytes() == embedding.tobytes()
+    assert_loads_bit_equal(f"{root}/run", leaves)
+    assert_loads_bit_equal(f"{root}/new", leaves)
+
+
+def test_a_convert_on_a_full_disk_fails_leaves_nothing_and_works_once_there_is_room(tmp_path):
+    """The file size limit of a running server is lowered: its databases still fit below it."""
+    root = tmp_path / "store"
+    rows = 1 << 17  # an embedding of 16 MiB
+    saved = save_llama(root / "run", config=CONFIG.replace(vocab_size=rows))[1]
+    with (
+        control_plane(str(root), tmp_path, {}, port=0) as (url, _, process),
+        CairnClient(url) as client,
+    ):
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (8 << 20, hard))
+        for job in JOBS:
+            refused(client, job, f"file://{root}/{'new' if job == 'restore' else 'run'}/")
+        left = [path for path in (root / "run").rglob("exports/**/*") if path.is_file()]
+        assert left == []
+        assert not (root / "new").exists()
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        made = client.wait(client.convert("run", 1).id)
+        target = tmp_path / "model.safetensors"
+        client.download(made.result["artifact_id"], "model.safetensors", target)
+        again = client.wait(client.restore("run", 1, target="new").id)
+        assert again.result["run"] == "new"
+    tensors = load_file(target)
+    embedding = saved["model/embed_tokens/embedding"]
+    np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], embedding)
