@@ -50,7 +50,9 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="The same key again is the same operation.",
+        description="The same key again is the same operation, for good; another request under "
+        "it is refused. Without a key, an equal request is the same operation while it is under "
+        "way.",
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
 from service.errors import ProblemError
@@ -68,6 +69,8 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
         if kind in _STORAGE:
             status, slug, title = _STORAGE[kind]
             return _problem(status, slug, title, str(exc), instance, **_extension(exc))
+    if isinstance(exc, OperationalError):
+        return _database_problem(exc, instance)
     return _problem(
         500, "internal", "Internal error", "An unexpected error; the server's log has it.", instance
     )
@@ -103,6 +106,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(OperationalError, _on_error)
     app.add_exception_handler(Exception, _on_error)
 
 
@@ -138,6 +142,16 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
     return respond(
         _problem(exc.status_code, slug, phrase, detail, request.url.path), headers=exc.headers
     )
+
+
+def _database_problem(exc: OperationalError, instance: str) -> Problem:
+    """The catalog's or the jobs' database: its disk is full, or it does not answer."""
+    where = "the server's database: expected to be written and read, found"
+    if "disk is full" in str(exc.orig) or "No space left" in str(exc.orig):
+        detail = f"{where} no space left. Free space where CAIRN_DATA_DIR is, then try again."
+        return _problem(507, "database-full", "The database is full", detail, instance)
+    detail = f"{where} no answer. Try again; the server's log has the cause."
+    return _problem(503, "database-unavailable", "The database does not answer", detail, instance)
 
 
 def _complaint(error: Mapping[str, Any]) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import EllipsisType
+from typing import Any
+
+import numpy as np
 
 from storage.blocks import Box
 from storage.errors import InvalidSliceError
 
 __all__ = ["Index", "explicit_index", "permutation", "selected_box"]
 
-Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
+_Part = int | np.integer[Any] | slice | EllipsisType
+Index = _Part | tuple[_Part, ...]
 
 
 def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple[int | slice, ...]:
@@ -30,8 +34,8 @@ def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple
         if isinstance(part, slice) and (part.step is None or part.step > 0):
             start, stop, step = part.indices(size)
             where.append(slice(start, max(start, stop), step))
-        elif isinstance(part, int) and -size <= part < size:
-            where.append(part % size)
+        elif isinstance(part, int | np.integer) and -size <= part < size:
+            where.append(int(part) % size)
     if len(where) != rank or len(given) != rank:
         raise InvalidSliceError(
             "no such part",

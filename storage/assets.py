@@ -3,12 +3,33 @@
 from collections.abc import Mapping
 from hashlib import sha256
 
-from storage.errors import CorruptionError, PreconditionFailedError
+from storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
 from storage.layout import asset_file
 from storage.manifest import AssetRecord
 from storage.objects import ObjectStore
+from storage.uri import check_segment
 
-__all__ = ["put_assets", "read_asset"]
+__all__ = ["checked_assets", "put_assets", "read_asset"]
+
+
+def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """A copy of `assets`, if they can be stored and exported again.
+
+    Raises:
+        InvalidURIError: a name is no file name.
+        UnsupportedLeafError: a content is not bytes.
+    """
+    for name, content in (assets or {}).items():
+        check_segment(name, within=f"asset {name!r}")
+        if not isinstance(content, bytes):
+            raise UnsupportedLeafError(
+                "not the content of a file",
+                path=f"asset {name!r}",
+                expected="bytes",
+                found=type(content).__name__,
+                next_step="Read the file in binary mode.",
+            )
+    return dict(assets or {})
 
 
 def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[AssetRecord, ...]:

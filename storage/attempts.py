@@ -17,6 +17,7 @@ from pydantic import Field
 
 from storage.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
 from storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
+from storage.files import Files
 from storage.layout import ATTEMPTS, LEASE_FILE, MAX_NUMBER, attempt_file, parse_attempt_file
 from storage.objects import ObjectStore
 from storage.records import Record
@@ -183,7 +184,7 @@ def begin_attempt(
     Raises:
         LeaseHeldError: another writer holds the lease.
     """
-    number = _newest_number(objects) + 1
+    number = max(_newest_number(objects), _last_folder(objects)) + 1
     while True:
         number = _take_lease(objects, writer, number, clock, ttl)
         try:
@@ -284,6 +285,15 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 def _newest_number(objects: ObjectStore) -> int:
     numbers = (parse_attempt_file(name) for name in objects.children(ATTEMPTS))
+    return max((number for number in numbers if number is not None), default=0)
+
+
+def _last_folder(objects: ObjectStore) -> int:
+    """The highest number of a folder: one that was put there by hand must not be written into."""
+    if objects.uri.scheme == "memory":  # holds no checkpoints
+        return 0
+    entries = Files.open(objects.uri).list(ATTEMPTS)
+    numbers = (parse_attempt_file(f"{ATTEMPTS}{one.name}.json") for one in entries if one.is_dir)
     return max((number for number in numbers if number is not None), default=0)
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Self
 
 from storage import exit_guard, processes
 from storage.annotations import Annotation
+from storage.assets import checked_assets
 from storage.attempt_keeper import AttemptKeeper
 from storage.attempts import LEASE_TTL_SECONDS
 from storage.chunk_codec import checksummed_chunks
@@ -148,14 +149,18 @@ class Checkpointer:
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+            UnsupportedFormatError: `meta` or the model's config is not JSON.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
         """
         started = time.monotonic()
         with self._lock:
-            stored, leaves, meta_copy, annotation = processes.together(
-                lambda: self._prepare(step, items, meta, metrics, labels)
+            (stored, leaves, meta_copy, annotation), files = processes.together(
+                lambda: (
+                    self._prepare(step, items, meta, metrics, labels),
+                    _prepare_model(model, assets),
+                )
             )
             number = processes.agree(lambda: self._claim(step, overwrite))
             folder = self.uri / step_dir(number, step)
@@ -171,7 +176,7 @@ class Checkpointer:
                         items=tuple(sorted([*items, META_ITEM])),
                         leaves=leaves,
                         model=model,
-                        assets=dict(assets or {}),
+                        assets=files,
                         annotation=annotation,
                         objects=self._run.objects,
                         keeper=self._keeper,
@@ -301,3 +306,18 @@ class Checkpointer:
             found=f"step {step}",
             next_step="Save a later step, or pass overwrite=True to go back to before it.",
         )
+
+
+def _prepare_model(model: ModelInfo | None, assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """The files of the model, once it is sure that the manifest can name it and them."""
+    if model is not None:
+        canonical_json(model.config, path="model.config")
+    return checked_assets(assets)
+
+
+def _forget_runs() -> None:
+    """A forked child saves in attempts of its own: its parent goes on in those that it has."""
+    Checkpointer._by_run, Checkpointer._by_run_lock = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_runs)

@@ -236,7 +236,7 @@ _HTTP_CODE = re.compile(r"http_response_code='(\d{3})'|HTTP response code: (\d{3
 
 _CLIENTS = ("aiohttp", "requests", "urllib3")
 
-_FULL_NEXT = "Free space or raise the quota, then save again; what was stored before is untouched."
+_FULL_NEXT = "Free space or raise the quota, then try again; what was stored before is untouched."
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
 _NO_FOLDER_NEXT = "Give a path whose parents are folders; a file is in the way here."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."

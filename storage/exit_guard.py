@@ -9,6 +9,7 @@ was registered later has run.
 import atexit
 import concurrent.futures.thread  # noqa: F401  its exit hook must be registered before ours
 import logging
+import multiprocessing
 import os
 import sys
 import threading
@@ -30,7 +31,7 @@ class Closing(Protocol):
 
 _open: dict[int, Closing] = {}
 _lock = threading.Lock()
-_owner = os.getpid()
+_forked = False
 _failed = False
 
 
@@ -48,8 +49,6 @@ def release(closing: Closing) -> None:
 
 def _close_all() -> None:
     global _failed
-    if os.getpid() != _owner:
-        return
     while _open:
         with _lock:
             _, closing = _open.popitem()
@@ -58,11 +57,13 @@ def _close_all() -> None:
         except BaseException:
             _failed = True
             traceback.print_exc()
+    if _forked and multiprocessing.parent_process() is not None:
+        _set_status()  # such a process ends without `atexit`
 
 
 def _set_status() -> None:
     """Leave with a failure. `os._exit` is the only way to change the status this late."""
-    if not _failed or os.getpid() != _owner:
+    if not _failed:
         return
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -71,6 +72,14 @@ def _set_status() -> None:
     os._exit(FAILED_STATUS)
 
 
+def _forget() -> None:
+    """A forked child has none of its parent's threads: it guards what it opens itself."""
+    global _lock, _forked, _failed
+    _lock, _forked, _failed = threading.Lock(), True, False
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 atexit.register(_set_status)
 # Private, but stable from Python 3.9 on, and the only hook that runs early enough.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # not in typeshed

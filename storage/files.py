@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
-from storage.errors import StorageError, translate
+from storage.errors import StorageError, StoreFullError, translate
 from storage.uri import StoreURI, check_segment, parse_uri
 
 __all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files"]
@@ -192,12 +192,19 @@ class Files(abc.ABC):
             NotFoundError: there is no such file.
             StoreFullError: no space or quota left.
         """
-        with mapped(self.uri / rel):
+        try:
             if type(self) is type(target) and self._copy_within(rel, target, target_rel):
                 return
             with self.open_read(rel) as source, target.open_write(target_rel) as sink:
                 while block := source.read(BLOCK_BYTES):
                     sink.write(block)
+        except StorageError:
+            raise
+        except Exception as exc:
+            known = translate(exc, path=self.uri / rel)
+            if isinstance(known, StoreFullError):  # what is full is the target's store
+                known = translate(exc, path=target.uri / target_rel)
+            raise known from exc
 
     def _checked(self, rel: str) -> str:
         for segment in rel.split("/"):

@@ -15,7 +15,7 @@ import numpy as np
 from storage.dtypes import dtype_named
 from storage.errors import UnsupportedLeafError
 
-__all__ = ["LeafForm", "dtype_name", "is_key_dtype", "restore_form", "store_form"]
+__all__ = ["STORED_DTYPES", "LeafForm", "dtype_name", "is_key_dtype", "restore_form", "store_form"]
 
 STORED_DTYPES: Final = frozenset(
     {

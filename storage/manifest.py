@@ -4,17 +4,20 @@ Its presence makes a step verified complete. It names every leaf, every file, ev
 environment, so that nothing that lists, plans or converts has to open the data.
 """
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from storage.clock import from_rfc3339
+from storage.clock import Moment
 from storage.layout import MAX_NUMBER
 from storage.records import Record, sha256_of
 
 __all__ = ["AssetRecord", "LeafRecord", "Manifest", "ManifestSummary", "ModelInfo", "ObjectRecord"]
 
-Natural = Annotated[int, Field(ge=0)]
+MAX_BYTES: Final = 2**53 - 1
+"""Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
+
+Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -120,7 +123,7 @@ class Manifest(Record):
 
     step: Number
     attempt: Number
-    created: str
+    created: Moment
     writer: str
     items: tuple[str, ...]
     leaves: tuple[LeafRecord, ...] = ()
@@ -130,8 +133,9 @@ class Manifest(Record):
     environment: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _check_moment(self) -> "Manifest":
-        from_rfc3339(self.created)
+    def _check_bytes(self) -> "Manifest":
+        if self.nbytes > MAX_BYTES:
+            raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
 
     @property

@@ -47,6 +47,8 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
     """
     try:
         value = json.loads(data)
+        if b"\\u" in data:  # half a surrogate pair is no text: nothing could write it again
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as exc:
         raise UnsupportedFormatError(
             "not JSON",

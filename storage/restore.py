@@ -168,7 +168,10 @@ def _read(
     """The leaves by path, in their logical dtypes, placed as the targets say."""
     values: dict[str, Any] = {}
     if stored.paths:
-        abstract = [wanted[path].abstract(stored.forms.get(path)) for path in stored.paths]
+        abstract = [
+            wanted[path].abstract(stored.leaves[path], stored.forms.get(path))
+            for path in stored.paths
+        ]
         with _mapped(where, item, stored.paths):
             loaded = ocp.load(
                 orbax_folder(step_uri),

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from storage.clock import Moment
 from storage.errors import InvalidURIError, RunNotFoundError
 from storage.files import Files
-from storage.clock import Moment
 from storage.layout import MAX_NUMBER, RUN_FILE
 from storage.objects import ObjectStore
 from storage.orbax_tree import STEP_METADATA, TREE_METADATA

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ _ALIGNMENT: Final = 8
 _METADATA_KEY: Final = "__metadata__"
 _ENTRY_KEYS: Final = {"dtype", "shape", "data_offsets"}
 _MAX_NUMBER: Final = 2**63 - 1
+_MAX_AXES: Final = 64
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     code: np.dtype(dtype)
@@ -205,6 +206,7 @@ def decode_header(data: bytes, file_size: int, *, path: object) -> SafetensorsHe
     metadata = body.pop(_METADATA_KEY, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise _damaged(path, f"{_METADATA_KEY} with texts only", repr(metadata)[:100])
+    _check_text([*metadata, *metadata.values(), *body], path)
     base = LENGTH_BYTES + len(data)
     tensors = [_entry(name, fields, base, path) for name, fields in body.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
@@ -243,6 +245,14 @@ def _parse(data: bytes, path: object) -> dict[str, Any]:
     return body
 
 
+def _check_text(texts: Iterable[str], path: object) -> None:
+    try:
+        for text in texts:
+            text.encode()
+    except UnicodeEncodeError as exc:  # JSON can escape half of a surrogate pair
+        raise _damaged(path, "names and texts in Unicode", ascii(exc.object)[:200]) from exc
+
+
 def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     if not isinstance(fields, dict) or fields.keys() != _ENTRY_KEYS:
         raise _damaged(path, f"{name!r} with {sorted(_ENTRY_KEYS)}", repr(fields)[:200])
@@ -259,13 +269,22 @@ def _entry(name: str, fields: Any, base: int, path: object) -> TensorEntry:
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         found = f"shape {shape!r}"[:100] + f", data_offsets {offsets!r}"[:100]
         raise _damaged(path, f"{name!r} with sizes and two offsets that are natural numbers", found)
-    bits = _PACKED_BITS.get(code) or DTYPES[code].itemsize * 8
+    bits = room = _PACKED_BITS.get(code) or DTYPES[code].itemsize * 8
     for size in shape:
-        bits = min(bits * size, _MAX_NUMBER + 1)  # a hostile shape must not cost time
+        bits = min(bits * size, _MAX_NUMBER + 1)
+        room = min(room * max(size, 1), _MAX_NUMBER + 1)  # no array has such axes, even if empty
     start, end = offsets
-    if bits > _MAX_NUMBER or bits % 8 or end - start != bits // 8:
+    if room > _MAX_NUMBER or bits % 8 or end - start != bits // 8:
         expected = f"{name!r} to be {bits / 8:g} bytes, {code}{shape}"[:200]
         raise _damaged(path, expected, f"data_offsets {offsets}")
+    if len(shape) > _MAX_AXES:
+        raise UnsupportedFormatError(
+            "too many axes",
+            path=f"{path}: {name}",
+            expected=f"at most {_MAX_AXES}, as NumPy has",
+            found=f"{len(shape)}",
+            next_step="Write the tensor again with fewer axes.",
+        )
     return TensorEntry(name, code, tuple(shape), base + start, base + end)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from storage.leaf_forms import LeafForm, dtype_name, is_key_dtype
+from storage.leaf_forms import STORED_DTYPES, LeafForm, dtype_name, is_key_dtype
 
 __all__ = ["TargetLeaf", "target_leaf"]
 
@@ -56,10 +56,13 @@ class TargetLeaf(NamedTuple):
             return True
         return cast and _is_floating(dtype) and _is_floating(self.dtype)
 
-    def abstract(self, form: LeafForm | None) -> Any:
+    def abstract(self, stored: jax.ShapeDtypeStruct, form: LeafForm | None) -> Any:
         """What to ask Orbax for: the stored form, in this leaf's place."""
-        carried = form is not None and form.kind in ("widened", "bits")
-        dtype = np.dtype(np.uint8) if carried else self.dtype
+        dtype = self.dtype
+        if form is not None and form.kind in ("widened", "bits"):
+            dtype = np.dtype(np.uint8)
+        elif dtype is not None and dtype != stored.dtype and dtype_name(dtype) not in STORED_DTYPES:
+            dtype = stored.dtype  # TensorStore can't cast to it; `finish` does
         if self.sharding is not None:
             return jax.ShapeDtypeStruct(self.shape, dtype, sharding=self.sharding)
         # A NumPy array that takes no memory: Orbax looks at its type, shape and dtype only.
@@ -79,7 +82,7 @@ class TargetLeaf(NamedTuple):
             return self.scalar(item) if self.dtype is None else item
         if self.sharding is None and self.dtype is not None:
             return np.asarray(value).astype(self.dtype, copy=False)
-        return value
+        return value if value.dtype == self.dtype else value.astype(self.dtype)
 
 
 def _is_floating(dtype: Any) -> bool:

@@ -214,12 +214,13 @@ class Demo:
             "--run", self.fork_uri, "--restore", self.fork_uri,
             "--steps", str(LAST_SAVED + 2), "--save-every", "2",
         )  # fmt: skip
+        before = {attempt.number for attempt in run.attempts()}
         process = self.jobs.start("killed", *arguments)
         killed_at = None
         for event in events(process):
             show(self.report, event)
             if event["event"] == "saving":
-                killed_at = self.kill_in_save(process, run, event["step"])
+                killed_at = self.kill_in_save(process, run, event["step"], before)
         process.wait()
         listed = [step.step for step in run.steps()]
         for item in run.all_states():
@@ -243,13 +244,19 @@ class Demo:
             listed == [LAST_SAVED, LAST_SAVED + 2], f"{listed}",
         )  # fmt: skip
 
-    def kill_in_save(self, process: subprocess.Popen[str], run: Run, step: int) -> str | None:
+    def kill_in_save(
+        self, process: subprocess.Popen[str], run: Run, step: int, before: set[int]
+    ) -> str | None:
         """Kills the process once a good part of the step is written but no manifest is."""
         files = Files.open(run.uri)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
-            attempt = max(attempt.number for attempt in run.attempts())
-            size = sum(file.size for file in files.walk(attempt_dir(attempt)))
+            size = sum(
+                file.size
+                for attempt in run.attempts()
+                if attempt.number not in before
+                for file in files.walk(attempt_dir(attempt.number))
+            )
             if run.latest_step() == step:
                 return None
             if size > ENOUGH_BYTES:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from service.jobs.context import JobContext, JobKind, Request, Result
-from storage.attempts import begin_attempt, release
+from storage.attempts import Attempt, begin_attempt, counting, release
 from storage.errors import StepNotFoundError
 from storage.fork import abandon_fork, fork_run
 from storage.run import Run, StepInfo, StepState
@@ -64,7 +64,6 @@ def _fork(context: JobContext, request: Request) -> Result:
 def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
-    later = [info.step for info in run.steps() if info.step > step.step]
     writer = writer_id(context.operation_id)
     begun = [attempt for attempt in run.attempts() if attempt.writer == writer]
     attempt = begun[-1] if begun else None
@@ -78,9 +77,22 @@ def _rollback(context: JobContext, request: Request) -> Result:
         "run": request["run"],
         "step": step.step,
         "attempt": attempt.number,
-        "set_aside": later,
+        "set_aside": _set_aside_by(run, attempt),
         "aliases_set_aside": stranded,
     }
+
+
+def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
+    """Steps that counted until `attempt` began; read off the store, however often it is asked."""
+    saved = [
+        (info.step, info.attempt)
+        for info in run.all_states()
+        if info.attempt < attempt.number
+        and info.manifest_digest is not None
+        and info.state is not StepState.TRASHED
+    ]
+    earlier = [other for other in run.attempts() if other.number < attempt.number]
+    return [step for step in counting(saved, earlier) if step > attempt.base_step]
 
 
 def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepInfo]:

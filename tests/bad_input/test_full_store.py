@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tests.service.jobs import CONFIG, save_llama
 from tests.tiny import leaves_of, make_state
 
 ROOT = Path(__file__).parents[2]
-NEXT = "Free space or raise the quota, then save again; what was stored before is untouched."
+NEXT = "Free space or raise the quota, then try again; what was stored before is untouched."
 MEANS = {"limit": errno.EFBIG} | ({"disk": errno.ENOSPC} if can_mount() else {})
 
 
@@ -57,12 +56,11 @@ def used(gcs) -> int:
     return gcs.server.store.bucket(gcs.bucket).used_bytes
 
 
-@pytest.mark.parametrize("status", [403, 507])
-def test_a_save_over_the_quota_fails_and_the_next_one_works_once_it_is_raised(gcs, state, status):
+def test_a_save_over_the_quota_fails_and_the_next_one_works_once_it_is_raised(gcs, state):
     uri, leaves = f"{gcs.bucket_uri}/run", leaves_of(state)
     state.save_state(uri, step=1, verbose=False, wait=True)
     before = gcs.names()
-    gcs.set_quota(used(gcs) + 100_000, status=status)
+    gcs.set_quota(used(gcs) + 100_000)
     handle = state.save_state(uri, step=2, verbose=False)
     error = raised(StoreFullError, handle.wait)
     assert str(error).startswith(f"the store is full: {uri}/attempts/1/2: found ")
@@ -135,7 +133,8 @@ def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, 
             assert gcs.names() == before
         ended = cairn("convert", "run", "--watch", url=url)
         assert (ended.returncode, ended.stdout) == (1, "")
-        assert "cairn: the store is full: " in ended.stderr
+        assert "failed: " in ended.stderr
+        assert "the store is full: " in ended.stderr
         gcs.set_quota(None)
         for job in JOBS:
             made = client.wait(JOBS[job](client).id)

@@ -1,3 +1,4 @@
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -271,6 +272,26 @@ def test_list_of_runs_is_what_the_store_lists(index, root):
         make_run(root / name)
     uri = parse_uri(root)
     assert index.refresh_root("default", uri) == list_runs(uri) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"objects": [{"name": "x", "size": 10**30}]},
+        {"objects": [{"name": name, "size": 2**53 - 1} for name in "xy"]},
+        {"model": {"model_type": "\ud800"}},
+        {"created": "yesterday"},
+    ],
+)
+def test_manifest_that_no_database_could_hold_is_left_out(index, root, change, caplog):
+    run = make_run(root / "run", [1, 2])
+    manifests = root / "run" / "manifests"
+    body = json.loads((manifests / "2.1.json").read_text())
+    (manifests / "3.1.json").write_text(json.dumps({**body, "step": 3, **change}))
+    index.refresh_run("default", run)
+    with index.catalog.read() as session:
+        assert rows.find_run(session, "default", "run").latest_step == 2
+    assert "manifests/3.1.json" in caplog.text
 
 
 def test_large_run_is_indexed_whole(index, catalog, root):

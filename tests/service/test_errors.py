@@ -1,8 +1,10 @@
 import inspect
+import sqlite3
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from sqlalchemy.exc import OperationalError
 
 from service import errors as service_errors
 from service.errors import InvalidRequestError, ProblemError
@@ -140,6 +142,24 @@ def test_problem_error_in_a_route_keeps_its_fields(raising):
     box.append(InvalidRequestError("no", errors=[{"field": "a", "detail": "b"}], extra={"x": 1}))
     problem = check_problem(http.get("/"), 422)
     assert (problem["errors"], problem["x"]) == ([{"field": "a", "detail": "b"}], 1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "status", "kind", "found"),
+    [
+        ("database or disk is full", 507, "database-full", "no space left"),
+        ("database is locked", 503, "database-unavailable", "no answer"),
+    ],
+)
+def test_a_database_that_cannot_be_written_is_told_and_the_connection_stays(
+    raising, cause, status, kind, found
+):
+    http, box = raising
+    box.append(OperationalError("INSERT", {"secret": 1}, sqlite3.OperationalError(cause)))
+    problem = check_problem(http.get("/"), status)
+    assert problem["type"] == f"urn:cairn:problem:{kind}"
+    assert f"found {found}." in problem["detail"]
+    assert "INSERT" not in problem["detail"]
 
 
 def test_unknown_path_and_method_are_problems(http):

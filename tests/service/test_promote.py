@@ -135,7 +135,7 @@ def test_unknown_field_in_the_body_is_invalid(http, run):
     answer = promote(http, 3, CREATE, attempt=6)
     assert answer.status_code == 422
     assert answer.json()["errors"] == [
-        {"field": "body.attempt", "detail": "Extra inputs are not permitted"}
+        {"field": "body.attempt", "detail": "Extra inputs are not permitted, found 6"}
     ]
 
 

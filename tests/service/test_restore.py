@@ -1,5 +1,7 @@
 import pytest
 
+from storage.attempts import release
+from storage.errors import StoreUnavailableError
 from storage.reader import CheckpointReader
 from storage.run import Run
 from tests.service.jobs import done, save_llama, serving, watch
@@ -56,6 +58,23 @@ def test_rollback_sets_later_steps_aside(http, store):
     assert [info.step for info in run.steps()] == [1, 2]
     save_llama(store[0] / "llama", steps=(3,))
     assert [info.step for info in run.steps()] == [1, 2, 3]
+
+
+def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, store, monkeypatch):
+    """It had begun its attempt when the store went away, or the process did."""
+    monkeypatch.setattr("service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
+    answers = iter([StoreUnavailableError("no answer", path="lease.json")])
+
+    def lose_once(objects, attempt):
+        if lost := next(answers, None):
+            raise lost
+        release(objects, attempt)
+
+    monkeypatch.setattr("service.jobs.restore.release", lose_once)
+    operation = done(http, RESTORE, {"mode": "rollback"})
+    assert operation["result"]["set_aside"] == [2, 3]
+    run = Run.open(store[0] / "llama")
+    assert [attempt.number for attempt in run.attempts()] == [1, operation["result"]["attempt"]]
 
 
 def test_rollback_names_the_aliases_it_strands(http):

@@ -108,6 +108,15 @@ def test_arrays_may_be_donated_or_deleted_as_soon_as_save_returns(checkpointer, 
     assert raws(found) == raws(expected)
 
 
+def test_a_plain_orbax_root_put_in_place_is_not_written_into(checkpointer, run_uri):
+    folder = (run_uri / "attempts/1/5").orbax_path()
+    ocp.save_checkpointables(folder, {"model": {"w": floats(4)}})
+    handle = save(checkpointer, 5)
+    handle.wait()
+    assert handle.attempt == 2
+    assert raws(ocp.load(folder, checkpointable_name="model")) == raws({"w": floats(4)})
+
+
 def test_every_name_that_leads_to_a_durable_step_is_on_the_disk(tmp_path, monkeypatch):
     """A file survives a power failure only if each folder above it was synced after it was made."""
     after: set[str] = set()
@@ -427,6 +436,22 @@ def test_everything_wrong_with_the_leaves_is_said_before_anything_is_written(che
         assert path in str(caught.value)
     with pytest.raises(UnsupportedFormatError, match="not JSON"):
         checkpointer.save(1, {"model": {"a": floats(2)}}, meta={"x": object()})
+    assert ObjectStore.open(run_uri).list() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"model": ModelInfo(config={"eps": float("nan")})}, UnsupportedFormatError),
+        ({"assets": {"../tokenizer.json": b"{}"}}, InvalidURIError),
+        ({"assets": {"tokenizer.json": "{}"}}, UnsupportedLeafError),
+    ],
+)
+def test_what_the_manifest_could_not_say_is_refused_before_anything_is_written(
+    checkpointer, run_uri, options, kind
+):
+    with pytest.raises(kind):
+        save(checkpointer, 1, **options)
     assert ObjectStore.open(run_uri).list() == []
 
 

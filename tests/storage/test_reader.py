@@ -147,7 +147,8 @@ def test_meta_comes_back_as_it_was_saved(stored):
 @pytest.mark.parametrize(
     "index",
     [(), 3, -1, slice(5, 40), slice(1, 60, 7), (slice(None), 5), (..., slice(-3, None)),
-     (slice(10, 10),), (-64, -48), (slice(17, 33), slice(20, 30)), slice(900, 1000)],
+     (slice(10, 10),), (-64, -48), (slice(17, 33), slice(20, 30)), slice(900, 1000),
+     (np.int64(-3), np.uint8(5))],
     ids=str,
 )  # fmt: skip
 def test_slices_are_those_of_numpy(stored, index):

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
 from storage.checkpointer import Checkpointer
+from storage.dtypes import dtype_named
 from storage.errors import (
     CorruptionError,
     NotACheckpointError,
@@ -250,6 +251,23 @@ def test_casting_is_only_for_floating_leaves_and_only_if_asked(step):
     wrong = jax.ShapeDtypeStruct((8,), jnp.int8, sharding=tree["n"].sharding)
     with pytest.raises(TreeMismatchError, match="expected dtype int8"):
         restore_item(uri, "model", {**target, "n": wrong}, cast=True)
+
+
+@pytest.mark.parametrize("stored", ["float32", "float8_e4m3"])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float8_e4m3", "float8_e5m2"])
+def test_a_cast_gives_the_dtype_that_was_asked_for(step, stored, wanted):
+    """Also from and to the one that TensorStore does not know."""
+    device = put(floats(8, 4).astype(dtype_named(stored)), "fsdp")
+    tree = {"device": device, "host": np.asarray(device)}
+    uri = step(model=tree)
+    dtype = dtype_named(wanted)
+    target = {
+        "device": jax.ShapeDtypeStruct((8, 4), dtype, sharding=device.sharding),
+        "host": np.zeros((8, 4), dtype),
+    }
+    found = restore_item(uri, "model", target, cast=True)
+    assert raw(found["device"]) == raw(found["host"]) == raw(tree["host"].astype(dtype))
+    assert found["device"].sharding == device.sharding
 
 
 def test_without_a_sharding_a_leaf_goes_to_the_first_device(step):

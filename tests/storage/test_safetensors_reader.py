@@ -56,6 +56,24 @@ def test_hostile_file_is_refused_naming_the_file(name):
     assert len(str(error)) < 2000
 
 
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ('{"a":{"dtype":"F32","shape":[SIZE,SIZE,0],"data_offsets":[0,0]}}', CorruptionError),
+        ('{"a":{"dtype":"F32","shape":[0,SIZE,SIZE],"data_offsets":[0,0]}}', CorruptionError),
+        ('{"a":{"dtype":"F32","shape":[0,ONES],"data_offsets":[0,0]}}', UnsupportedFormatError),
+        ('{"\\ud800":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}', CorruptionError),
+        ('{"__metadata__":{"format":"\\udfff"}}', CorruptionError),
+    ],
+)
+def test_header_of_what_no_array_or_text_can_be_is_refused(files, header, kind):
+    data = header.replace("SIZE", str(2**62)).replace("ONES", ",".join("1" * 65)).encode()
+    rel = store(files, len(data).to_bytes(8, "little") + data)
+    with pytest.raises(kind) as caught:
+        read_header(files, rel)
+    assert str(caught.value).encode()
+
+
 @pytest.mark.parametrize("name", sorted(hostile_files().keys() - REFERENCE_TOLERATES))
 def test_the_reference_reader_refuses_the_same_files(name):
     with pytest.raises(safetensors.SafetensorError):

@@ -116,6 +116,32 @@ def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path)
     assert listed(tmp_path / "run") == [1]
 
 
+FORKED = """
+import multiprocessing
+import storage.save_job
+def broken(folder):
+    raise OSError(5, "the disk is on fire")
+def child(fails):
+    if fails:
+        storage.save_job.sync_folder = broken
+    save(1, {"model": {"w": np.zeros((1024, 1024), np.float32)}})
+for fails in (False, True):
+    uri = f"{sys.argv[1]}-{fails}"
+    process = multiprocessing.get_context("fork").Process(target=child, args=(fails,))
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def test_a_forked_child_too_exits_once_durable_or_with_a_failure(tmp_path):
+    status, out, err = run(FORKED, tmp_path / "run")
+    assert status == 0, err
+    assert out.split() == ["0", "1"], err
+    assert "the disk is on fire" in err
+    assert listed(tmp_path / "run-False") == [1]
+
+
 KILLED_WHILE_WRITING = """
 save(3).wait()
 big = {"model": {"w": put(floats(8192, 8192), "fsdp")}}

@@ -10,7 +10,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("runs", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="0"))
+    op.add_column(
+        "runs", sa.Column("revision", sa.BigInteger(), nullable=False, server_default="0")
+    )
 
 
 def downgrade() -> None:
