@@ -239,6 +239,7 @@ _CLIENTS = ("aiohttp", "requests", "urllib3")
 _FULL_NEXT = "Free space or raise the quota, then try again; what was stored before is untouched."
 _DOWN_NEXT = "Check that the store can be reached from here, then try again."
 _NO_FOLDER_NEXT = "Give a path whose parents are folders; a file is in the way here."
+_MISSING_NEXT = "Check the path; a bucket must exist before anything is stored in it."
 _REFUSED_NEXT = "Check the credentials and the permissions on the store."
 
 
@@ -271,7 +272,7 @@ def _translate_one(exc: BaseException, path: str) -> StorageError | None:
             "not a folder", path=path, expected="a folder", found=text, next_step=_NO_FOLDER_NEXT
         )
     if number == errno.ENOENT or code == 404:
-        return NotFoundError("not found", path=path, found=text)
+        return _missing(path, text)
     forbidden = code in (401, 403) or text.startswith("Forbidden:")  # as gcsfs says it
     if number in _REFUSED or forbidden or _is_from(exc, "google.auth"):
         if forbidden and "quota" in text.lower():
@@ -296,7 +297,7 @@ def _from_status(text: str, path: str) -> StorageError | None:
         case "RESOURCE_EXHAUSTED":
             return _full(path, text, errno.ENOSPC)
         case "NOT_FOUND":
-            return NotFoundError("not found", path=path, found=text)
+            return _missing(path, text)
         case "PERMISSION_DENIED" | "UNAUTHENTICATED":
             return StoreUnavailableError(
                 "the store refused access", path=path, found=text, next_step=_REFUSED_NEXT
@@ -313,6 +314,10 @@ def _full(path: str, text: str, number: int | None) -> StoreFullError:
     error = StoreFullError("the store is full", path=path, found=text, next_step=_FULL_NEXT)
     error.errno = number or errno.ENOSPC
     return error
+
+
+def _missing(path: str, text: str) -> NotFoundError:
+    return NotFoundError("not found", path=path, found=text, next_step=_MISSING_NEXT)
 
 
 def _unavailable(path: str, text: str) -> StoreUnavailableError:

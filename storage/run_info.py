@@ -1,12 +1,13 @@
 """What `run.json` says about a run, and what a folder without one is."""
 
+import contextlib
 import os
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from storage.clock import Moment
-from storage.errors import InvalidURIError, RunNotFoundError
+from storage.errors import InvalidURIError, RunNotFoundError, StorageError
 from storage.files import Files
 from storage.layout import MAX_NUMBER, RUN_FILE
 from storage.objects import ObjectStore
@@ -63,7 +64,9 @@ class RunInfo(Record):
 
 def no_such_run(folder: StoreURI) -> RunNotFoundError:
     """The error that says what there is in place of a run."""
-    names = [entry.name for entry in Files.open(folder).list()]
+    names: list[str] = []
+    with contextlib.suppress(StorageError):  # no bucket, or none that we may list
+        names = [entry.name for entry in Files.open(folder).list()]
     next_step = "Check the name; `cairn runs` lists what exists."
     if STEP_METADATA in names:
         found, next_step = "one checkpoint's folder", _CHECKPOINT_NEXT

@@ -7,6 +7,7 @@ from service.client import CairnClient
 from service.errors import ProblemResponseError
 from state import DecoderForCausalLM, EasyDeLState
 from storage import errors as storage
+from storage.checkpointer import Checkpointer
 from tests.bad_input.conftest import raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state
@@ -240,3 +241,18 @@ def test_a_command_on_what_is_no_checkpoint_fails_with_one_line(store, plane, ca
     assert ended.stderr.startswith("cairn: ")
     assert ended.stderr.count("\n") == 1
     says(ended.stderr, *(text.replace("ROOT", str(store.root)) for text in texts))
+
+
+def test_a_run_or_a_bucket_that_is_not_there_is_told_from_gs_too(gcs, state):
+    for uri in (f"{gcs.bucket_uri}/nope", "gs://no-such-bucket/nope"):
+        error = raised(
+            storage.RunNotFoundError, lambda uri=uri: EasyDeLState.load_state(uri, verbose=False)
+        )
+        says(str(error), uri, "a folder with run.json", "nothing", LIST)
+    error = raised(
+        storage.NotFoundError,
+        lambda: state.save_state("gs://no-such-bucket/nope", step=1, verbose=False),
+    )
+    assert str(error).startswith("not found: gs://no-such-bucket/nope/run.json: found ")
+    assert str(error).endswith("a bucket must exist before anything is stored in it.")
+    Checkpointer.for_run("gs://no-such-bucket/nope").close()
