@@ -2,6 +2,9 @@
 
 One engine per process. A job's operation id is DBOS's workflow id; its progress is a workflow
 event; its steps are DBOS steps, so that what was done before a crash is not done again.
+
+Longer than other files here, so that DBOS stays behind one door: what a version of it changes is
+mended in this file alone.
 """
 
 import builtins
