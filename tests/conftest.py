@@ -1,6 +1,12 @@
 """Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
 
 import os
+import signal
+
+# A shell's background job is started with Ctrl-C ignored, and its children inherit that; tests send
+# SIGINT to the programs they start, which must find it as a terminal leaves it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports JAX: every test sees the same eight devices and the CPU backend.
 os.environ["JAX_PLATFORMS"] = "cpu"
