@@ -42,7 +42,6 @@ BLOCK_BYTES: Final = 16 << 20
 BLOCKS_IN_FLIGHT: Final = 4
 """Blocks held at once: one is being written, the others were read ahead."""
 
-INDEX_SUFFIX: Final = ".safetensors.index.json"
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 8

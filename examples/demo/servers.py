@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 BUCKET = "cairn-demo"
+ANNOUNCEMENT = "cairn: http://"  # what `cairn serve` prints once it answers, with the port
 
 
 @contextmanager
@@ -69,9 +69,10 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def control_plane(
     root: str, folder: Path, environment: Mapping[str, str], port: int
 ) -> Iterator[tuple[str, float, subprocess.Popen[str]]]:
-    """Yields the URL of a fresh control plane, the seconds until it answered, and its process."""
-    port = port or _free_port()
-    url = f"http://127.0.0.1:{port}"
+    """Yields the URL of a fresh control plane, the seconds until it answered, and its process.
+
+    Port 0 takes any free one.
+    """
     command = [
         sys.executable, "-m", "service.cli", "serve",
         "--root", root, "--data-dir", str(folder / "control-plane"), "--port", str(port),
@@ -79,19 +80,12 @@ def control_plane(
     log = folder / "control-plane.log"
     began = time.perf_counter()
     with _process(command, log, environment) as process:
-        while True:
-            try:
-                if httpx.get(f"{url}/readyz", timeout=2).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            if process.poll() is not None or time.perf_counter() - began > 60:
-                raise RuntimeError(f"the control plane did not answer at {url}; see {log}")
-            time.sleep(0.05)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(ANNOUNCEMENT):
+                url = line.removeprefix("cairn: ").strip()
+                break
+        else:
+            raise RuntimeError(f"the control plane did not start; see {log}")
+        httpx.get(f"{url}/readyz", timeout=60).raise_for_status()
         yield url, time.perf_counter() - began, process
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,10 +12,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.jobs.progress import ProgressMeter
+from storage.run import Run, StepInfo
 from storage.uri import StoreURI
 
 Request = Mapping[str, Any]
 Result = dict[str, Any]
+
+
+def step_request(root: str, run: Run, step: StepInfo) -> dict[str, Any]:
+    """The part of every job's request that says which checkpoint it is about."""
+    return {
+        "root": root,
+        "run": run.uri.name,
+        "step": step.step,
+        "attempt": step.attempt,
+        "manifest_digest": step.manifest_digest,
+    }
 
 
 class JobInterrupt(BaseException):

@@ -14,7 +14,7 @@ import google_crc32c
 import numpy as np
 
 from service.jobs.artifacts import ArtifactRef
-from service.jobs.context import JobContext, Request, Result
+from service.jobs.context import JobContext, Request, Result, step_request
 from storage.clock import rfc3339, utc_now
 from storage.errors import CorruptionError, StepNotFoundError
 from storage.exports import (
@@ -65,11 +65,7 @@ def export_request(
 ) -> dict[str, Any]:
     """The JSON that a job is started with; equal requests make equal artifacts."""
     return {
-        "root": root,
-        "run": run.uri.name,
-        "step": step.step,
-        "attempt": step.attempt,
-        "manifest_digest": step.manifest_digest,
+        **step_request(root, run, step),
         "kind": kind,
         "options": dict(options),
         "rule_version": rule_version,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.jobs.context import JobContext, JobKind, Request, Result
+from service.jobs.context import JobContext, JobKind, Request, Result, step_request
 from storage.attempts import Attempt, begin_attempt, counting, release
 from storage.errors import StepNotFoundError
 from storage.fork import abandon_fork, fork_run
@@ -20,11 +20,7 @@ def restore_request(
 ) -> dict[str, Any]:
     """The JSON that a job is started with."""
     return {
-        "root": root,
-        "run": run.uri.name,
-        "step": step.step,
-        "attempt": step.attempt,
-        "manifest_digest": step.manifest_digest,
+        **step_request(root, run, step),
         "mode": mode,
         "target": target,
     }
