@@ -12,9 +12,10 @@ STORE ?= file
 DEMO_DIR ?= .demo
 PORT ?= 8321
 TESTS ?= tests
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help demo serve test check bench format openapi system clean
+.PHONY: help demo serve test check docs bench format openapi system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -49,11 +50,16 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q $(TESTS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MKDOCS)
+
+docs: $(DEV_STAMP)  ## build the documentation into site/
+	$(MKDOCS)
+	@echo "python3 -m http.server -d site    # then http://127.0.0.1:8000, search included"
 
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export_memory

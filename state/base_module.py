@@ -5,10 +5,8 @@ its `__call__` does not name `labels` itself, this class takes them out of the c
 loss to what the forward pass returns.
 """
 
-import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,15 +17,20 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from state.config import EDPretrainedConfig
+from state.dtypes import floating_dtype
+from state.flops import FlopsMixin
 from state.generation import EasyGenerationMixin
 from state.hub import EasyBridgeMixin
 from state.loss import LossConfig, causal_lm_loss
 from state.mesh import mesh_of
+from state.module_adaptation import ModuleAdaptationMixin
+from state.module_calls import ModuleCallMixin
+from state.module_loss import with_loss
 from state.module_sharding import ModuleShardingMixin
 from state.names import TaskType
 from state.operation_cache import OperationCacheMixin
-from state.outputs import CausalLMOutput
 from state.paths import named_leaves, rebuild
+from state.quantized_weight import PackedParam
 from state.registry import register
 
 if TYPE_CHECKING:
@@ -39,7 +42,14 @@ __all__ = ["EasyDeLBaseModule"]
 
 
 class EasyDeLBaseModule(
-    nnx.Module, ModuleShardingMixin, EasyGenerationMixin, EasyBridgeMixin, OperationCacheMixin
+    nnx.Module,
+    ModuleShardingMixin,
+    ModuleAdaptationMixin,
+    ModuleCallMixin,
+    EasyGenerationMixin,
+    EasyBridgeMixin,
+    OperationCacheMixin,
+    FlopsMixin,
 ):
     """Base of all models: configuration, graph, placement, dtype, loss, state.
 
@@ -63,8 +73,8 @@ class EasyDeLBaseModule(
     ) -> None:
         """Remembers the settings. `rngs` is for the subclass's layers; it is not kept."""
         self.config = config
-        self.dtype = np.dtype(dtype)
-        self.param_dtype = np.dtype(param_dtype)
+        self.dtype = floating_dtype(dtype, argument="dtype")
+        self.param_dtype = floating_dtype(param_dtype, argument="param_dtype")
         self.precision = precision
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -72,7 +82,7 @@ class EasyDeLBaseModule(
         forward = cls.__dict__.get("__call__")
         if forward is not None and "labels" not in inspect.signature(forward).parameters:
             # nnx looks methods up on the class, so this is where the loss has to be added.
-            cls.__call__ = _with_loss(forward)  # type: ignore[method-assign]  # one per subclass
+            cls.__call__ = with_loss(forward)  # type: ignore[method-assign]  # one per subclass
         register(cls)
 
     def __call__(self, input_ids: jax.Array, **kwargs: Any) -> Any:
@@ -113,24 +123,11 @@ class EasyDeLBaseModule(
     def module_dtype(self) -> np.dtype[Any]:
         """The dtype that most of the floating parameters' elements have."""
         counts: dict[np.dtype[Any], int] = {}
-        for named in named_leaves(nnx.state(self, nnx.Param)):
+        for named in named_leaves(nnx.state(self, nnx.All(nnx.Param, nnx.Not(PackedParam)))):
             if jnp.issubdtype(named.leaf.dtype, jnp.floating):
                 dtype = np.dtype(named.leaf.dtype)
                 counts[dtype] = counts.get(dtype, 0) + prod(named.leaf.shape)
         return max(counts, key=counts.__getitem__) if counts else self.param_dtype
-
-    @property
-    def lora_is_enabled(self) -> bool:
-        """Whether the model has low-rank adapters."""
-        return bool(named_leaves(nnx.state(self, nnx.LoRAParam)))
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether some parameters are stored as integers or 8-bit floats."""
-        return any(
-            named.leaf.dtype.itemsize == 1 or jnp.issubdtype(named.leaf.dtype, jnp.integer)
-            for named in named_leaves(nnx.state(self, nnx.Param))
-        )
 
     # -- graph ---------------------------------------------------------------------------------
 
@@ -195,13 +192,19 @@ class EasyDeLBaseModule(
     # -- dtype ---------------------------------------------------------------------------------
 
     def to_dtype(self, dtype: Any) -> Self:
-        """Casts the floating leaves to a dtype, in place, and returns the module."""
-        wanted = np.dtype(dtype)
+        """Casts the floating leaves to a dtype, in place, and returns the module.
+
+        Integers stay, and quantized weights with all their parts.
+
+        Raises:
+            ArgumentError: if there is no such dtype, or it is not floating.
+        """
+        wanted = floating_dtype(dtype, argument="dtype")
 
         def cast(leaf: Any) -> Any:
             return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-        nnx.update(self, jax.tree.map(cast, nnx.state(self)))
+        nnx.update(self, jax.tree.map(cast, nnx.state(self, nnx.Not(PackedParam))))
         self.param_dtype = wanted
         return self
 
@@ -213,7 +216,7 @@ class EasyDeLBaseModule(
         """Casts the floating leaves to float32."""
         return self.to_dtype(jnp.float32)
 
-    # -- loss, state and calls -----------------------------------------------------------------
+    # -- loss and state ------------------------------------------------------------------------
 
     def compute_loss(
         self,
@@ -242,45 +245,3 @@ class EasyDeLBaseModule(
         return EasyDeLState.create(
             model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments
         )
-
-    def get_static_arguments(self) -> tuple[str, ...]:
-        """Returns the names of the forward pass's arguments that must be static under jit."""
-        return ()
-
-    def prepare_inputs_for_call(self, **inputs: Any) -> dict[str, Any]:
-        """Returns the inputs of a call without those that are None."""
-        return {name: value for name, value in inputs.items() if value is not None}
-
-    def pure_transform_fn(self) -> Callable[[Any, Mapping[str, Any]], Any]:
-        """Returns `fn(params, inputs)`: the forward pass without side effects, for jit and grad."""
-        graphdef, own, other = nnx.split(self, nnx.Param, ...)
-        own = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), own)
-
-        def transform(params: Any, inputs: Mapping[str, Any]) -> Any:
-            state = rebuild(own, params, path="params")
-            return nnx.merge(graphdef, state, other)(**self.prepare_inputs_for_call(**inputs))
-
-        return transform
-
-
-def _with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a forward pass so that `labels=` adds a loss to what it returns."""
-
-    @functools.wraps(forward)
-    def call(
-        self: EasyDeLBaseModule, *args: Any, labels: jax.Array | None = None, **kw: Any
-    ) -> Any:
-        outputs = forward(self, *args, **kw)
-        if labels is None:
-            return outputs
-        logits: Any = outputs["logits"] if isinstance(outputs, Mapping) else outputs
-        logits = getattr(logits, "logits", logits)
-        loss, metrics = self.compute_loss(labels=labels, logits=logits)
-        if isinstance(outputs, Mapping):
-            return {**outputs, "loss": loss}
-        if dataclasses.is_dataclass(outputs) and hasattr(outputs, "loss"):
-            replaced: Any = dataclasses.replace(outputs, loss=loss)  # type: ignore[type-var]
-            return replaced
-        return CausalLMOutput(logits=logits, loss=loss, metrics=metrics)
-
-    return call

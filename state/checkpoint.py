@@ -1,8 +1,8 @@
 """One stored checkpoint, opened for loading: what it holds, whether a target fits, its leaves."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,8 @@ from storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFo
 from storage.leaf_forms import dtype_name, is_key_dtype
 from storage.manifest import LeafRecord, Manifest
 from storage.run import Run, StepInfo
-from storage.uri import parse_ref
+from storage.step_states import StepState
+from storage.uri import CheckpointRef, parse_ref
 
 __all__ = ["StoredCheckpoint"]
 
@@ -49,6 +50,8 @@ class StoredCheckpoint:
     ) -> "StoredCheckpoint":
         """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
 
+        All processes of a job must call this; they get the same one.
+
         Args:
             reference: the run, or one of its checkpoints.
             step: the step, where the reference names only the run.
@@ -59,18 +62,25 @@ class StoredCheckpoint:
             NotACheckpointError: if the step was not saved by `save_state`.
         """
         from state.errors import ArgumentError
+        from storage import processes
 
-        ref = parse_ref(reference)
-        if step is not None:
+        def named() -> CheckpointRef:
+            ref = parse_ref(reference)
+            if step is None:
+                return ref
             if ref.alias is not None or ref.step not in (None, step):
                 raise ArgumentError(
                     path="step",
                     expected=f"no step= with {os.fspath(reference)!r}, which names one",
                     found=step,
                 )
-            ref = replace(ref, step=step)
-        run = Run.open(ref.run)
-        return cls(run, run.resolve(ref))
+            return replace(ref, step=step)
+
+        ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
+        # Process 0 looks for all: what is the latest step may change while they look.
+        found = processes.agree(lambda: asdict(Run.open(ref.run).resolve(ref)))
+        info = StepInfo(**{**found, "state": StepState(found["state"])})
+        return processes.together(lambda: cls(Run(ref.run), info))
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -145,6 +155,19 @@ class StoredCheckpoint:
         from storage.restore import restore_item
 
         return restore_item(self.uri, item, target, cast=cast)
+
+    def restore_some(
+        self, item: str, target: Any, paths: Collection[str], *, cast: bool = False
+    ) -> dict[str, Any]:
+        """Returns some leaves of an item by path, each where the target, the whole tree, says.
+
+        Raises:
+            TreeMismatchError: if the target does not fit.
+            CorruptionError: if stored bytes fail their check.
+        """
+        from storage.restore import restore_leaves
+
+        return restore_leaves(self.uri, item, target, paths, cast=cast)
 
     def _problems(self, item: str, tree: Any, cast: bool) -> list[str]:
         stored = self.leaves(item)

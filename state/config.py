@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from state.errors import ConfigError
+from state.partition_axis import PartitionAxis
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, PartitionSpec
@@ -30,6 +31,10 @@ class EDPretrainedConfig:
         model_type: the name that Hugging Face's config.json carries, such as "llama".
         sharding_axis_dims: devices along each mesh axis; at most one may be -1 ("the rest").
         sharding_axis_names: names of the mesh axes.
+        sharding_dcn_axis_dims: slices (or processes, where there are none) along each mesh axis;
+            `sharding_axis_dims` then count the devices of one of them.
+        partition_axis: which mesh axes carry which logical axis; None means the usual ones for
+            parameters, and leaves activations to the compiler.
         tokenizer_files: file name -> bytes, carried along so that an export can be used as it is;
             no part of equality, of the hash or of the JSON.
     """
@@ -39,6 +44,8 @@ class EDPretrainedConfig:
     model_type: str = ""
     sharding_axis_dims: tuple[int, ...] = (1, -1, 1, 1)
     sharding_axis_names: tuple[str, ...] = ("dp", "fsdp", "tp", "sp")
+    sharding_dcn_axis_dims: tuple[int, ...] | None = None
+    partition_axis: PartitionAxis | None = None
     tokenizer_files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -53,6 +60,11 @@ class EDPretrainedConfig:
     def __post_init__(self) -> None:
         for name in ("sharding_axis_dims", "sharding_axis_names"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.sharding_dcn_axis_dims is not None:
+            object.__setattr__(self, "sharding_dcn_axis_dims", tuple(self.sharding_dcn_axis_dims))
+        axis: Any = self.partition_axis
+        if isinstance(axis, Mapping):
+            object.__setattr__(self, "partition_axis", PartitionAxis.from_dict(axis))
         problems = list(self.problems())
         if problems:
             raise ConfigError(
@@ -74,6 +86,19 @@ class EDPretrainedConfig:
             found.append(f"sharding_axis_names {names} repeat a name")
         if any(d != -1 and d < 1 for d in dims) or list(dims).count(-1) > 1:
             found.append(f"sharding_axis_dims {dims} must be positive, with at most one -1")
+        slices = self.sharding_dcn_axis_dims
+        if slices is not None and len(slices) != len(names):
+            found.append(
+                f"sharding_dcn_axis_dims {slices} and sharding_axis_names {names} differ in length"
+            )
+        if slices is not None and (any(d != -1 and d < 1 for d in slices) or slices.count(-1) > 1):
+            found.append(f"sharding_dcn_axis_dims {slices} must be positive, with at most one -1")
+        axis: Any = self.partition_axis
+        if isinstance(axis, PartitionAxis):
+            unknown = axis.unknown_axes(names)
+            found += [f"partition_axis: {text}, the mesh has {names}" for text in unknown]
+        elif axis is not None:
+            found.append(f"partition_axis {axis!r} is no PartitionAxis")
         return found
 
     @property
@@ -85,7 +110,11 @@ class EDPretrainedConfig:
         """
         from state import sharding
 
-        return sharding.make_mesh(self.sharding_axis_dims, self.sharding_axis_names)
+        return sharding.make_mesh(
+            self.sharding_axis_dims,
+            self.sharding_axis_names,
+            dcn_dims=self.sharding_dcn_axis_dims,
+        )
 
     def get_partition_rules(self) -> PartitionRules | None:
         """Ordered (regex, PartitionSpec) over "/"-joined paths; the first match wins.

@@ -14,20 +14,22 @@ from state.optax_numerics import optax_numerics
 from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
 from state.placement import leaf_bytes
+from state.stable_placement import Placement, on_mesh, settled
 from state.state_sharding import StateShardingMixin, params_by_rules, place_step
 from state.state_storage import StateStorageMixin
 
 __all__ = ["EasyDeLState"]
 
 
-class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=False):  # type: ignore[call-arg]  # flax is untyped
+class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=False):
     """A model at one point of its training.
 
     A pytree: `step`, `graphstate`, `graphother` and `opt_state` are its leaves; the rest is static
-    and hashable. Methods return new objects. To compile a training step once, donate the state and
-    ask for the placement that it has:
+    and hashable. Methods return new objects. A training step compiles once, and may have the memory
+    of the state that it replaces; leaves stay where they are:
 
-        jax.jit(train_step, donate_argnums=0, out_shardings=(state.shardings, None))
+        step = jax.jit(train_step, donate_argnums=0)
+        state, loss = step(state, batch)
 
     Attributes:
         step: optimizer steps taken, an int32 scalar.
@@ -39,6 +41,7 @@ class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=
         apply_fn: a function to apply the model, if you want to keep one here.
         hyperparameters: JSON that is saved with the state.
         tx_init: JSON that rebuilds `tx`; see `state.optimizers.make_optimizer`.
+        placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
     """
 
     step: Any
@@ -50,6 +53,7 @@ class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=
     apply_fn: Callable[..., Any] | None = struct.field(pytree_node=False, default=None)
     hyperparameters: Mapping[str, Any] = struct.field(pytree_node=False, default_factory=FrozenJSON)
     tx_init: Mapping[str, Any] | None = struct.field(pytree_node=False, default=None)
+    placement: Placement | None = struct.field(pytree_node=False, default=None)
 
     def __post_init__(self) -> None:
         for name in ("hyperparameters", "tx_init"):
@@ -90,7 +94,8 @@ class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=
 
         Raises:
             ValueError: if a model comes with parts of one, if some parts are missing, if
-                `init_opt_state` comes with an `opt_state`, or without a `tx`.
+                `init_opt_state` comes with an `opt_state`, or without a `tx`, if `step` is no
+                whole number.
         """
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
         given = [name for name, part in parts.items() if part is not None]
@@ -117,17 +122,19 @@ class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=
             graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
             # New Variables around the same arrays: later changes of the model are its own.
             graphstate, graphother = jax.tree.map(lambda leaf: leaf, (graphstate, graphother))
+        mesh = mesh_of(graphstate)
         state = cls(
-            step=place_step(0 if step is None else step, mesh_of(graphstate)),
+            step=place_step(0 if step is None else step, mesh),
             graphdef=graphdef,
             graphstate=graphstate,
-            graphother=graphother,
+            graphother=on_mesh(graphother, mesh),
             tx=tx,
             opt_state=opt_state,
             apply_fn=apply_fn,
             hyperparameters=FrozenJSON(hyperparameters, name="hyperparameters"),
             tx_init=None if tx_init is None else FrozenJSON(tx_init, name="tx_init"),
         )
+        state = settled(state)
         return state.init_opt_state() if init_opt_state else state
 
     # -- the model -----------------------------------------------------------------------------
@@ -229,10 +236,9 @@ class EasyDeLState(struct.PyTreeNode, StateShardingMixin, StateStorageMixin, eq=
             partition_rules: where the mirrored parameters would be; by default where they are.
             tx_init: JSON that rebuilds `tx`.
         """
-        params = self.graphstate
-        if partition_rules is not None:
-            params = params_by_rules(self, partition_rules)
-        return self.replace(tx=tx, tx_init=tx_init, opt_state=init_optimizer(tx, params))
+        placed = None if partition_rules is None else params_by_rules(self, partition_rules)
+        opt_state = init_optimizer(tx, self.graphstate, placed)
+        return self.replace(tx=tx, tx_init=tx_init, opt_state=opt_state)
 
     def init_opt_state(self) -> Self:
         """Returns the state with a fresh optimizer state for the present optimizer.

@@ -43,12 +43,13 @@ def export_sources(
         The tensors in writing order, and the content of config.json, without nulls.
 
     Raises:
-        ConversionError: the step holds no model that is known here, or its leaves don't match the
-            family's rules; all problems are listed.
+        ConversionError: the step holds no model that is known here, or one with adapters or
+            quantized weights; or its leaves don't match the family's rules; all are listed.
         TreeMismatchError: its leaves are not those that its config describes; all are listed.
         ConfigError: the family can't express the model's options.
     """
     config = stored_config(manifest)
+    _check_plain(reader)
     infos = reader.leaves(MODEL_ITEM)
     shapes = {path: tuple(info.shape) for path, info in infos.items()}
     if isinstance(config, DecoderConfig):
@@ -57,6 +58,28 @@ def export_sources(
     leaves = {path: _StoredLeaf(reader, path, shapes[path], infos[path].dtype) for path in infos}
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def _check_plain(reader: CheckpointReader) -> None:
+    """Adapters and quantized weights have no place among a model's tensors."""
+    module = reader.meta().get("module")
+    found = module if isinstance(module, dict) else {}
+    if found.get("lora"):
+        raise ConversionError(
+            path=reader.uri,
+            expected="a checkpoint of a model without adapters",
+            found=f"adapters: {found['lora']}",
+            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
+            "save_adapter() for a PEFT folder, or unwrap_lora_to_layers().save_pretrained()",
+        )
+    if found.get("quantization"):
+        raise ConversionError(
+            path=reader.uri,
+            expected="a checkpoint of a model with floating weights",
+            found=f"quantized weights: {found['quantization']}",
+            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
+            "save_pretrained(float_dtype=...)",
+        )
 
 
 def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path: str) -> None:

@@ -13,7 +13,8 @@ __all__ = ["gather_leaf", "gather_tree"]
 def gather_leaf(leaf: Any) -> Any:
     """Returns a leaf in host memory: a NumPy array, or for typed PRNG keys an array on one CPU.
 
-    With several processes every process gets the whole leaf; no device ever holds it whole.
+    With several processes all must call this, for the same leaves in the same order; each of them
+    gets the whole leaf, and its devices hold it whole for that moment.
     """
     if not isinstance(leaf, jax.Array):
         return leaf
@@ -31,7 +32,8 @@ def gather_leaf(leaf: Any) -> Any:
 def gather_tree(tree: Any) -> Any:
     """Returns the tree with every leaf in host memory.
 
-    Leaves go one after the other, so that besides the result at most one leaf is in flight.
+    Leaves go one after the other, so that besides the result at most one leaf is in flight. With
+    several processes all must call this, and each holds the whole tree in the end.
     """
     leaves, structure = jax.tree.flatten(tree)
     return jax.tree.unflatten(structure, [gather_leaf(leaf) for leaf in leaves])

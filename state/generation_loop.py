@@ -111,7 +111,7 @@ def cached(
     room: int,
 ) -> Made:
     """The compiled part of `with_cache`; `room` is the bucket of `limit`."""
-    model = nnx.merge(graphdef, state)
+    model = _evaluated(graphdef, state)
     inputs = model.prepare_inputs_for_generation(prompt, prompt.shape[1] + room, mask)
     outputs = model(**inputs)
 
@@ -119,7 +119,7 @@ def cached(
         inputs_now = model.update_inputs_for_generation(
             outputs.replace(cache=cache), tokens, inputs
         )
-        made = nnx.merge(graphdef, state)(**inputs_now)
+        made = _evaluated(graphdef, state)(**inputs_now)
         return made.logits[:, -1], made.cache
 
     return _loop(outputs.logits[:, -1], outputs.cache, logits_after, limit, room=room, **rest)
@@ -140,7 +140,8 @@ def recomputed(
     """The compiled part of `without_cache`; the first new token goes into the slot `start`."""
 
     def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:
-        made = nnx.merge(graphdef, state)(input_ids=ids, attention_mask=mask.astype(jnp.int32))
+        model = _evaluated(graphdef, state)
+        made = model(input_ids=ids, attention_mask=mask.astype(jnp.int32))
         logits = made["logits"] if isinstance(made, dict) else getattr(made, "logits", made)
         taken: jax.Array = jax.lax.dynamic_index_in_dim(logits, at, axis=1, keepdims=False)
         return taken
@@ -157,6 +158,13 @@ def recomputed(
 
     first = forward(prompt, mask, start - 1)
     return _loop(first, (prompt, mask), logits_after, limit, room=room, **rest)
+
+
+def _evaluated(graphdef: Any, state: Any) -> Any:
+    """A new module each time: what a forward pass changes in it must not outlive its trace."""
+    model = nnx.merge(graphdef, state, copy=True)
+    model.eval()
+    return model
 
 
 def _loop(

@@ -5,27 +5,25 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import optax
 from jax.sharding import Mesh, SingleDeviceSharding
 
+from state.dtypes import floating_dtype
 from state.errors import ArgumentError, require_known
+from state.load_placement import (
+    as_partition_axis,
+    check_mesh_dims,
+    named_platform,
+    platform_devices,
+)
 from state.mesh import MESH_AXES, make_mesh
 from state.names import TaskType
+from state.quantized_loading import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from state.sharding import check_rules
 
 __all__ = ["LoadArguments"]
 
-_NOT_YET = {
-    "sharding_dcn_axis_dims": "give the whole mesh with mesh=",
-    "partition_axis": "give partition_rules=",
-    "shard_fns": "give partition_rules=",
-    "backend": "set JAX_PLATFORMS, or give device=",
-    "platform": "set JAX_PLATFORMS, or give device=",
-    "quantization_platform": "load the model as it is stored",
-    "quantization_method": "load the model as it is stored",
-    "quantization_pattern": "load the model as it is stored",
-}
+_DEFAULT_DIMS = (1, -1, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +31,32 @@ class LoadArguments:
     """The arguments of `EasyDeLState.load_state`, and what they are for.
 
     Attributes:
-        device: where everything goes unless it is sharded: a device, or a platform such as "cpu".
+        device: where everything goes unless it is sharded: a device, or a platform such as "cpu",
+            the default, which gives way to `backend` and `platform`.
         dtype: of the computation; None keeps the one it was saved with (Hugging Face: float32).
         param_dtype: None keeps the stored dtypes (Hugging Face: float32); a dtype casts floating
             parameters to it, and optimizer leaves to what the optimizer keeps for such parameters.
         precision: of matrix products; None keeps the one it was saved with.
         sharding_axis_dims: devices along each mesh axis; written into the model's config.
+        sharding_dcn_axis_dims: slices (processes, where devices are in none) along each mesh axis;
+            `sharding_axis_dims` are then those of one slice. Written into the model's config.
         sharding_axis_names: names of the mesh axes; written into the model's config.
+        partition_axis: which mesh axes carry which logical axis, a PartitionAxis or its fields by
+            name; written into the model's config. None keeps the stored one.
+        shard_attention_computation: False keeps heads and tokens of attention whole on every
+            device; written into the model's config. True keeps what is stored.
+        shard_fns: functions, by the path of a leaf ("layers/0/kernel" or its keys as a tuple), each
+            of which gets the loaded array and returns it placed; optimizer leaves follow. They
+            come after `partition_rules`, for these leaves alone.
+        backend: "cpu", "gpu" or "tpu": the devices to load onto, sharded or not.
+        platform: the same, or "jax" for whatever there is; a kernel language is refused.
         config_kwargs: fields of the model's config to change.
+        quantization_platform: where weights are quantized: None, "jax", or the platform in use.
+        quantization_method: quantize while loading, as `model.quantize` does; an optimizer state
+            of float weights must be left out with it. None keeps what is stored.
+        quantization_block_size: inputs that share a scale, -1 for all of them.
+        quantization_pattern: regular expression, searched in the path of each layer; None for all.
+        quantize_tensors: False is the explicit form of no quantization_method.
         model_task: AUTO_BIND, or the task that the model class must be for.
         auto_shard_model: shard over the mesh of `sharding_axis_dims`; else all on one `device`.
         partition_rules: where leaves go; by default the config's, else the model's axis names.
@@ -53,14 +69,15 @@ class LoadArguments:
         mesh: a mesh to shard over, instead of `sharding_axis_dims`.
         model_class: class of the model, where several have the stored name, or none is imported.
 
-    The rest of the documented arguments raise an ArgumentError unless they have their default.
+    An argument that is unknown, contradicts another or cannot act raises an ArgumentError naming
+    it, before anything is read.
     """
 
     device: Any = "cpu"
     dtype: Any = None
     param_dtype: Any = None
     precision: Any = None
-    sharding_axis_dims: Sequence[int] = (1, -1, 1, 1)
+    sharding_axis_dims: Sequence[int] = _DEFAULT_DIMS
     sharding_dcn_axis_dims: Sequence[int] | None = None
     sharding_axis_names: Sequence[str] = MESH_AXES
     partition_axis: Any = None
@@ -74,7 +91,7 @@ class LoadArguments:
     partition_rules: Any = None
     quantization_platform: Any = None
     quantization_method: Any = None
-    quantization_block_size: int = 128
+    quantization_block_size: int = DEFAULT_BLOCK_SIZE
     quantization_pattern: str | None = None
     quantize_tensors: bool = True
     verbose: bool = True
@@ -89,35 +106,20 @@ class LoadArguments:
         TaskType(self.model_task)
         check_rules(self.partition_rules)
         require_known("optimizer", self.optimizer, ("require", "skip"))
-        for name, instead in _NOT_YET.items():
+        for name in ("dtype", "param_dtype"):
             if getattr(self, name) is not None:
+                floating_dtype(getattr(self, name), argument=name)
+        self.quantization  # noqa: B018  (its checks)
+        object.__setattr__(self, "partition_axis", as_partition_axis(self.partition_axis))
+        named_platform(self.backend, self.platform, self.device)
+        self._check_mesh()
+        for name in ("partition_rules", "shard_fns"):
+            if getattr(self, name) is not None and not self.sharded:
                 raise ArgumentError(
-                    f"{name} has no effect in this version",
-                    path="load_state",
-                    expected=f"{name}=None",
-                    found=repr(getattr(self, name)),
-                    next_step=instead,
+                    path=name,
+                    expected="auto_shard_model=True or mesh=",
+                    found="neither, so that everything would go to one device",
                 )
-        if self.quantization_block_size != 128:
-            raise ArgumentError(
-                "quantization_block_size has no effect in this version",
-                path="load_state",
-                expected="128",
-                found=self.quantization_block_size,
-            )
-        if not self.shard_attention_computation:
-            raise ArgumentError(
-                "shard_attention_computation has no effect in this version",
-                path="load_state",
-                expected="True: the compiler shards attention like the arrays it reads",
-                found=False,
-            )
-        if self.partition_rules is not None and not self.sharded:
-            raise ArgumentError(
-                path="partition_rules",
-                expected="auto_shard_model=True or mesh=",
-                found="neither, so that everything would go to one device",
-            )
         if not self.sharded and jax.process_count() > 1:
             raise ArgumentError(
                 path="auto_shard_model",
@@ -143,6 +145,21 @@ class LoadArguments:
         return cls(**named, **more)
 
     @property
+    def quantization(self) -> QuantizationRequest:
+        """What the `quantization_*` arguments ask for.
+
+        Raises:
+            ArgumentError: if one is unknown, or contradicts another.
+        """
+        return QuantizationRequest(
+            method=self.quantization_method,
+            block_size=self.quantization_block_size,
+            pattern=self.quantization_pattern,
+            tensors=self.quantize_tensors,
+            platform=self.quantization_platform,
+        )
+
+    @property
     def sharded(self) -> bool:
         """Whether the state is sharded over a mesh."""
         return self.auto_shard_model or self.mesh is not None
@@ -155,7 +172,13 @@ class LoadArguments:
         """
         if self.mesh is not None or not self.sharded:
             return self.mesh
-        return make_mesh(self.sharding_axis_dims, self.sharding_axis_names)
+        platform = named_platform(self.backend, self.platform, self.device)
+        return make_mesh(
+            self.sharding_axis_dims,
+            self.sharding_axis_names,
+            self.sharding_dcn_axis_dims,
+            devices=None if platform is None else platform_devices("backend", platform),
+        )
 
     def target_device(self) -> SingleDeviceSharding:
         """Returns the placement on `device`.
@@ -166,7 +189,8 @@ class LoadArguments:
         if isinstance(self.device, jax.Device):
             return SingleDeviceSharding(self.device)
         try:
-            return SingleDeviceSharding(jax.local_devices(backend=self.device)[0])
+            platform = named_platform(self.backend, self.platform, self.device)
+            return SingleDeviceSharding(jax.local_devices(backend=platform or self.device)[0])
         except (RuntimeError, TypeError) as error:
             raise ArgumentError(
                 path="device",
@@ -174,14 +198,55 @@ class LoadArguments:
                 found=f"{self.device!r}: {error}",
             ) from error
 
+    def _check_mesh(self) -> None:
+        if self.mesh is None:
+            return
+        if self.sharding_dcn_axis_dims is not None:
+            raise ArgumentError(
+                path="sharding_dcn_axis_dims",
+                expected="either these or mesh=",
+                found=f"{tuple(self.sharding_dcn_axis_dims)} and a mesh",
+            )
+        if tuple(self.sharding_axis_dims) != _DEFAULT_DIMS:
+            check_mesh_dims(self.mesh, self.sharding_axis_dims, self.sharding_axis_names)
+        platform = named_platform(self.backend, self.platform, self.device)
+        if platform is not None:
+            others = set(self.mesh.devices.flat) - set(platform_devices("backend", platform))
+            if others:
+                raise ArgumentError(
+                    path="mesh",
+                    expected=f"devices of {platform!r}, as backend or platform says",
+                    found=", ".join(sorted(map(str, others))),
+                )
+
+    def _mesh_of_config(self) -> dict[str, Any]:
+        """Returns the fields of a config that say how a model is laid out."""
+        dims, names = self.sharding_axis_dims, self.sharding_axis_names
+        if self.mesh is not None:
+            dims, names = tuple(self.mesh.shape.values()), self.mesh.axis_names
+        slices = self.sharding_dcn_axis_dims
+        laid_out: dict[str, Any] = {
+            "sharding_axis_dims": tuple(dims),
+            "sharding_axis_names": tuple(names),
+            "sharding_dcn_axis_dims": None if slices is None else tuple(slices),
+        }
+        if self.partition_axis is not None:
+            laid_out["partition_axis"] = self.partition_axis
+        if not self.shard_attention_computation:
+            laid_out["shard_attention_computation"] = False
+        return laid_out
+
     def config_updates(self, config: Any) -> dict[str, Any]:
         """Returns the fields of a model's config that these arguments change."""
-        updates = {
-            "sharding_axis_dims": tuple(self.sharding_axis_dims),
-            "sharding_axis_names": tuple(self.sharding_axis_names),
-            **dict(self.config_kwargs or {}),
-        }
-        unknown = sorted(set(updates) - {entry.name for entry in fields(config)})
+        updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
+        known = {entry.name for entry in fields(config)}
+        if not self.shard_attention_computation and "shard_attention_computation" not in known:
+            raise ArgumentError(
+                path="shard_attention_computation",
+                expected=f"a model whose config has this option (not {type(config).__name__})",
+                found=False,
+            )
+        unknown = sorted(set(updates) - known)
         if unknown:
             raise ArgumentError(
                 path="config_kwargs",
@@ -193,29 +258,36 @@ class LoadArguments:
     def settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of the module's constructor: the stored ones, or these arguments."""
         given = {
-            "dtype": None if self.dtype is None else np.dtype(self.dtype).name,
-            "param_dtype": None if self.param_dtype is None else np.dtype(self.param_dtype).name,
-            "precision": self.precision,
+            name: None if value is None else floating_dtype(value, argument=name).name
+            for name, value in (("dtype", self.dtype), ("param_dtype", self.param_dtype))
         }
+        given["precision"] = self.precision
         return {
             name: value if value is not None else stored.get(name) for name, value in given.items()
         }
 
     def for_pretrained(self) -> dict[str, Any]:
         """Returns the arguments for `from_pretrained` of a model class."""
+        laid_out = {k: value for k, value in self._mesh_of_config().items() if value is not None}
+        axes = {name: laid_out.pop(name) for name in ("sharding_axis_dims", "sharding_axis_names")}
+        elsewhere = self.backend is not None or self.platform is not None
         given = {
             "dtype": self.dtype,
             "param_dtype": self.param_dtype,
             "precision": self.precision,
-            "config_kwargs": self.config_kwargs,
+            "config_kwargs": {**laid_out, **(self.config_kwargs or {})} or None,
             "partition_rules": self.partition_rules,
-            "mesh": self.mesh,
+            "mesh": self.target_mesh() if elsewhere else self.mesh,
+            "quantization_platform": self.quantization_platform,
+            "quantization_method": self.quantization_method,
+            "quantization_pattern": self.quantization_pattern,
         }
         placed: dict[str, Any] = {
             "verbose": self.verbose,
+            "quantization_block_size": self.quantization_block_size,
+            "quantize_tensors": self.quantize_tensors,
             "auto_shard_model": self.sharded,
-            "sharding_axis_dims": tuple(self.sharding_axis_dims),
-            "sharding_axis_names": tuple(self.sharding_axis_names),
+            **axes,
         }
         if not self.sharded:
             (placed["device"],) = self.target_device().device_set

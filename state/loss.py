@@ -1,4 +1,4 @@
-"""The loss of causal language models: equal to transformers', plus z-loss."""
+"""The loss of causal language models: equal to transformers', plus z-loss and a router's."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ class LossConfig:
                 path="label_smoothing", expected="a number in [0, 1)", found=self.label_smoothing
             )
         for name in ("z_loss_coefficient", "auxiliary_loss_coefficient"):
-            if getattr(self, name) < 0.0:
+            if not getattr(self, name) >= 0.0:
                 raise ArgumentError(path=name, expected="a number >= 0", found=getattr(self, name))
 
 
@@ -53,13 +53,15 @@ def causal_lm_loss(
 
     Logits at position t are held against the label at t + 1; labels equal to `IGNORE_INDEX` do not
     count. The sums run in float32 whatever the dtype of the logits. A batch in which no token
-    counts has loss 0 (PyTorch gives NaN).
+    counts has loss 0 and gradients of 0 (PyTorch gives NaN for both). A label outside of the
+    vocabulary makes the loss NaN: under jit nothing can be raised (PyTorch raises IndexError).
 
     Args:
         logits: floating, (batch, tokens, vocabulary).
         labels: integers, (batch, tokens).
         config: parts of the loss; the default is plain cross entropy.
-        auxiliary_loss: scalar that `auxiliary_loss_coefficient` weighs.
+        auxiliary_loss: scalar that `auxiliary_loss_coefficient` weighs, such as
+            `load_balancing_loss` of a router.
 
     Returns:
         The loss, a float32 scalar, and its parts: "cross_entropy", "z_loss", "auxiliary_loss",
@@ -69,9 +71,17 @@ def causal_lm_loss(
         ArgumentError: if logits and labels do not belong together.
 
     Source: transformers `ForCausalLMLoss`, PyTorch `CrossEntropyLoss` (label smoothing),
-        PaLM (arXiv 2204.02311, section 5: z-loss).
+        PaLM (arXiv 2204.02311, section 5: z-loss; its coefficient there is 1e-4).
     """
     config = LossConfig() if config is None else config
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ArgumentError(path="logits", expected="a floating dtype", found=logits.dtype)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ArgumentError(path="labels", expected="an integer dtype", found=labels.dtype)
+    if auxiliary_loss is not None and jnp.shape(auxiliary_loss) != ():
+        raise ArgumentError(
+            path="auxiliary_loss", expected="a scalar", found=f"shape {jnp.shape(auxiliary_loss)}"
+        )
     if logits.ndim != 3 or logits.shape[:-1] != labels.shape:
         raise ArgumentError(
             path="labels",
@@ -81,16 +91,16 @@ def causal_lm_loss(
     scores = logits[:, :-1].astype(jnp.float32)
     targets = labels[:, 1:]
     counts = targets != IGNORE_INDEX
-    safe_targets = jnp.where(counts, targets, 0)
-    weights = counts.astype(jnp.float32)
-    tokens = weights.sum()
+    known = (targets >= 0) & (targets < logits.shape[-1])
+    safe_targets = jnp.where(counts & known, targets, 0)
+    tokens = counts.astype(jnp.float32).sum()
 
     def mean(values: jax.Array) -> jax.Array:
-        return (values * weights).sum() / jnp.maximum(tokens, 1.0)
+        return jnp.where(counts, values, 0.0).sum() / jnp.maximum(tokens, 1.0)
 
     normaliser = jax.nn.logsumexp(scores, axis=-1)
     chosen = jnp.take_along_axis(scores, safe_targets[..., None], axis=-1)[..., 0]
-    losses = normaliser - chosen
+    losses = jnp.where(known, normaliser - chosen, jnp.nan)
     if config.label_smoothing:
         spread = normaliser - scores.mean(axis=-1)
         losses = (1.0 - config.label_smoothing) * losses + config.label_smoothing * spread
@@ -104,8 +114,8 @@ def causal_lm_loss(
         metrics["z_loss"] = config.z_loss_coefficient * mean(jnp.square(normaliser))
         loss = loss + metrics["z_loss"]
     if config.auxiliary_loss_coefficient and auxiliary_loss is not None:
-        metrics["auxiliary_loss"] = config.auxiliary_loss_coefficient * auxiliary_loss.astype(
-            jnp.float32
+        metrics["auxiliary_loss"] = config.auxiliary_loss_coefficient * jnp.asarray(
+            auxiliary_loss, jnp.float32
         )
         loss = loss + metrics["auxiliary_loss"]
     return loss, metrics

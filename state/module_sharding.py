@@ -5,31 +5,48 @@ from typing import Any, Self
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from state.errors import ArgumentError
 from state.gather import gather_leaf, gather_tree
 from state.mesh import mesh_of
 from state.paths import named_leaves
 from state.placement import ShardingReport
+from state.put import put_leaf, put_tree
 from state.sharding import PartitionRules, axis_units, check_rules, plan
 
 __all__ = ["ModuleShardingMixin", "module_plan"]
 
 
 def module_plan(
-    tree: Any, config: Any, partition_rules: Any = None, mesh: Mesh | None = None
+    tree: Any,
+    config: Any,
+    partition_rules: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> ShardingReport:
     """Decides where the leaves of a model's state go.
 
-    Rules come from the argument, else the config, else the leaves' own axis names; the mesh from
-    the argument, else from where the leaves are, else from the config.
+    Rules come from the argument, else the config, else the leaves' own axis names, carried by the
+    mesh axes of the config's `partition_axis`; the mesh from the argument, else from where the
+    leaves are, else from the config.
+
+    Raises:
+        ArgumentError: if the rules are none, or if nothing names a mesh.
     """
     rules: PartitionRules | None = check_rules(partition_rules)
     if rules is None and config is not None:
         rules = check_rules(config.get_partition_rules())
     if mesh is None:
-        mesh = mesh_of(tree) or config.mesh
-    return plan(tree, mesh, rules=rules, units=axis_units(config))
+        mesh = mesh_of(tree) or getattr(config, "mesh", None)
+    if mesh is None:
+        raise ArgumentError(
+            path="mesh",
+            expected="a mesh: as an argument, in the model's config, or that the leaves are on",
+            found="none of them",
+        )
+    axis = getattr(config, "partition_axis", None)
+    axis_rules = None if axis is None else axis.axis_rules()
+    return plan(tree, mesh, rules=rules, axis_rules=axis_rules, units=axis_units(config))
 
 
 class ModuleShardingMixin:
@@ -48,7 +65,7 @@ class ModuleShardingMixin:
         """
         tree = nnx.state(self)
         report = self._plan(tree, partition_rules, mesh).raise_for_problems()
-        nnx.update(self, jax.device_put(tree, report.shardings(tree)))
+        nnx.update(self, put_tree(tree, report.shardings(tree)))
         return self
 
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
@@ -66,16 +83,19 @@ class ModuleShardingMixin:
         """
         tree = nnx.state(self)
         mesh = mesh or mesh_of(tree) or self._config().mesh
+        # Axes of size 1 split nothing, and the compiler gives specs back without them.
+        splitting = tuple(name for name, size in mesh.shape.items() if size > 1)
+        axes = splitting[0] if len(splitting) == 1 else splitting or None
 
         def place(leaf: Any) -> NamedSharding:
             shape = getattr(leaf, "shape", ())
             fitting = [index for index, size in enumerate(shape) if size % mesh.size == 0]
-            if not fitting:
+            if not fitting or axes is None:
                 return NamedSharding(mesh, PartitionSpec())
             longest = max(fitting, key=lambda index: shape[index])
-            return NamedSharding(mesh, PartitionSpec(*[None] * longest, mesh.axis_names))
+            return NamedSharding(mesh, PartitionSpec(*[None] * longest, axes))
 
-        nnx.update(self, jax.device_put(tree, jax.tree.map(place, tree)))
+        nnx.update(self, put_tree(tree, jax.tree.map(place, tree)))
         return self
 
     def fully_gather(self, mesh: Mesh | None = None) -> Self:
@@ -88,10 +108,11 @@ class ModuleShardingMixin:
         """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
 
         Raises:
-            ShardingError: if `strict` and leaves do not fit.
+            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+                lists all of them.
         """
         report = self._plan(nnx.state(self), partition_rules, mesh)
-        return report.raise_for_problems() if strict else report
+        return report.raise_for_problems(strict=True) if strict else report
 
     def _get_partition_rules(self, partition_rules: Any = None) -> PartitionRules | None:
         """Returns the argument, else the config's rules; None stands for the axis names."""
@@ -132,7 +153,7 @@ class ModuleShardingMixin:
         if is_gather:
             return gather_tree(tree)
         report = self._plan(tree, partition_rules, mesh).raise_for_problems()
-        return jax.device_put(tree, report.shardings(tree))
+        return put_tree(tree, report.shardings(tree))
 
     def _plan(self, tree: Any, partition_rules: Any, mesh: Mesh | None) -> ShardingReport:
         return module_plan(tree, self._config(), partition_rules, mesh)
@@ -142,4 +163,4 @@ class ModuleShardingMixin:
 
 
 def _putter(place: NamedSharding) -> Callable[[Any], Any]:
-    return lambda leaf: jax.device_put(leaf, place)
+    return lambda leaf: put_leaf(leaf, place)

@@ -1,10 +1,20 @@
-"""The names that arguments take: tasks a model can be bound to."""
+"""The names that arguments take: tasks, quantization methods, JAX backends and kernel platforms."""
 
 from enum import StrEnum
 
 from state.errors import ArgumentError
 
-__all__ = ["TaskType"]
+__all__ = [
+    "EasyDeLBackends",
+    "EasyDeLPlatforms",
+    "EasyDeLQuantizationMethods",
+    "TaskType",
+]
+
+
+def _refuse(argument: str, names: type[StrEnum], value: object) -> ArgumentError:
+    known = ", ".join(repr(str(name)) for name in names)
+    return ArgumentError(path=argument, expected=f"one of {known}", found=repr(value))
 
 
 class TaskType(StrEnum):
@@ -16,5 +26,52 @@ class TaskType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "TaskType":
-        known = ", ".join(repr(str(task)) for task in cls)
-        raise ArgumentError(path="model_task", expected=f"one of {known}", found=repr(value))
+        raise _refuse("model_task", cls, value)
+
+
+class EasyDeLQuantizationMethods(StrEnum):
+    """How the weights, and with the `a` methods also the activations, of a model are quantized."""
+
+    NF4 = "nf4"
+    INT8 = "8bit"
+    A8BIT = "a8bit"
+    A8Q = "a8q"
+    A4Q = "a4q"
+    AQT = "aqt"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "EasyDeLQuantizationMethods":
+        raise _refuse("quantization_method", cls, value)
+
+
+class EasyDeLBackends(StrEnum):
+    """The backend whose devices hold a model: `jax.devices(backend)`; `JAX` takes what there is."""
+
+    JAX = "jax"
+    CPU = "cpu"
+    GPU = "gpu"
+    TPU = "tpu"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "EasyDeLBackends":
+        raise _refuse("backend", cls, value)
+
+
+class EasyDeLPlatforms(StrEnum):
+    """What runs a model's operations: JAX on any device, one device kind, or a kernel language.
+
+    `JAX` takes whatever devices there are. `CPU`, `GPU` and `TPU` take devices of that kind.
+    `TRITON` and `PALLAS` are kernel languages: the models here are plain JAX, so that a call that
+    asks for one of them is refused rather than answered with something else.
+    """
+
+    JAX = "jax"
+    CPU = "cpu"
+    GPU = "gpu"
+    TPU = "tpu"
+    TRITON = "triton"
+    PALLAS = "pallas"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "EasyDeLPlatforms":
+        raise _refuse("platform", cls, value)

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from state.decoder.cache import KVCache
@@ -44,7 +45,8 @@ class OperationCacheMixin:
             dtype: of keys and values; the model's compute dtype by default.
 
         Raises:
-            ArgumentError: sizes below 1, or a model whose config has no decoder's shape.
+            ArgumentError: sizes below 1, starts outside of the rows, or a model whose config has no
+                decoder's shape.
         """
         if batch_size < 1 or max_length < 1:
             raise ArgumentError(
@@ -52,6 +54,7 @@ class OperationCacheMixin:
                 expected="batch_size and max_length of 1 or more",
                 found=f"{batch_size} and {max_length}",
             )
+        _check_starts(starts, batch_size, max_length)
         config = self.config
         if not isinstance(config, DecoderConfig):
             raise ArgumentError(
@@ -68,4 +71,21 @@ class OperationCacheMixin:
             head_dim=config.head_size,
             dtype=self.dtype if dtype is None else dtype,
             starts=starts,
+        )
+
+
+def _check_starts(starts: Any, batch_size: int, max_length: int) -> None:
+    if starts is None:
+        return
+    integers = jnp.issubdtype(jnp.result_type(starts), jnp.integer)
+    known = not isinstance(starts, jax.core.Tracer)
+    if (
+        not integers
+        or jnp.shape(starts) not in ((), (1,), (batch_size,))
+        or (known and not ((np.asarray(starts) >= 0) & (np.asarray(starts) < max_length)).all())
+    ):
+        raise ArgumentError(
+            path="starts",
+            expected=f"integers from 0 to {max_length - 1}, one for each of {batch_size} rows",
+            found=starts if known else f"shape {jnp.shape(starts)}",
         )

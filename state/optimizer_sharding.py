@@ -1,9 +1,11 @@
 """Where optimizer state goes: each leaf follows the parameter that it mirrors.
 
-An optimizer leaf mirrors the parameter whose path is the longest suffix of its own path. With the
+An optimizer leaf mirrors the parameter whose path is the longest part of its own path. With the
 parameter's shape (momentum, second moments, accumulated gradients) it takes the parameter's
 placement. With one dimension less (Adafactor's row and column statistics) it takes the placement
-without that dimension. Everything else (counters, hyperparameters, scales) is replicated.
+without that dimension; with dimensions in front (L-BFGS's memory) these stay whole; with some of
+its dimensions cut to 1 (SM3's accumulators) it keeps the others' axes. Small leaves that are none
+of these (counters, hyperparameters, scales) are replicated, large ones cut automatically.
 """
 
 from dataclasses import dataclass
@@ -13,20 +15,39 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
-from state.mesh import mesh_of
+from state.mesh import mesh_text
 from state.optax_numerics import optax_numerics
 from state.paths import named_leaves
-from state.placement import LeafPlacement, leaf_bytes
+from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
+from state.sharding import plan
 
-__all__ = ["explain_optimizer", "init_optimizer", "optimizer_shardings"]
+__all__ = ["explain_optimizer", "init_optimizer", "init_program", "optimizer_shardings"]
+
+_MIRRORS = "mirrors its parameter"
+_FACTORED = "factored from its parameter"
+_REPLICATED = "replicated"
 
 
 @dataclass(frozen=True)
 class _Parameter:
     shape: tuple[int, ...]
     sharding: Sharding | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    rule: str
+    sharding: Sharding | None
+    parameter: _Parameter | None = None
 
 
 def optimizer_shardings(opt_state: Any, params: Any) -> Any:
@@ -36,78 +57,115 @@ def optimizer_shardings(opt_state: Any, params: Any) -> Any:
         opt_state: the optimizer's state; shapes are enough (`jax.eval_shape(tx.init, params)`).
         params: the parameters, with their shardings (arrays, or ShapeDtypeStructs that have one).
     """
-    mirrored = {
-        tuple(named.path.split("/")): _parameter(named.leaf) for named in named_leaves(params)
-    }
-    replicated = _replicated(params)
-    places = [
-        _place(tuple(named.path.split("/")), np.shape(named.leaf), mirrored, replicated)
-        for named in named_leaves(opt_state)
-    ]
+    places = [place.sharding for place in _places(opt_state, params)]
     return jax.tree.unflatten(jax.tree.structure(opt_state), places)
 
 
-def init_optimizer(tx: optax.GradientTransformation, params: Any) -> Any:
+def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
     """Returns the initial optimizer state, each leaf made directly where it belongs.
 
     Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
     are bound to no device give a state that is not either.
+
+    Args:
+        tx: the optimizer.
+        params: the parameters.
+        placed: the parameters where their optimizer's leaves shall go, arrays or
+            ShapeDtypeStructs; by default `params` themselves.
     """
     leaves = jax.tree.leaves(params)
     with optax_numerics():
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return tx.init(params)
         shapes = jax.eval_shape(tx.init, params)
-        shardings = optimizer_shardings(shapes, params)
+        shardings = optimizer_shardings(shapes, params if placed is None else placed)
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             return jax.tree.map(
                 lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
                 shapes,
                 shardings,
             )
-        if not any(getattr(leaf, "committed", False) for leaf in leaves):
+        if placed is None and not any(getattr(leaf, "committed", False) for leaf in leaves):
             return jax.jit(tx.init)(params)
-        return jax.jit(tx.init, out_shardings=shardings)(params)
+        return init_program(tx, shardings)(params)
 
 
-def explain_optimizer(opt_state: Any, params: Any, mesh: Mesh) -> tuple[LeafPlacement, ...]:
+def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
+    """Returns the compiled-once function that makes an optimizer's state, each part on its device.
+
+    Args:
+        tx: the optimizer.
+        shardings: where each leaf goes, as `optimizer_shardings` says.
+    """
+    return jax.jit(tx.init, out_shardings=shardings)
+
+
+def explain_optimizer(
+    opt_state: Any, params: Any, mesh: Mesh | AbstractMesh
+) -> tuple[LeafPlacement, ...]:
     """Says where each leaf of an optimizer state goes, given where the parameters are.
 
-    Paths begin with "optimizer/"; the rule is "mirrors its parameter" or "replicated".
+    Paths begin with "optimizer/"; the rule is "mirrors its parameter", "factored from its
+    parameter", "automatic" or "replicated".
     """
-    places = jax.tree.leaves(optimizer_shardings(opt_state, params))
     explained = []
-    for named, place in zip(named_leaves(opt_state), places, strict=True):
+    for named, place in zip(named_leaves(opt_state), _places(opt_state, params), strict=True):
+        sharding = place.sharding
+        assert isinstance(sharding, NamedSharding)
         nbytes = leaf_bytes(named.leaf)
         shape = tuple(np.shape(named.leaf))
-        part = prod(place.shard_shape(shape)) / max(prod(shape), 1)
+        part = prod(sharding.shard_shape(shape)) / max(prod(shape), 1)
         explained.append(
             LeafPlacement(
                 path=f"optimizer/{named.path}",
                 shape=shape,
                 dtype=str(named.leaf.dtype),
-                rule="mirrors its parameter" if place.spec else "replicated",
-                spec=place.spec,
+                rule=place.rule,
+                spec=sharding.spec,
                 nbytes=nbytes,
                 bytes_per_device=round(nbytes * part),
+                unmatched=_unmatched(place, shape, mesh),
             )
         )
     return tuple(explained)
 
 
-def _parameter(leaf: Any) -> _Parameter:
-    return _Parameter(tuple(np.shape(leaf)), getattr(leaf, "sharding", None))
+def _unmatched(place: _Place, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> str | None:
+    parameter = None if place.parameter is None else place.parameter.sharding
+    split = not isinstance(parameter, NamedSharding) or not parameter.is_fully_replicated
+    whole = place.sharding is None or place.sharding.is_fully_replicated
+    if prod(shape) < LARGE_LEAF_ELEMENTS or not whole or not split or mesh.size == 1:
+        return None
+    return f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
+
+
+def _places(opt_state: Any, params: Any) -> list[_Place]:
+    replicated = _replicated(params)
+    parameters = {
+        tuple(named.path.split("/")): _Parameter(
+            tuple(np.shape(named.leaf)), _beside(getattr(named.leaf, "sharding", None), replicated)
+        )
+        for named in named_leaves(params)
+    }
+    return [
+        _place(tuple(named.path.split("/")), tuple(np.shape(named.leaf)), parameters, replicated)
+        for named in named_leaves(opt_state)
+    ]
 
 
 def _replicated(params: Any) -> Sharding | None:
-    mesh = mesh_of(params)
-    if mesh is not None:
-        return NamedSharding(mesh, PartitionSpec())
-    for leaf in jax.tree.leaves(params):
-        if isinstance(getattr(leaf, "sharding", None), SingleDeviceSharding):
-            place: Sharding = leaf.sharding
-            return place
-    return None
+    leaves = [leaf for leaf in jax.tree.leaves(params) if not isinstance(leaf, jax.core.Tracer)]
+    places = [getattr(leaf, "sharding", None) for leaf in leaves]
+    for place in places:
+        if isinstance(place, NamedSharding):
+            return NamedSharding(place.mesh, PartitionSpec())
+    return next((place for place in places if isinstance(place, SingleDeviceSharding)), None)
+
+
+def _beside(place: Sharding | None, replicated: Sharding | None) -> Sharding | None:
+    """Where a parameter counts as placed: beside others on a mesh, one device is no place yet."""
+    on_mesh = isinstance(replicated, NamedSharding)
+    return replicated if on_mesh and isinstance(place, SingleDeviceSharding) else place
 
 
 def _place(
@@ -115,51 +173,70 @@ def _place(
     shape: tuple[int, ...],
     parameters: dict[tuple[str, ...], _Parameter],
     replicated: Sharding | None,
-) -> Sharding | None:
-    for start in range(len(path)):
-        parameter = parameters.get(path[start:])
-        if parameter is None:
-            continue
-        if parameter.shape == shape:
-            return parameter.sharding
-        if isinstance(parameter.sharding, NamedSharding):
-            dropped = _dropped_dimension(path[:start], shape, parameter)
-            return replicated if dropped is None else _without(parameter, dropped)
-        break
-    return replicated
+) -> _Place:
+    prefix, parameter = _mirrored(path, parameters)
+    if parameter is not None and parameter.shape == shape:
+        return _Place(_MIRRORS, parameter.sharding, parameter)
+    if parameter is not None and isinstance(parameter.sharding, NamedSharding):
+        entries = _entries_left(prefix, shape, parameter)
+        if entries is not None:
+            while entries and entries[-1] is None:
+                entries.pop()
+            place = parameter.sharding
+            kept = NamedSharding(place.mesh, PartitionSpec(*entries), memory_kind=place.memory_kind)
+            return _Place(_FACTORED, kept, parameter)
+    if isinstance(replicated, NamedSharding) and prod(shape) >= LARGE_LEAF_ELEMENTS:
+        mesh = replicated.mesh
+        (leaf,) = plan(jax.ShapeDtypeStruct(shape, np.uint8), mesh).leaves
+        return _Place(leaf.rule, NamedSharding(mesh, leaf.spec), parameter)
+    return _Place(_REPLICATED, replicated, parameter)
 
 
-def _dropped_dimension(
+def _mirrored(
+    path: tuple[str, ...], parameters: dict[tuple[str, ...], _Parameter]
+) -> tuple[tuple[str, ...], _Parameter | None]:
+    """Finds the parameter whose path is the longest part of a leaf's, and what comes before it."""
+    for length in range(len(path), 0, -1):
+        for start in range(len(path) - length, -1, -1):
+            parameter = parameters.get(path[start : start + length])
+            if parameter is not None:
+                return path[:start], parameter
+    return (), None
+
+
+def _entries_left(
     prefix: tuple[str, ...], shape: tuple[int, ...], parameter: _Parameter
-) -> int | None:
-    """Finds which dimension of the parameter a factored leaf has averaged away.
+) -> list[Any] | None:
+    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
 
-    Equal dimensions leave a choice. Adafactor's is known: it factors over the two longest
-    dimensions, in the order of a sort by length, `v_row` without the last and `v_col` without the
-    one before it. Any other leaf with a choice is replicated: never wrong, only larger.
+    Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
+    over the two longest dimensions, in the order of a sort by length, `v_row` without the last and
+    `v_col` without the one before it. Any other leaf with a choice is left to the rule for leaves
+    that mirror nothing: never wrong, only larger.
     """
-    whole = parameter.shape
+    place, whole = parameter.sharding, parameter.shape
+    assert isinstance(place, NamedSharding)
+    entries = [*place.spec, *[None] * (len(whole) - len(place.spec))]
+    if len(shape) > len(whole) and whole and shape[-len(whole) :] == whole:
+        return [*[None] * (len(shape) - len(whole)), *entries]
+    if len(shape) == len(whole):
+        if any(own not in (1, size) for own, size in zip(shape, whole, strict=True)):
+            return None
+        return [
+            entry if own == size else None
+            for own, size, entry in zip(shape, whole, entries, strict=True)
+        ]
     candidates = [
         dimension
         for dimension in range(len(whole))
         if whole[:dimension] + whole[dimension + 1 :] == shape
     ]
-    if len(candidates) <= 1:
-        return candidates[0] if candidates else None
+    if not candidates:
+        return None
     by_length = [int(dimension) for dimension in np.argsort(whole)]
-    if "v_row" in prefix:
-        return by_length[-1]
-    if "v_col" in prefix:
-        return by_length[-2]
-    specs = {_without(parameter, dimension) for dimension in candidates}
-    return candidates[0] if len(specs) == 1 else None
-
-
-def _without(parameter: _Parameter, dropped: int) -> NamedSharding:
-    place = parameter.sharding
-    assert isinstance(place, NamedSharding)
-    entries = [*place.spec, *[None] * (len(parameter.shape) - len(place.spec))]
-    del entries[dropped]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return NamedSharding(place.mesh, PartitionSpec(*entries), memory_kind=place.memory_kind)
+    if len(candidates) > 1 and "v_row" in prefix:
+        candidates = by_length[-1:]
+    elif len(candidates) > 1 and "v_col" in prefix:
+        candidates = by_length[-2:-1]
+    left = [entries[:dimension] + entries[dimension + 1 :] for dimension in candidates]
+    return left[0] if all(other == left[0] for other in left) else None

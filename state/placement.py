@@ -6,13 +6,21 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from state.errors import ShardingError
 from state.mesh import mesh_text
 from storage.leaf_forms import is_key_dtype
 
-__all__ = ["LeafPlacement", "ShardingReport", "leaf_bytes"]
+__all__ = ["LARGE_LEAF_ELEMENTS", "LeafPlacement", "ShardingReport", "leaf_bytes"]
+
+LARGE_LEAF_ELEMENTS = 16_384
+"""Leaves below this many elements may be whole on every device without anyone having said so."""
+
+_COLUMNS = ("leaf", "shape", "dtype", "spec", "bytes/device", "rule")
 
 
 def leaf_bytes(leaf: Any) -> int:
@@ -29,7 +37,19 @@ def leaf_bytes(leaf: Any) -> int:
 class LeafPlacement:
     """Where one leaf goes, and why.
 
-    `rule` is the regular expression that matched, "axes (...)", "automatic" or "scalar".
+    Attributes:
+        path: keys joined by "/".
+        shape: of the whole leaf.
+        dtype: its name.
+        rule: the regular expression that matched, "axes (...)", "automatic" or "scalar"; of an
+            optimizer's leaf "mirrors its parameter", "factored from its parameter" or
+            "replicated".
+        spec: mesh axes of each dimension, without axes of size 1.
+        nbytes: bytes of the whole leaf.
+        bytes_per_device: bytes that each device holds of it.
+        problems: why it cannot be placed so.
+        unmatched: why a large leaf is whole on every device although nobody asked for that; None
+            if that is not so. Only strict mode takes it for an error.
     """
 
     path: str
@@ -40,13 +60,17 @@ class LeafPlacement:
     nbytes: int
     bytes_per_device: int
     problems: tuple[str, ...] = ()
+    unmatched: str | None = None
 
 
 @dataclass(frozen=True)
 class ShardingReport:
-    """The placement of every leaf of a tree on a mesh, in the order of the tree's leaves."""
+    """The placement of every leaf of a tree on a mesh, in the order of the tree's leaves.
 
-    mesh: Mesh
+    `print()` shows it as a table; Rich prints it as one too, and `str` gives it as plain text.
+    """
+
+    mesh: Mesh | AbstractMesh
     leaves: tuple[LeafPlacement, ...] = ()
 
     @property
@@ -64,22 +88,33 @@ class ShardingReport:
         """Every leaf that does not fit, as one line each."""
         return tuple(f"{leaf.path}: {text}" for leaf in self.leaves for text in leaf.problems)
 
-    def raise_for_problems(self) -> "ShardingReport":
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Every large leaf that is whole on every device by accident, as one line each."""
+        return tuple(f"{leaf.path}: {leaf.unmatched}" for leaf in self.leaves if leaf.unmatched)
+
+    def raise_for_problems(self, *, strict: bool = False) -> "ShardingReport":
         """Returns the report itself if every leaf fits.
+
+        Args:
+            strict: large leaves that no rule places are problems too.
 
         Raises:
             ShardingError: otherwise; lists every leaf.
         """
-        if not self.problems:
+        texts = [text for leaf in self.leaves for text in leaf.problems]
+        problems = self.problems
+        if strict:
+            texts += [leaf.unmatched for leaf in self.leaves if leaf.unmatched]
+            problems += self.unmatched
+        if not problems:
             return self
-        causes = dict.fromkeys(
-            text.partition(" (")[0] for leaf in self.leaves for text in leaf.problems
-        )
+        causes = dict.fromkeys(text.partition(" (")[0] for text in texts)
         raise ShardingError(
-            f"{len(self.problems)} placement problems: {'; '.join(list(causes)[:6])}",
+            f"{len(problems)} placement problems: {'; '.join(list(causes)[:6])}",
             path=f"mesh {mesh_text(self.mesh)}",
             next_step="choose mesh axes that divide these, or other partition rules",
-            problems=self.problems,
+            problems=problems,
         )
 
     def shardings(self, tree: Any) -> Any:
@@ -87,19 +122,27 @@ class ShardingReport:
         places = [NamedSharding(self.mesh, leaf.spec) for leaf in self.leaves]
         return jax.tree.unflatten(jax.tree.structure(tree), places)
 
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table, and below it what does not fit.
+
+        Args:
+            console: where to; standard output by default.
+        """
+        (console or Console()).print(self)
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"mesh {mesh_text(self.mesh)}", caption="\n".join(self._footer()))
+        for name in _COLUMNS:
+            right = name in ("shape", "bytes/device")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for leaf in self.leaves:
+            style = "red" if leaf.problems else "yellow" if leaf.unmatched else None
+            # Text, because Rich would take the brackets of a regular expression for markup.
+            table.add_row(*map(Text, _row(leaf)), style=style)
+        return table
+
     def __str__(self) -> str:
-        rows = [("leaf", "shape", "dtype", "spec", "bytes/device", "rule")]
-        rows += [
-            (
-                leaf.path,
-                "x".join(map(str, leaf.shape)) or "scalar",
-                leaf.dtype,
-                str(tuple(leaf.spec)),
-                f"{leaf.bytes_per_device:,}",
-                leaf.rule,
-            )
-            for leaf in self.leaves
-        ]
+        rows = [_COLUMNS, *map(_row, self.leaves)]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         lines = [
             "  ".join(
@@ -107,5 +150,19 @@ class ShardingReport:
             )
             for row in rows
         ]
+        return "\n".join([f"mesh {mesh_text(self.mesh)}", *lines, *self._footer()])
+
+    def _footer(self) -> list[str]:
         total = f"{self.nbytes:,} bytes in all, {self.bytes_per_device:,} on each device"
-        return "\n".join([f"mesh {mesh_text(self.mesh)}", *lines, total, *self.problems])
+        return [total, *self.problems, *self.unmatched]
+
+
+def _row(leaf: LeafPlacement) -> tuple[str, ...]:
+    return (
+        leaf.path,
+        "x".join(map(str, leaf.shape)) or "scalar",
+        leaf.dtype,
+        str(tuple(leaf.spec)),
+        f"{leaf.bytes_per_device:,}",
+        leaf.rule,
+    )

@@ -16,6 +16,8 @@ from state.errors import ArgumentError
 from state.export import rule_table
 from state.module_sharding import module_plan
 from state.paths import named_leaves
+from state.quantization import QuantizationSettings
+from state.quantized_loading import filled, layers_to_quantize, quantize_layer
 from state.tensor_streams import float_dtype, is_floating
 from state.weight_files import Pretrained
 from state.weight_ops import Array
@@ -36,6 +38,7 @@ def load_weights(
     param_dtype: Any,
     precision: Any,
     place: Placement,
+    quantization: QuantizationSettings | None = None,
 ) -> Model:
     """A model with the weights that were found.
 
@@ -49,8 +52,10 @@ def load_weights(
         param_dtype: floating weights are cast to this; None keeps each one's own.
         precision: of matrix multiplications.
         place: abstract weights -> path -> sharding.
+        quantization: quantizes each kernel as soon as it is placed.
 
     Raises:
+        ArgumentError: the model can't be quantized so.
         ConversionError: tensors are missing, unexpected or mis-shaped; all are listed.
     """
     cast = float_dtype(param_dtype, argument="param_dtype")
@@ -63,7 +68,14 @@ def load_weights(
     def make() -> Model:
         return model_class(found.config, **options, rngs=nnx.Rngs(0))
 
-    graphdef, params, others = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
+    model = nnx.eval_shape(make)
+    layers: dict[str, Any] = {}
+    if quantization is not None:
+        # Once without arrays: it must be possible before anything is read.
+        method, size = quantization.method, quantization.group_size
+        nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
+        layers = layers_to_quantize(model, quantization)
+    graphdef, params, others = nnx.split(model, nnx.Param, ...)
     leaves = {named.path: named.leaf for named in named_leaves(params)}
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
     table = found.gguf_rules() or rule_table(found.config, shapes)
@@ -74,13 +86,22 @@ def load_weights(
         made = rule.op.to_ours([found.weights.read(name) for name in rule.theirs])
         for path, values in zip(rule.ours, made, strict=True):
             target = cast if cast is not None and is_floating(values.dtype) else values.dtype
-            placed[path] = put(values, target, shardings[path])
-    filled = jax.tree.unflatten(jax.tree.structure(params), [placed[path] for path in leaves])
+            array = put(values, target, shardings[path])
+            if path in layers and quantization is not None:
+                quantize_layer(layers[path], array, quantization)
+            else:
+                placed[path] = array
+    if quantization is not None:
+        model = filled(model, placed, quantization)
+        graphdef, params, others = nnx.split(model, nnx.Param, ...)
+    else:
+        ordered = [placed[path] for path in leaves]
+        params = jax.tree.unflatten(jax.tree.structure(params), ordered)
     if jax.tree.leaves(others):
         # What is no weight (random streams, statistics) starts as the class makes it.
         others = jax.jit(lambda: nnx.split(make(), nnx.Param, ...)[2])()
-    model: Model = nnx.merge(graphdef, filled, others)
-    return model
+    made_of: Model = nnx.merge(graphdef, params, others)
+    return made_of
 
 
 def put(values: Array, dtype: np.dtype[Any], sharding: Sharding) -> jax.Array:

@@ -20,13 +20,17 @@ def sample(
     top_k: Int[Array, ""],
     top_p: Float[Array, ""],
 ) -> Int[Array, " B"]:
-    """A token of each row, drawn from what `filter_logits` leaves."""
-    kept = filter_logits(
-        logits.astype(jnp.float32) / temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
-    return jax.random.categorical(key, kept, axis=-1).astype(jnp.int32)
+    """A token of each row, drawn from what `filter_logits` leaves.
+
+    A row's draw depends on the key, the row's number and its own logits, not on how many other
+    rows there are.
+    """
+    wide = logits.astype(jnp.float32)
+    # The likeliest token at 0: however small the temperature, nothing overflows.
+    wide = (wide - wide.max(axis=-1, keepdims=True)) / temperature
+    kept = filter_logits(wide, top_k=top_k, top_p=top_p)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(logits.shape[0]))
+    return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
 
 
 def filter_logits(

@@ -6,7 +6,12 @@ logical axis names that the model gave it (`nnx.Param(..., axes=("embed", "mlp")
 automatically: its longest dimension that `fsdp` divides, if it has 16,384 elements or more.
 
 Nothing is dropped in silence. An axis that does not divide a dimension, or the attention heads
-inside of one, is a problem; all problems are listed in one ShardingError.
+inside of one, is a problem; all problems are listed in one ShardingError. A large leaf (16,384
+elements or more) that is whole on every device only because a catch-all rule without mesh axes
+took it, or because no dimension divides, is *unmatched*: reported always, an error in strict mode.
+Specs are written without mesh axes of size 1, which is how the compiler gives them back. An axis
+name that ends in "?" (`"embed?"`, the groups of a quantized weight's scale) is a wish: it splits
+where it divides, and leaves the dimension whole elsewhere.
 """
 
 import re
@@ -17,12 +22,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from state.errors import ArgumentError
 from state.mesh import MESH_AXES, make_mesh, mesh_of, mesh_text
+from state.partition_axis import AxisEntry, PartitionAxis
 from state.paths import NamedLeaf, named_leaves
-from state.placement import LeafPlacement, ShardingReport, leaf_bytes
+from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, ShardingReport, leaf_bytes
 
 __all__ = [
     "AUTOMATIC_MINIMUM_ELEMENTS",
@@ -42,27 +48,13 @@ __all__ = [
     "spec_for",
 ]
 
-AxisEntry = str | tuple[str, ...] | None
 PartitionRules = Sequence[tuple[str, PartitionSpec]]
 AxisRules = Mapping[str, AxisEntry]
 
-AUTOMATIC_MINIMUM_ELEMENTS = 16_384
+AUTOMATIC_MINIMUM_ELEMENTS = LARGE_LEAF_ELEMENTS
 """Leaves without a rule or axis names stay whole below this many elements."""
 
-DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(
-    {
-        "vocab": "tp",
-        "embed": "fsdp",
-        "mlp": "tp",
-        "heads": "tp",
-        "kv_heads": "tp",
-        "head_dim": None,
-        "experts": None,
-        "layers": None,
-        "norm": None,
-        "positions": None,
-    }
-)
+DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(PartitionAxis().axis_rules())
 """Which mesh axis carries which logical axis of a model."""
 
 _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
@@ -70,7 +62,7 @@ _UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
 
 def plan(
     tree: Any,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     *,
     rules: PartitionRules | None = None,
     axis_rules: AxisRules | None = None,
@@ -100,7 +92,7 @@ def spec_for(
     path: str,
     shape: Sequence[int],
     rules: PartitionRules,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
 ) -> PartitionSpec:
     """Returns the PartitionSpec of one leaf by partition rules.
 
@@ -116,7 +108,7 @@ def spec_for(
 
 def _place(
     named: NamedLeaf,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     rules: Sequence[tuple[re.Pattern[str], PartitionSpec]] | None,
     axis_rules: AxisRules,
     units: Mapping[str, int],
@@ -137,12 +129,15 @@ def _place(
     kept: list[AxisEntry] = []
     for dimension, entry in enumerate(entries):
         name = axes[dimension] if axes is not None else None
-        divisor = _check_dimension(dimension, entry, shape, name, mesh, units, problems)
-        kept.append(entry if divisor is not None else None)
+        # An axis name that ends in "?" is a wish: split where it divides, else whole.
+        found = [] if name is not None and name.endswith("?") else problems
+        divisor = _check_dimension(dimension, entry, shape, name, mesh, units, found)
+        kept.append(_splitting(entry, mesh) if divisor is not None else None)
         shards *= divisor or 1
     while kept and kept[-1] is None:
         kept.pop()
     nbytes = leaf_bytes(named.leaf)
+    whole = shards == 1 and not problems and prod(shape) >= LARGE_LEAF_ELEMENTS
     return LeafPlacement(
         path=named.path,
         shape=shape,
@@ -152,7 +147,35 @@ def _place(
         nbytes=nbytes,
         bytes_per_device=nbytes // shards,
         problems=tuple(problems),
+        unmatched=_unmatched(rule, entries, shape, mesh) if whole else None,
     )
+
+
+def _unmatched(
+    rule: str, entries: Sequence[AxisEntry], shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> str | None:
+    """Says why a large leaf is whole on every device, if no one asked for that."""
+    if rule == "automatic" and mesh.shape.get("fsdp", 1) > 1:
+        size = mesh.shape["fsdp"]
+        return f"large, and fsdp={size} divides none of its dimensions (shape {shape})"
+    named_nothing = not any(entry is not None for entry in entries)
+    if mesh.size > 1 and named_nothing and _is_catch_all(rule):
+        return f"large, and only the catch-all rule {rule!r} takes it (shape {shape})"
+    return None
+
+
+def _is_catch_all(pattern: str) -> bool:
+    """Says whether a rule's pattern matches any path."""
+    try:
+        return re.search(pattern, "") is not None
+    except re.error:  # "axes (embed, mlp)" and the like are no patterns
+        return False
+
+
+def _splitting(entry: AxisEntry, mesh: Mesh | AbstractMesh) -> AxisEntry:
+    """Returns the entry without axes of size 1, which split nothing."""
+    names = tuple(axis for axis in _mesh_axes(entry) if mesh.shape[axis] > 1)
+    return names if len(names) > 1 else names[0] if names else None
 
 
 def _entries_by_rule(
@@ -176,7 +199,7 @@ def _entries_by_rule(
 def _entries_by_axes(
     axes: tuple[str | None, ...],
     shape: tuple[int, ...],
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     axis_rules: AxisRules,
     problems: list[str],
 ) -> tuple[str, list[AxisEntry]]:
@@ -186,7 +209,8 @@ def _entries_by_axes(
         return rule, []
     taken: set[str] = set()
     entries: list[AxisEntry] = []
-    for name in axes:
+    for wished in axes:
+        name = None if wished is None else wished.removesuffix("?")
         if name is not None and name not in axis_rules:
             problems.append(f"unknown axis name {name!r} (known: {', '.join(axis_rules)})")
         entry = axis_rules.get(name) if name is not None else None
@@ -197,7 +221,9 @@ def _entries_by_axes(
     return rule, entries
 
 
-def _entries_automatic(shape: tuple[int, ...], mesh: Mesh) -> tuple[str, list[AxisEntry]]:
+def _entries_automatic(
+    shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> tuple[str, list[AxisEntry]]:
     size = mesh.shape.get("fsdp", 1)
     entries: list[AxisEntry] = [None] * len(shape)
     fitting = [index for index, length in enumerate(shape) if length % size == 0]
@@ -211,7 +237,7 @@ def _check_dimension(
     entry: AxisEntry,
     shape: tuple[int, ...],
     name: str | None,
-    mesh: Mesh,
+    mesh: Mesh | AbstractMesh,
     units: Mapping[str, int],
     problems: list[str],
 ) -> int | None:
@@ -219,7 +245,7 @@ def _check_dimension(
     mesh_axes = _mesh_axes(entry)
     unknown = [axis for axis in mesh_axes if axis not in mesh.shape]
     if unknown:
-        problems.append(f"mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})")
+        problems.append(f"unknown mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})")
         return None
     parts = int(prod(mesh.shape[axis] for axis in mesh_axes))
     if parts == 1:

@@ -18,25 +18,31 @@ from flax import nnx
 
 from state.checkpoint import StoredCheckpoint
 from state.config import AutoEasyDeLConfig
+from state.dtypes import floating_dtype
 from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError, UnknownModelError
 from state.load_arguments import LoadArguments
+from state.load_placement import apply_shard_fns, check_shard_fns
 from state.models import abstract_model
 from state.module_sharding import module_plan
 from state.names import TaskType
-from state.optimizer_sharding import init_optimizer
+from state.optimizer_sharding import init_optimizer, optimizer_shardings
 from state.optimizers import optimizer_from_description
 from state.paths import is_variable
 from state.progress import say, size_text
+from state.quantized_loading import fill_model, quantizes, refuse_float_optimizer
+from state.quantized_weight import PackedParam
 from state.registry import find
+from state.stable_placement import settled
 from state.state_sharding import place_step
+from storage.errors import InvalidURIError
 from storage.layout import RUN_FILE
 from storage.objects import ObjectStore
-from storage.uri import parse_ref
+from storage.uri import StoreURI, parse_ref
 
 if TYPE_CHECKING:
     from state.easydel_state import EasyDeLState
 
-__all__ = ["is_pretrained", "load_easydel_state", "load_module", "load_optimizer_into"]
+__all__ = ["is_pretrained", "is_run", "load_easydel_state", "load_module", "load_optimizer_into"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -61,6 +67,15 @@ def is_pretrained(reference: str | os.PathLike[str]) -> bool:
     return not path.exists() and _HUB_ID.fullmatch(text) is not None
 
 
+def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
+    """Says whether a reference names a run that exists, or a checkpoint of one."""
+    try:
+        ref = parse_ref(str(reference))
+    except InvalidURIError:
+        return False
+    return ObjectStore.open(ref.run).read(RUN_FILE) is not None
+
+
 def load_easydel_state(
     state_class: "type[EasyDeLState]",
     reference: str | os.PathLike[str],
@@ -78,9 +93,11 @@ def load_easydel_state(
     _refuse_pickle(reference)
     checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
     meta = checkpoint.meta
-    model = _target_model(checkpoint, arguments)
-    graphdef, params, other = nnx.split(model, _trainable(model), ...)
+    model = _agreed_target(checkpoint, arguments)
+    _, params, other = nnx.split(model, _trainable(model), ...)
     with_optimizer = arguments.optimizer == "require" and "optimizer" in checkpoint.items
+    if with_optimizer and quantizes(checkpoint, arguments.quantization):
+        refuse_float_optimizer(checkpoint, model)
     tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
     targets = {"model": nnx.merge_state(params, other)}
     if with_optimizer and tx is not None:
@@ -95,27 +112,41 @@ def load_easydel_state(
         f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
         f"from {checkpoint.uri}",
     )
-    restored = {
-        item: checkpoint.restore(item, target, cast=item in casts)
-        for item, target in targets.items()
-    }
-    params, other = nnx.split_state(restored["model"], _trainable(model), ...)
+    opt_state = None
+    if "optimizer" in targets:
+        opt_state = checkpoint.restore("optimizer", targets["optimizer"], cast=bool(casts))
+    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
+    model = apply_shard_fns(model, arguments.shard_fns)
+    graphdef, params, other = nnx.split(model, _trainable(model), ...)
+    if arguments.shard_fns and opt_state is not None:
+        opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
     state = state_class(
         step=_placed_step(meta["step"], params),
         graphdef=graphdef,
         graphstate=params,
         graphother=other,
         tx=tx,
-        opt_state=restored.get("optimizer"),
+        opt_state=opt_state,
         hyperparameters=meta.get("hyperparameters") or {},
         tx_init=tx_init,
     )
+    state = settled(state)
     object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))
     return state
 
 
-def load_module(reference: str | os.PathLike[str], arguments: LoadArguments) -> Any:
+def load_module(
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+    *,
+    expected_class: type[Any] | None = None,
+) -> Any:
     """Loads the model of a run's checkpoint, and nothing else of it.
+
+    Args:
+        reference: the run, or one of its checkpoints.
+        arguments: what `LoadArguments` says; those about the optimizer do nothing here.
+        expected_class: a class that the model must be of.
 
     Raises:
         FileNotFoundError: if there is no such run, alias or step.
@@ -123,12 +154,19 @@ def load_module(reference: str | os.PathLike[str], arguments: LoadArguments) -> 
         CorruptionError: if stored bytes fail their check.
     """
     checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
-    model = _target_model(checkpoint, arguments)
-    graphdef, target = nnx.split(model)
+    model = _agreed_target(checkpoint, arguments)
+    if expected_class is not None and not isinstance(model, expected_class):
+        raise ArgumentError(
+            path=checkpoint.uri,
+            expected=f"a checkpoint of a {expected_class.__name__}",
+            found=f"one of a {type(model).__name__}",
+            next_step="call from_pretrained on that class, or on EasyDeLBaseModule",
+        )
     casts = frozenset({"model"}) if arguments.param_dtype is not None else frozenset[str]()
-    checkpoint.check({"model": target}, casts=casts)
+    checkpoint.check({"model": nnx.state(model)}, casts=casts)
     say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
-    return nnx.merge(graphdef, checkpoint.restore("model", target, cast=bool(casts)))
+    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
+    return apply_shard_fns(model, arguments.shard_fns)
 
 
 def load_optimizer_into(state: "EasyDeLState", reference: str | os.PathLike[str]) -> "EasyDeLState":
@@ -158,6 +196,17 @@ def load_optimizer_into(state: "EasyDeLState", reference: str | os.PathLike[str]
     return state.replace(tx=tx, tx_init=tx_init, opt_state=checkpoint.restore("optimizer", target))
 
 
+def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+    """The target model, once every process has one and all are alike."""
+    from storage import processes
+
+    return processes.together(
+        lambda: _target_model(checkpoint, arguments),
+        same={"load_state": lambda model: [*map(str, jax.tree.leaves(nnx.state(model)))]},
+        error=ArgumentError,
+    )
+
+
 def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
     """Returns the model without arrays: shape, dtype and placement of every leaf to load."""
     meta = checkpoint.meta
@@ -175,9 +224,16 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any
     config = AutoEasyDeLConfig.from_dict(meta["config"])
     assets = checkpoint.assets()
     config = config.replace(**arguments.config_updates(config), tokenizer_files=assets)
-    settings = arguments.settings(meta.get("module") or {})
+    stored = dict(meta.get("module") or {})
+    settings = {**stored, **arguments.settings(stored)}
+    if quantizes(checkpoint, arguments.quantization):
+        # Once without arrays: what the arguments ask for must be possible before anything is read.
+        wanted = arguments.quantization.settings.to_dict()
+        abstract_model(model_class, config, {**settings, "quantization": wanted})
     model = abstract_model(model_class, config, settings)
     tree = nnx.state(model)
+    if not quantizes(checkpoint, arguments.quantization):
+        check_shard_fns(arguments.shard_fns, tree)
     mesh = arguments.target_mesh()
     if mesh is not None:
         report = module_plan(tree, config, arguments.partition_rules, mesh)
@@ -193,7 +249,7 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any
 
 
 def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
-    wanted = np.dtype(param_dtype)
+    wanted = floating_dtype(param_dtype, argument="param_dtype")
 
     def cast(leaf: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -201,7 +257,8 @@ def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=leaf.sharding)
 
     def cast_node(node: Any) -> Any:
-        return jax.tree.map(cast, node) if isinstance(node, nnx.Param) else node
+        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
+        return jax.tree.map(cast, node) if floating else node
 
     return jax.tree.map(cast_node, tree, is_leaf=is_variable)
 
@@ -247,7 +304,7 @@ def _from_pretrained(
         )
         raise
     state = state_class.create(
-        model=model,
+        model=apply_shard_fns(model, arguments.shard_fns),
         tx=arguments.tx,
         tx_init=arguments.tx_init,
         init_opt_state=arguments.tx is not None,

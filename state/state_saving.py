@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from state.checkpoint import META_FORMAT, META_VERSION
+from state.dtypes import floating_dtype
 from state.errors import ArgumentError, TreeStructureError
 from state.frozen import FrozenJSON
 from state.models import abstract_model, module_settings
 from state.paths import is_variable, tree_problems
 from state.placement import leaf_bytes
 from state.progress import say, size_text
+from state.quantized_weight import PackedParam
 from state.registry import class_identity
+from storage import processes
 from storage.checkpointer import Checkpointer
 from storage.manifest import ModelInfo
 from storage.save_handle import SaveHandle
@@ -69,7 +71,7 @@ def save_easydel_state(
 
     Raises:
         TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
-        ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
+        ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
     model = state.model
@@ -111,27 +113,47 @@ def store(
     """Hands items and meta to the run's checkpointer; the one path of every kind of state.
 
     Raises:
-        ArgumentError: if an argument is not what it must be, or processes disagree about `enable`.
+        ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    run = _run_uri(save_directory)
     dtype = arguments.float_dtype
-    full_meta = {
-        "format": META_FORMAT,
-        "version": META_VERSION,
-        **FrozenJSON(meta, name="meta").to_dict(),
-        "extras": FrozenJSON(arguments.extras, name="extras").to_dict(),
-        "float_dtype": None if dtype is None else np.dtype(dtype).name,
-    }
-    enabled = _agreed(arguments.enable is not False)
-    step = int(state_step) if arguments.step is None else arguments.step
+    enabled = arguments.enable is not False
+
+    def prepare() -> tuple[StoreURI, int, dict[str, Any]]:
+        step = int(state_step) if arguments.step is None else arguments.step
+        full_meta = {
+            "format": META_FORMAT,
+            "version": META_VERSION,
+            **FrozenJSON(meta, name="meta").to_dict(),
+            "extras": FrozenJSON(arguments.extras, name="extras").to_dict(),
+            "float_dtype": floating_dtype(dtype, argument="float_dtype").name
+            if dtype is not None
+            else None,
+            "step": step,
+        }
+        return _run_uri(save_directory), step, full_meta
+
+    run, step, full_meta = processes.together(
+        prepare,
+        same={
+            "enable": lambda _: enabled,
+            "save_directory": lambda made: str(made[0]),
+            "step": lambda made: made[1],
+            "float_dtype": lambda made: made[2]["float_dtype"],
+            "save_optimizer": lambda _: sorted(items),
+            "overwrite": lambda _: bool(arguments.overwrite),
+            "labels": lambda _: dict(arguments.labels or {}),
+            "extras": lambda made: made[2]["extras"],
+        },
+        error=ArgumentError,
+    )
     if not enabled:
         say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
         return SkippedSave(step=step, uri=run)
     handle = Checkpointer.for_run(run).save(
         step,
         items,
-        meta={**full_meta, "step": step},
+        meta=full_meta,
         model=info,
         assets=assets,
         metrics=arguments.metrics,
@@ -153,18 +175,19 @@ def store(
 def cast_parameters(tree: Any, dtype: Any) -> Any:
     """Returns a model's tree with its floating parameters in another dtype, placed as before.
 
+    Quantized weights stay as they are, their floating parts too.
+
     Raises:
         ArgumentError: if the dtype is not a floating one.
     """
-    wanted = np.dtype(dtype)
-    if not jnp.issubdtype(wanted, jnp.floating):
-        raise ArgumentError(path="float_dtype", expected="a floating dtype", found=wanted.name)
+    wanted = floating_dtype(dtype, argument="float_dtype")
 
     def cast(leaf: Any) -> Any:
         return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     def cast_node(node: Any) -> Any:
-        return jax.tree.map(cast, node) if isinstance(node, nnx.Param) else node
+        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
+        return jax.tree.map(cast, node) if floating else node
 
     return jax.tree.map(cast_node, tree, is_leaf=is_variable)
 
@@ -196,24 +219,3 @@ def _check_against_config(model: Any, config: Any) -> None:
             next_step="correct the config, or save with mismatch_allowed=True",
             problems=problems,
         )
-
-
-def _agreed(enabled: bool) -> bool:
-    """Returns whether to save, the same on all processes; all of them must call this.
-
-    Raises:
-        ArgumentError: on every process, if they differ.
-    """
-    if jax.process_count() == 1:
-        return enabled
-    from jax.experimental import multihost_utils
-
-    votes = np.asarray(multihost_utils.process_allgather(np.asarray(enabled, np.int32)))
-    if votes.min() != votes.max():
-        raise ArgumentError(
-            path="enable",
-            expected="the same on every process",
-            found=f"True only on {int(votes.sum())} of {votes.size} processes",
-            next_step="all processes take part in a save",
-        )
-    return enabled

@@ -1,18 +1,25 @@
 """Placement of a training state: the part of EasyDeLState that knows about devices."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from state.errors import NotInitializedError, TreeStructureError
+from state.errors import ArgumentError, NotInitializedError, TreeStructureError
 from state.gather import gather_tree
 from state.module_sharding import module_plan
 from state.optimizer_sharding import explain_optimizer, optimizer_shardings
+from state.paths import named_leaves
 from state.placement import ShardingReport
+from state.put import put_leaf, put_tree
+from state.stable_placement import placement_of, settled
 
 __all__ = ["StateShardingMixin", "params_by_rules", "place_step"]
+
+_MISSING = object()
 
 
 class StateShardingMixin:
@@ -24,8 +31,27 @@ class StateShardingMixin:
         opt_state: Any
         step: Any
 
-        def replace(self, **updates: Any) -> Self:
-            """Returns a copy with other values."""
+        placement: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Flax gives every struct a `replace` of its own, over one that the class defines.
+        cls.replace = StateShardingMixin._replaced  # type: ignore[method-assign]
+
+    def replace(self, **updates: Any) -> Self:
+        """Returns a copy with other values; other arrays stay where this state's would be.
+
+        Under `jax.jit` new leaves are kept where the old ones were placed, so that a training step
+        compiles once; outside of it the copy takes note of where its leaves are.
+        """
+        return self._replaced(**updates)
+
+    def _replaced(self, **updates: Any) -> Self:
+        """Returns a copy with other values; see `replace`."""
+        whole: Any = self
+        state: Self = dataclasses.replace(whole, **updates)
+        moved = updates.keys() & {"graphstate", "graphother", "opt_state"}
+        return settled(state) if moved and "placement" not in updates else state
 
     def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Returns the state with the model's leaves where the rules say.
@@ -41,8 +67,8 @@ class StateShardingMixin:
         ShardingReport(params.mesh, params.leaves + other.leaves).raise_for_problems()
         return self.replace(
             step=place_step(self.step, params.mesh),
-            graphstate=jax.device_put(self.graphstate, params.shardings(self.graphstate)),
-            graphother=jax.device_put(self.graphother, other.shardings(self.graphother)),
+            graphstate=put_tree(self.graphstate, params.shardings(self.graphstate)),
+            graphother=put_tree(self.graphother, other.shardings(self.graphother)),
         )
 
     def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
@@ -71,9 +97,7 @@ class StateShardingMixin:
                 path="shard_optimizer_state", expected="an optimizer state", found="opt_state=None"
             )
         params = params_by_rules(self, partition_rules)
-        return self.replace(
-            opt_state=jax.device_put(opt_state, optimizer_shardings(opt_state, params))
-        )
+        return self.replace(opt_state=put_tree(opt_state, optimizer_shardings(opt_state, params)))
 
     def gather_optimizer_state(self, partition_rules: Any = None) -> Self:
         """Returns the state with the optimizer's leaves in host memory, gathered one by one.
@@ -112,22 +136,24 @@ class StateShardingMixin:
             TreeStructureError: if the trees differ.
         """
         leaves, structure = jax.tree.flatten(self)
-        treedef: Any = structure
-        try:
-            wanted = treedef.flatten_up_to(shape)
-        except ValueError as error:
-            raise TreeStructureError(
-                path="shard_with_shape",
-                expected="a tree of the state's own structure",
-                found=str(error),
-                next_step="take `shardings` of a state with the same model and optimizer",
-            ) from error
-        placed = [
-            _placed(leaf, getattr(place, "sharding", place))
-            for leaf, place in zip(leaves, wanted, strict=True)
-        ]
+        wanted = _places_of(shape, self)
+        placed = [_placed(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
         restored: Self = jax.tree.unflatten(structure, placed)
-        return restored
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            known = [
+                leaf
+                if place is None
+                else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+                for leaf, place in zip(leaves, wanted, strict=True)
+            ]
+            placement = placement_of(jax.tree.unflatten(structure, known))
+            return self._replaced_as(restored, placement)
+        return settled(restored)
+
+    def _replaced_as(self, state: Self, placement: Any) -> Self:
+        whole: Any = state
+        noted: Self = dataclasses.replace(whole, placement=placement)
+        return noted
 
     @property
     def shardings(self) -> Self:
@@ -141,7 +167,8 @@ class StateShardingMixin:
         """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
 
         Raises:
-            ShardingError: if `strict` and leaves do not fit.
+            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+                lists all of them.
         """
         params, other = _model_plans(self, partition_rules, mesh)
         leaves = params.leaves + other.leaves
@@ -150,18 +177,33 @@ class StateShardingMixin:
                 self.opt_state, _abstract(self.graphstate, params), params.mesh
             )
         report = ShardingReport(params.mesh, leaves)
-        return report.raise_for_problems() if strict else report
+        return report.raise_for_problems(strict=True) if strict else report
 
 
-def place_step(step: Any, mesh: Mesh | None) -> Any:
+def place_step(step: Any, mesh: Mesh | AbstractMesh | None) -> Any:
     """Returns a step number as an int32 scalar, on every device of the mesh.
 
     A step that is placed like the rest of the state lets a jitted training step be compiled once.
+
+    Raises:
+        ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or below 0.
     """
+    dtype = getattr(step, "dtype", None)
+    dtype = np.asarray(step).dtype if dtype is None else dtype
+    if not jnp.issubdtype(dtype, jnp.integer) or np.ndim(step) != 0:
+        raise ArgumentError(
+            path="step",
+            expected="a whole number of steps: an integer, or an integer scalar array",
+            found=repr(step),
+        )
+    if isinstance(step, int | np.integer) and step < 0:
+        raise ArgumentError(
+            path="step", expected="a whole number of steps: an integer, 0 or more", found=step
+        )
     if isinstance(step, jax.ShapeDtypeStruct | jax.core.Tracer):
         return step
     array = jnp.asarray(step, dtype=jnp.int32)
-    return array if mesh is None else jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+    return array if mesh is None else put_leaf(array, NamedSharding(mesh, PartitionSpec()))
 
 
 def params_by_rules(state: Any, partition_rules: Any) -> Any:
@@ -199,4 +241,45 @@ def _placed(leaf: Any, place: Any) -> Any:
         return leaf
     if isinstance(leaf, jax.core.Tracer):
         return jax.lax.with_sharding_constraint(leaf, place)
-    return jax.device_put(leaf, place)
+    return put_leaf(leaf, place)
+
+
+def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
+    """Returns the placements that a tree gives to the leaves of a state, in their order.
+
+    Raises:
+        TreeStructureError: if the trees differ in a leaf's path or shape; lists every one.
+    """
+    structure: Any = jax.tree.structure(state)
+    own = named_leaves(state)
+    problems = []
+    try:
+        given = structure.flatten_up_to(shape)
+    except ValueError:
+        # Static parts may differ (another optimizer object, say): paths tell the leaves.
+        by_path = {named.path: named.leaf for named in named_leaves(shape)}
+        given = [by_path.pop(named.path, _MISSING) for named in own]
+        problems = [f"{path}: unexpected" for path in by_path]
+    for named, place in zip(own, given, strict=True):
+        if place is _MISSING:
+            problems.append(f"{named.path}: missing")
+        elif (
+            place is not None
+            and not isinstance(place, Sharding)
+            and np.shape(place) != np.shape(named.leaf)
+        ):
+            problems.append(
+                f"{named.path}: expected shape {np.shape(named.leaf)}, found {np.shape(place)}"
+            )
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves do not fit",
+            path="shard_with_shape",
+            expected=f"a placement for each of the state's {len(own)} leaves",
+            next_step="take `shardings` of a state with the same model and optimizer",
+            problems=sorted(problems),
+        )
+    return [
+        place if place is None or isinstance(place, Sharding) else getattr(place, "sharding", None)
+        for place in given
+    ]

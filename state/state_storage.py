@@ -63,7 +63,9 @@ class StateStorageMixin:
         Raises:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
-            ArgumentError: if `extras` is not JSON, or processes disagree about `enable`.
+            ArgumentError: if `extras` is not JSON, or if `enable`, `step`, `labels`, `extras` or
+                another argument differs between processes; on every process. Of `metrics`, which
+                may have been measured by each, those of process 0 are stored.
             SaveError: if the save before this one failed.
         """
         arguments = SaveArguments(
@@ -123,22 +125,30 @@ class StateStorageMixin:
             param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
             precision: of matrix products; None keeps the stored one.
             sharding_axis_dims: devices along each mesh axis.
-            sharding_dcn_axis_dims: not supported; give `mesh`.
+            sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
+                `sharding_axis_dims` are then those of one slice.
             sharding_axis_names: names of the mesh axes.
-            partition_axis: not supported; give `partition_rules`.
-            shard_attention_computation: must be True.
-            shard_fns: not supported; give `partition_rules`.
-            backend: not supported; give `device`.
-            platform: not supported; give `device`.
+            partition_axis: a PartitionAxis: which mesh axes carry which logical axis.
+            shard_attention_computation: False keeps heads and tokens of attention whole on every
+                device.
+            shard_fns: functions, by the path of a leaf, each of which places its leaf.
+            backend: the devices to load onto: "cpu", "gpu" or "tpu".
+            platform: the same, or "jax" for whatever there is.
             config_kwargs: fields of the model's config to change.
             model_task: AUTO_BIND, or what the model class must be for.
             auto_shard_model: shard over the mesh of `sharding_axis_dims`.
             partition_rules: pairs of a regular expression and a PartitionSpec.
-            quantization_platform: not supported.
-            quantization_method: not supported.
-            quantization_block_size: must be 128.
-            quantization_pattern: not supported.
-            quantize_tensors: without a quantization method there is nothing to quantize.
+            quantization_platform: where weights are quantized: None, "jax", or the platform in
+                use; the numbers are the same on each.
+            quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize while
+                loading, a few weights at a time. The result is what loading and then
+                `model.quantize` gives. The optimizer state of float weights must be left out
+                (optimizer="skip"); that of adapters stays. None keeps what is stored.
+            quantization_block_size: inputs that share a scale, -1 for all of them.
+            quantization_pattern: regular expression, searched in the "/"-joined path of each
+                layer; None for all layers.
+            quantize_tensors: False is the explicit form of no quantization_method, and contradicts
+                one.
             verbose: say on stderr what is loaded.
             **kwargs: the arguments of ours named above.
 
@@ -236,18 +246,22 @@ class StateStorageMixin:
             **arguments: those of `load_state`.
 
         Raises:
-            What `load_state` raises, except that a run without any checkpoint is no error.
+            FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
+            ValueError: as `load_state`.
+            CorruptionError: as `load_state`.
         """
+        from storage import processes
         from storage.errors import RunNotFoundError, StepNotFoundError
         from storage.run import Run
         from storage.uri import parse_ref
 
-        reference = parse_ref(os.fspath(uri))
-        try:
-            empty = Run.open(reference.run).latest_step() is None
-        except (RunNotFoundError, StepNotFoundError):
-            empty = True
-        return create() if empty else cls.load_state(uri, **arguments)
+        def is_empty() -> bool:
+            try:
+                return Run.open(parse_ref(os.fspath(uri)).run).latest_step() is None
+            except (RunNotFoundError, StepNotFoundError):
+                return True
+
+        return create() if processes.agree(is_empty) else cls.load_state(uri, **arguments)
 
     def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
         """Returns the state with the optimizer state of a checkpoint, placed like its parameters.

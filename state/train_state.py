@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import jax
-import numpy as np
 import optax
 from flax import struct
 
-from state.errors import ArgumentError, NotInitializedError, OptimizerNotFoundError
+from state.equinox_module import check_leaves, is_equinox, take_apart
+from state.errors import ArgumentError, NotInitializedError
 from state.mesh import mesh_of
 from state.optax_numerics import optax_numerics
 from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
-from state.state_saving import SaveArguments, store
+from state.state_saving import SaveArguments
 from state.state_sharding import place_step
 
 if TYPE_CHECKING:
@@ -23,18 +23,25 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainState"]
 
-_OWN_FIELDS = frozenset({"step", "params", "tx", "opt_state", "apply_fn"})
+_BUILT_IN = frozenset({"step", "params", "tx", "opt_state", "apply_fn"})
 
 
-class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax is untyped
+class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[call-arg]  # flax is untyped
     """Parameters in training, of Linen, NNX, Equinox or a plain tree of arrays.
 
-    A subclass adds fields, such as `epoch`, `batch_stats` or `metrics`. They are part of the tree,
-    `apply_gradients` leaves them alone unless they are passed to it, and they are saved and
-    restored like everything else:
+    A subclass adds fields, such as `epoch`, `batch_stats` or `metrics`, with defaults or without:
 
-        class MyState(TrainState, eq=False):
-            batch_stats: Any = None
+        class MyState(TrainState):
+            batch_stats: Any
+            epoch: int = 0
+
+    They are part of the tree, `apply_gradients` leaves them alone unless they are passed to it, and
+    they are saved and restored like everything else: arrays, PRNG keys, Python numbers, nested
+    containers of these, or None. A field made with `flax.struct.field(pytree_node=False)` is static
+    instead: hashable, no part of the tree, and not saved; it comes from the target of `load_state`.
+
+    An Equinox module may be passed to `create` as it is: `params` are its floating arrays (the same
+    class, None elsewhere), and `apply_fn(params, *args)` calls the whole module.
 
     Attributes:
         step: optimizer steps taken, an int32 scalar.
@@ -50,6 +57,10 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
     opt_state: Any = None
     apply_fn: Callable[..., Any] | None = struct.field(pytree_node=False, default=None)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Arrays have no equality that fits in one truth value, so that states have none either.
+        super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
+
     @classmethod
     def create(
         cls,
@@ -64,26 +75,25 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
         """Makes a state; the optimizer's is made where the parameters are, unless it is given.
 
         Args:
-            params: the parameters.
+            params: the parameters, or a whole Equinox module.
             tx: the optimizer.
-            apply_fn: the function that applies the model.
+            apply_fn: the function that applies the model. With a whole Equinox module it is called
+                with that module in place of the parameters; by default the module is called.
             opt_state: the optimizer's state.
             step: steps taken so far.
             **fields: those that a subclass added.
 
         Raises:
-            ArgumentError: if a field is unknown, or an optimizer state comes without optimizer.
+            ArgumentError: if a field is unknown or missing, an optimizer state comes without
+                optimizer, or leaves of `params` are no arrays (all are listed).
         """
-        known = {field.name for field in dataclasses.fields(cls)} - _OWN_FIELDS
-        unknown = sorted(set(fields) - known)
-        if unknown:
-            raise ArgumentError(
-                path=f"{cls.__name__}.create",
-                expected=f"fields among {', '.join(sorted(known)) or 'none of its own'}",
-                found=", ".join(unknown),
-            )
+        _check_fields(cls, fields)
         if tx is None and opt_state is not None:
             raise ArgumentError(path=f"{cls.__name__}.create", expected="tx with opt_state")
+        if is_equinox(params):
+            params, apply_fn = take_apart(params, apply_fn)
+        else:
+            check_leaves(params)
         if tx is not None and opt_state is None:
             opt_state = init_optimizer(tx, params)
         return cls(
@@ -100,11 +110,12 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
 
         Args:
             grads: gradients of `params`.
-            **kwargs: new values of other fields.
+            **kwargs: new values of fields that a subclass added.
 
         Raises:
             NotInitializedError: if there is no optimizer or no optimizer state.
             TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
+            ArgumentError: if a keyword names no field that a subclass added.
         """
         if self.tx is None or self.opt_state is None:
             raise NotInitializedError(
@@ -113,6 +124,8 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
                 found="none",
                 next_step="create the state with tx=",
             )
+        added = {field.name for field in dataclasses.fields(self)} - _BUILT_IN
+        _refuse_unknown(f"{type(self).__name__}.apply_gradients", kwargs, added)
         grads = rebuild(self.params, grads, path="grads")
         with optax_numerics():
             updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
@@ -121,6 +134,15 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
             step=self.step + 1, params=params, opt_state=opt_state, **kwargs
         )
         return stepped
+
+    @property
+    def added_fields(self) -> dict[str, Any]:
+        """The fields that a subclass added and that are part of the tree."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in _BUILT_IN and field.metadata.get("pytree_node", True)
+        }
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -146,6 +168,8 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
 
         The parameters are the item `model`, the fields of a subclass the item `fields`.
         """
+        from state.train_state_storage import save_train_state
+
         arguments = SaveArguments(
             step=step,
             wait=wait,
@@ -157,13 +181,7 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
             labels=labels,
             extras=extras,
         )
-        items = {"model": self.params}
-        if save_optimizer and self.opt_state is not None:
-            items["optimizer"] = self.opt_state
-        if jax.tree.leaves(self._own_fields()):
-            items["fields"] = self._own_fields()
-        meta = {"model_class": None, "model_type": None, "config": None, "tx_init": None}
-        return store(self.step, save_directory, items, meta, arguments)
+        return save_train_state(self, save_directory, arguments)
 
     @classmethod
     def load_state(
@@ -174,67 +192,66 @@ class TrainState(struct.PyTreeNode, eq=False):  # type: ignore[call-arg]  # flax
         step: int | None = None,
         optimizer: Literal["require", "skip"] = "require",
     ) -> Self:
-        """Loads a state into the form of another one.
+        """Loads a state into the form of another one, which stays as it is.
+
+        Each leaf goes where the target's is: on another mesh, if the target is there. An abstract
+        target has no arrays: `jax.eval_shape(lambda: MyState.create(...))`. Its leaves may carry
+        shardings; without one, they go to the first device. A Python number in the target takes a
+        stored number of its kind, and a number that was saved from Python comes back as one into
+        an abstract target.
 
         Args:
             load_directory: "run" (its latest step), "run@alias" or "run/steps/N".
-            target: a state of the same structure, or an abstract one (`jax.eval_shape`): it says
-                where each leaf goes; its values are not used.
+            target: a state of the same structure, or an abstract one; its values are not used.
+                Static fields, the optimizer and `apply_fn` come from it; if they are the very
+                ones of a compiled step, that step goes on without compiling again.
             step: the step to load, where the reference names only a run.
-            optimizer: "skip" leaves the target's optimizer state out (None).
+            optimizer: "skip" leaves the optimizer state out (None).
 
         Raises:
             FileNotFoundError: if there is no such run, alias or step.
             OptimizerNotFoundError: if the target has optimizer state and the checkpoint has none.
+            OptimizerError: if the checkpoint has optimizer state and the target has none.
             TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
+            ArgumentError: if the target is no state of this class.
         """
-        from state.checkpoint import StoredCheckpoint
+        from state.train_state_storage import load_train_state
 
-        checkpoint = StoredCheckpoint.open(load_directory, step=step)
-        targets = {"model": target.params}
-        if optimizer == "require" and target.opt_state is not None:
-            if "optimizer" not in checkpoint.items:
-                raise OptimizerNotFoundError(
-                    path=checkpoint.uri,
-                    expected="an item 'optimizer'",
-                    found=f"items {', '.join(checkpoint.items)}",
-                    next_step="pass optimizer='skip' to load without it",
-                )
-            targets["optimizer"] = target.opt_state
-        if jax.tree.leaves(target._own_fields()):
-            targets["fields"] = target._own_fields()
-        abstract = {item: jax.tree.map(_abstract, tree) for item, tree in targets.items()}
-        checkpoint.check(abstract)
-        restored = {item: checkpoint.restore(item, tree) for item, tree in abstract.items()}
-        restored = {
-            item: jax.tree.map(_like, targets[item], tree) for item, tree in restored.items()
-        }
-        loaded: Self = target.replace(
-            step=place_step(checkpoint.meta["step"], mesh_of(restored["model"])),
-            params=restored["model"],
-            opt_state=restored.get("optimizer"),
-            **restored.get("fields", {}),
+        if not isinstance(target, cls):
+            raise ArgumentError(
+                path=f"{cls.__name__}.load_state: target",
+                expected=f"a {cls.__name__}, or what jax.eval_shape makes of one",
+                found=type(target).__name__,
+            )
+        loaded = load_train_state(target, load_directory, step=step, optimizer=optimizer)
+        same_class: Self = loaded
+        return same_class
+
+
+def _check_fields(cls: type[TrainState], given: Mapping[str, Any]) -> None:
+    added = {field.name: field for field in dataclasses.fields(cls) if field.name not in _BUILT_IN}
+    _refuse_unknown(f"{cls.__name__}.create", given, set(added))
+    missing = [
+        name
+        for name, field in added.items()
+        if name not in given
+        and field.init
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ArgumentError(
+            path=f"{cls.__name__}.create",
+            expected="a value for each field without default",
+            found=f"none for {', '.join(missing)}",
         )
-        object.__setattr__(loaded, "_extras", dict(checkpoint.meta.get("extras") or {}))
-        return loaded
-
-    def _own_fields(self) -> dict[str, Any]:
-        """The fields that a subclass added and that are part of the tree."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in _OWN_FIELDS and field.metadata.get("pytree_node", True)
-        }
 
 
-def _abstract(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    return np.asarray(leaf)  # NumPy arrays and Python numbers stay on the host
-
-
-def _like(target: Any, leaf: Any) -> Any:
-    """Gives a Python number back as one."""
-    if isinstance(target, bool | int | float | complex):
-        return type(target)(leaf)
-    return leaf
+def _refuse_unknown(path: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ArgumentError(
+            path=path,
+            expected=f"fields among {', '.join(sorted(known)) or 'none of its own'}",
+            found=", ".join(unknown),
+        )

@@ -5,7 +5,6 @@ JAX-free. Tensors are read one by one, when they are asked for.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -21,6 +20,7 @@ from state.config import AutoEasyDeLConfig, EDPretrainedConfig
 from state.decoder.config import DecoderConfig
 from state.errors import ConversionError
 from state.gguf import GGUFFile
+from state.source_folder import SourceFolder, parse_json
 from state.weight_ops import Array, Shape
 from state.weight_rules import RuleTable
 from storage.errors import NotFoundError
@@ -46,7 +46,6 @@ TOKENIZER_FILES = (
 )
 """Files beside the weights that an export carries along unchanged."""
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
 
 
@@ -117,9 +116,13 @@ def open_pretrained(
     text = str(name_or_path)
     if text.endswith(".gguf"):
         return _open_gguf(text, config_kwargs)
-    if "://" not in text and not Path(text).is_dir():
-        text = _snapshot(text, revision, token, local_files_only)
-    folder = _Folder(parse_uri(text))
+    folder = SourceFolder.find(
+        text,
+        hub_files=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+    )
     raw = folder.read_bytes(CONFIG_FILE)
     if raw is None:
         is_run = RUN_FILE in folder.names()
@@ -131,7 +134,7 @@ def open_pretrained(
             if is_run
             else "give the folder that holds config.json and the safetensors files",
         )
-    config = _config(_parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    config = _config(parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     weights = SafetensorsFolder(folder)
@@ -141,7 +144,7 @@ def open_pretrained(
 class SafetensorsFolder:
     """The tensors of a folder: `model.safetensors`, or the shards that its index names."""
 
-    def __init__(self, folder: _Folder) -> None:
+    def __init__(self, folder: SourceFolder) -> None:
         """Reads the headers.
 
         Raises:
@@ -203,7 +206,7 @@ class SafetensorsFolder:
 
     def _indexed(self, raw: bytes) -> list[str]:
         path = f"{self._folder.uri}/{INDEX_FILE}"
-        mapping = _parse_json(raw, path).get("weight_map")
+        mapping = parse_json(raw, path).get("weight_map")
         names = sorted(set(mapping.values())) if isinstance(mapping, dict) and mapping else []
         bad = [
             name for name in names if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)
@@ -216,38 +219,6 @@ class SafetensorsFolder:
                 next_step="take the folder again from its source",
             )
         return names
-
-
-class _Folder:
-    """A folder in any store. On a local disk its files may be links, as in the hub's cache."""
-
-    def __init__(self, uri: StoreURI) -> None:
-        self.uri = uri
-        self._files = Files.open(uri)
-        self._names = [entry.name for entry in self._files.list("") if not entry.is_dir]
-        if uri.scheme == "file":
-            # Links out of the folder are not in the listing.
-            at = Path(uri.local_path)
-            self._names = sorted(p.name for p in at.iterdir() if p.is_file()) if at.is_dir() else []
-
-    def names(self) -> list[str]:
-        """The names of its files."""
-        return self._names
-
-    def locate(self, name: str) -> tuple[Files, str]:
-        """Where the file really is."""
-        if self.uri.scheme != "file":
-            return self._files, name
-        real = Path(self.uri.local_path, name).resolve()
-        return Files.open(parse_uri(real.parent)), real.name
-
-    def read_bytes(self, name: str) -> bytes | None:
-        """A small file; None if it is not there."""
-        if name not in self._names:
-            return None
-        files, rel = self.locate(name)
-        with files.open_read(rel) as stream:
-            return stream.read()
 
 
 def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
@@ -271,51 +242,3 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
 def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
     config = _config(file.config().to_hf(), config_kwargs)
     return Pretrained(path, config.replace(tokenizer_files=file.tokenizer_files()), file, file)
-
-
-def _snapshot(text: str, revision: str | None, token: str | None, local_files_only: bool) -> str:
-    if not _HUB_ID.fullmatch(text) or ".." in text:
-        raise NotFoundError(
-            path=text,
-            expected="a folder, a .gguf file, a store URI or a hub id such as org/name",
-            found="no such folder, and no hub id",
-            next_step="check the path",
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    )
-
-    try:
-        return snapshot_download(
-            text,
-            revision=revision,
-            token=token,
-            local_files_only=local_files_only,
-            allow_patterns=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
-        )
-    except (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    ) as exc:
-        raise NotFoundError(
-            path=text,
-            expected="a folder of this name here, or a model on the hub",
-            found=" ".join(str(exc).split())[:300],
-            next_step="check the name, the revision, and HF_TOKEN for private models",
-        ) from exc
-
-
-def _parse_json(raw: bytes, path: str) -> dict[str, Any]:
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as exc:
-        raise ConversionError(path=path, expected="JSON", found=str(exc)) from exc
-    if not isinstance(data, dict):
-        raise ConversionError(path=path, expected="a JSON object", found=type(data).__name__)
-    return data

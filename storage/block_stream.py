@@ -13,6 +13,7 @@ import numpy as np
 import tensorstore as ts
 
 from storage.blocks import Box, bands, boxes, copy_permuted
+from storage.four_bits import PackedReads
 
 __all__ = ["BlockPlan", "stream_blocks"]
 
@@ -86,7 +87,7 @@ class BlockPlan:
 
 
 def stream_blocks(
-    array: ts.TensorStore,
+    array: ts.TensorStore | PackedReads,
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:

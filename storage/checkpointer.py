@@ -38,7 +38,13 @@ from storage.orbax_save import META_ITEM, StoredItem, orbax_folder, start_save
 from storage.records import canonical_json
 from storage.run import Run
 from storage.save_handle import SaveHandle
-from storage.save_job import SaveJob, failure, job_environment, remove_leftovers
+from storage.save_job import (
+    SaveJob,
+    failure,
+    job_environment,
+    outcome_key,
+    remove_leftovers,
+)
 from storage.trees import flatten
 from storage.uri import StoreURI, check_segment, parse_uri
 
@@ -160,7 +166,16 @@ class Checkpointer:
                 lambda: (
                     self._prepare(step, items, meta, metrics, labels),
                     _prepare_model(model, assets),
-                )
+                ),
+                same={
+                    "run": lambda _: str(self.uri),
+                    "step": lambda _: step,
+                    "overwrite": lambda _: bool(overwrite),
+                    "labels": lambda _: dict(labels or {}),
+                    "meta": lambda made: made[0][2],
+                    "assets": lambda made: sorted(made[1]),
+                    "items": lambda made: [leaf[:4] for leaf in made[0][1]],
+                },
             )
             number = processes.agree(lambda: self._claim(step, overwrite))
             folder = self.uri / step_dir(number, step)
@@ -187,6 +202,7 @@ class Checkpointer:
                 except BaseException as exc:
                     # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                     self._keeper.drop()
+                    processes.report_failure(outcome_key(handle), exc)
                     if not isinstance(exc, Exception):  # an interrupt stays what it is
                         raise
                     remove_leftovers(self._run.objects, handle)
@@ -270,7 +286,7 @@ class Checkpointer:
                 )
             flat = flatten(tree)
             stored[name] = StoredItem(*store_form(flat))
-            leaves += draft_leaves(name, flat)
+            leaves += draft_leaves(name, flat, stored[name])
         meta_copy: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
         annotation = Annotation.of(labels, metrics)
         return stored, tuple(leaves), meta_copy, annotation.to_bytes() if annotation else None

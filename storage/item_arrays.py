@@ -18,6 +18,7 @@ from storage.errors import (
     StoreUnavailableError,
     translate,
 )
+from storage.four_bits import PackedReads, packed_axis
 from storage.manifest import LeafRecord
 from storage.orbax_tree import StoredForm, StoredTree
 from storage.uri import StoreURI
@@ -120,15 +121,17 @@ class ItemArrays:
         self._check(info)
         return info
 
-    def array(self, path: str) -> ts.TensorStore:
-        """The stored array of a leaf, open for reading.
+    def array(self, path: str) -> ts.TensorStore | PackedReads:
+        """The stored array of a leaf, open for reading, indexed as the leaf is.
 
         Raises:
             CorruptionError: it is not there, or its description is damaged.
             StoreUnavailableError: the store gives no answer.
         """
-        self._open_all((path,))
-        return self._open[path]
+        array, form = self._opened(path), self._forms.get(path)
+        if form is None or form.kind != "packed":
+            return array
+        return PackedReads(array, form.dtype, self._packed_axis(path, form, array))
 
     def wait(self, pending: Any, path: str) -> np.ndarray:
         """What a read of the leaf's array gave, in the leaf's own dtype.
@@ -163,12 +166,15 @@ class ItemArrays:
         return LeafInfo(path, form.shape, dtype_named(form.dtype), None)
 
     def _stored(self, path: str) -> LeafInfo:
-        array = self.array(path)
+        array = self._opened(path)
         form = self._forms.get(path)
         shape = tuple(array.shape)
         chunks = array.chunk_layout.read_chunk.shape or shape
         grid = tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))
-        carried = form is not None and form.kind in ("widened", "bits")
+        if form is not None and form.kind == "packed":
+            axis = self._packed_axis(path, form, array)
+            shape, grid = form.shape, (*grid[:axis], 2 * grid[axis], *grid[axis + 1 :])
+        carried = form is not None and form.kind in ("widened", "bits", "packed")
         dtype = dtype_named(form.dtype) if form and carried else array.dtype.numpy_dtype
         return LeafInfo(path, shape, dtype, grid)
 
@@ -187,6 +193,22 @@ class ItemArrays:
                 found=f"{info.dtype.name}{list(info.shape)}",
                 next_step=NEXT_STEP,
             )
+
+    def _packed_axis(self, path: str, form: StoredForm, array: ts.TensorStore) -> int:
+        try:
+            return packed_axis(form.shape, tuple(array.shape))
+        except ValueError as exc:
+            raise CorruptionError(
+                "not the leaf that was saved",
+                path=self.where(path),
+                expected=f"{form.dtype}{list(form.shape)}, two in a byte",
+                found=f"bytes{list(array.shape)}",
+                next_step=NEXT_STEP,
+            ) from exc
+
+    def _opened(self, path: str) -> ts.TensorStore:
+        self._open_all((path,))
+        return self._open[path]
 
     def _open_all(self, paths: Iterable[str]) -> None:
         """Open the arrays of leaves that are not open yet, many at a time."""

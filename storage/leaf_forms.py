@@ -5,6 +5,7 @@ that loses nothing; the form is recorded with the checkpoint, so that reading un
 such form is refused before anything is written. Imports JAX.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,8 +15,17 @@ import numpy as np
 
 from storage.dtypes import dtype_named
 from storage.errors import UnsupportedLeafError
+from storage.four_bits import FOUR_BITS, pack, packed_axis, packed_shape, packing_axis, unpack
 
-__all__ = ["STORED_DTYPES", "LeafForm", "dtype_name", "is_key_dtype", "restore_form", "store_form"]
+__all__ = [
+    "STORED_DTYPES",
+    "LeafForm",
+    "dtype_name",
+    "is_key_dtype",
+    "packed_place",
+    "restore_form",
+    "store_form",
+]
 
 STORED_DTYPES: Final = frozenset(
     {
@@ -26,10 +36,11 @@ STORED_DTYPES: Final = frozenset(
         *("float8_e5m2fnuz", "float8_e8m0fnu"),
     }
 )
-"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (tested one by one)."""
+"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (tested one by one). It takes
+a byte for an int4, so that those are packed where they can be."""
 
 WIDENED: Final = frozenset({"uint2", "uint4"})
-"""Stored as uint8 of equal value: zarr3 has no unsigned type this small."""
+"""Stored as uint8 of equal value, unless packed: zarr3 has no unsigned type this small."""
 
 BITCAST: Final = frozenset({"float8_e4m3"})
 """Stored as the uint8 of the same bits: zarr3 has no such type."""
@@ -42,12 +53,13 @@ class LeafForm(NamedTuple):
 
     Attributes:
         kind: "empty" (nothing stored: it has no elements), "widened" (uint8 of equal value),
-            "bits" (uint8 of equal bits) or "key" (uint32 words of a typed PRNG key).
+            "bits" (uint8 of equal bits), "packed" (uint8 of two elements each, along the one axis
+            that is half as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
         shape: logical shape.
         dtype: logical dtype by name; for a key the name of its implementation.
     """
 
-    kind: Literal["empty", "widened", "bits", "key"]
+    kind: Literal["empty", "widened", "bits", "packed", "key"]
     shape: tuple[int, ...]
     dtype: str
 
@@ -94,10 +106,21 @@ def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lea
     return stored, forms
 
 
-def restore_form(value: Any, form: LeafForm | None) -> Any:
-    """The leaf whose stored value is `value`; an "empty" leaf needs none."""
+def restore_form(value: Any, form: LeafForm | None, place: jax.sharding.Sharding | None) -> Any:
+    """The leaf whose stored value is `value`; an "empty" leaf needs none.
+
+    Args:
+        value: what was read.
+        form: how the leaf was stored.
+        place: where the leaf goes; None for the host.
+    """
     if form is None or form.kind == "key":
         return value
+    if form.kind == "packed":
+        axis = packed_axis(form.shape, value.shape)
+        if isinstance(value, jax.Array):
+            return _on_devices(_unpack, place)(value, form.dtype, axis)
+        return unpack(value, form.dtype, axis)
     dtype = dtype_named(form.dtype)
     if form.kind == "empty":
         return np.zeros(form.shape, dtype)
@@ -108,8 +131,32 @@ def restore_form(value: Any, form: LeafForm | None) -> Any:
     return value.astype(dtype) if form.kind == "widened" else value.view(dtype)
 
 
+def packed_place(
+    shape: tuple[int, ...], axis: int, place: jax.sharding.Sharding
+) -> jax.sharding.Sharding:
+    """Where to read the bytes of a packed array of `shape` that goes to `place`.
+
+    That is the same place, unless it cuts bytes in two: then each device reads whole rows.
+    """
+    halved = packed_shape(shape, axis)
+    if place.shard_shape(shape)[axis] % 2 == 0:
+        return place
+    if isinstance(place, jax.sharding.NamedSharding):
+        spec = [*place.spec, *[None] * (len(shape) - len(place.spec))]
+        spec[axis] = None
+        return place.update(spec=jax.sharding.PartitionSpec(*spec))
+    devices: list[Any] = list(place.device_set)
+    mesh = jax.sharding.Mesh(np.array(sorted(devices, key=lambda one: one.id)), ("all",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * len(halved)))
+
+
 def _carried(value: Any, form: LeafForm) -> Any:
     """The uint8 array that stands for `value`. On devices it is computed there, sharded alike."""
+    axis = _axis_to_pack(value) if form.kind == "packed" else None
+    if axis is not None:
+        if isinstance(value, jax.Array):
+            return _on_devices(pack, value.sharding)(value, axis)
+        return pack(value, axis)
     if form.kind == "widened":
         return value.astype(jnp.uint8 if isinstance(value, jax.Array) else np.uint8)
     if isinstance(value, jax.Array):
@@ -124,9 +171,29 @@ def _form_of(value: Any) -> LeafForm | None:
     name = np.dtype(value.dtype).name
     if value.size == 0:
         return LeafForm("empty", shape, name)
+    if name in FOUR_BITS and _axis_to_pack(value) is not None:
+        return LeafForm("packed", shape, name)
     if name in WIDENED:
         return LeafForm("widened", shape, name)
     return LeafForm("bits", shape, name) if name in BITCAST else None
+
+
+def _axis_to_pack(value: Any) -> int | None:
+    shape = tuple(value.shape)
+    return packing_axis(
+        value.sharding.shard_shape(shape) if isinstance(value, jax.Array) else shape
+    )
+
+
+def _unpack(value: Any, dtype: str, axis: int) -> Any:
+    return unpack(value, dtype, axis, numpy=jnp)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_devices(function: Any, place: jax.sharding.Sharding | None) -> Any:
+    """The function, compiled once for each shape, its result at `place`."""
+    named = ("axis", "dtype") if function is _unpack else ("axis",)
+    return jax.jit(function, static_argnames=named, out_shardings=place)
 
 
 def _plain(leaf: Any) -> tuple[Any, str | None]:

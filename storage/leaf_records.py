@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from storage.chunk_codec import ChunkTable
+from storage.four_bits import packed_axis
 from storage.leaf_forms import dtype_name
 from storage.manifest import LeafRecord
+from storage.orbax_save import StoredItem
 
 __all__ = ["LeafDraft", "draft_leaves", "leaf_records"]
 
@@ -27,6 +29,7 @@ class LeafDraft(NamedTuple):
         shape: logical global shape.
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
+        packed: the axis along which two elements are stored in a byte, else None.
     """
 
     item: str
@@ -34,12 +37,26 @@ class LeafDraft(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     spec: Spec | None
+    packed: int | None
 
 
-def draft_leaves(item: str, leaves: Mapping[str, Any]) -> list[LeafDraft]:
-    """One draft per leaf. Holds no array, so that the caller's may be freed."""
+def draft_leaves(item: str, leaves: Mapping[str, Any], stored: StoredItem) -> list[LeafDraft]:
+    """One draft per leaf. Holds no array, so that the caller's may be freed.
+
+    Args:
+        item: the item's name.
+        leaves: as they were given, by path.
+        stored: as they go to Orbax.
+    """
+    packed = {
+        path: packed_axis(form.shape, stored.leaves[path].shape)
+        for path, form in stored.forms.items()
+        if form.kind == "packed"
+    }
     return [
-        LeafDraft(item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf))
+        LeafDraft(
+            item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf), packed.get(path)
+        )
         for path, leaf in leaves.items()
     ]
 
@@ -56,11 +73,18 @@ def leaf_records(drafts: Iterable[LeafDraft], table: ChunkTable) -> tuple[LeafRe
                 shape=draft.shape,
                 dtype=draft.dtype,
                 spec=draft.spec,
-                chunks=cut.chunk if cut else None,
-                shards=cut.shard if cut else None,
+                chunks=_elements(cut.chunk, draft.packed) if cut else None,
+                shards=_elements(cut.shard, draft.packed) if cut else None,
             )
         )
     return tuple(records)
+
+
+def _elements(stored: tuple[int, ...], packed: int | None) -> tuple[int, ...]:
+    """The shape of a stored part, counted in the leaf's elements."""
+    if packed is None:
+        return stored
+    return (*stored[:packed], 2 * stored[packed], *stored[packed + 1 :])
 
 
 def _dtype_of(leaf: Any) -> str:

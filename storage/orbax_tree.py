@@ -38,7 +38,7 @@ class StoredForm(NamedTuple):
 
     Attributes:
         kind: "empty" (nothing stored), "widened" (uint8 of equal value), "bits" (uint8 of equal
-            bits) or "key" (uint32 words of a typed PRNG key).
+            bits), "packed" (two elements in each uint8) or "key" (uint32 words of a typed key).
         shape: logical shape.
         dtype: logical dtype by name; for a key the name of its implementation.
     """

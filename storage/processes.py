@@ -1,13 +1,17 @@
 """Agreement between the processes of one job. Imports JAX; in a job of one process all is local.
 
 Process 0 alone talks to the store about runs, attempts and manifests. What it decided reaches the
-others by a broadcast (in `save`, on the caller's thread) or through the coordination service (in
-the background, where no device may be used).
+others by a broadcast (`agree`, on the caller's thread) or through the coordination service (in the
+background, where no device may be used). Whatever fails in one process fails in all of them:
+nobody is left waiting at the next barrier.
 """
 
 import json
-from collections.abc import Callable
-from typing import Final, TypeVar, cast
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
@@ -17,12 +21,25 @@ from orbax.checkpoint._src.futures import signaling_client
 from storage import errors
 from storage.errors import SaveError, StorageError
 
-__all__ = ["OUTCOME_SECONDS", "agree", "is_primary", "share_outcome", "together"]
+__all__ = [
+    "OUTCOME_SECONDS",
+    "POLL_SECONDS",
+    "agree",
+    "is_primary",
+    "report_failure",
+    "share_outcome",
+    "together",
+    "wait_for",
+]
 
 OUTCOME_SECONDS: Final = 1200
 """How long the other processes wait for process 0 to publish a step."""
 
+POLL_SECONDS: Final = 1.0
+"""How often a process that waits for its save asks whether another one has failed."""
+
 R = TypeVar("R")
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def is_primary() -> bool:
@@ -30,58 +47,125 @@ def is_primary() -> bool:
     return int(jax.process_index()) == 0
 
 
-def agree(decide: Callable[[], int]) -> int:
-    """The number that `decide` gives on process 0, on every process. All of them must call this.
+def agree(decide: Callable[[], R]) -> R:
+    """What `decide` gives on process 0, on every process. All of them must call this.
+
+    Args:
+        decide: called on process 0 only; gives JSON.
 
     Raises:
-        StorageError: `decide` raised it on process 0; it is raised on every process.
+        StorageError: `decide` raised on process 0; it is raised on every process.
     """
     if jax.process_count() == 1:
         return decide()
-    said, raised = b"", None
+    said, raised = "", None
     if is_primary():
         try:
-            said = json.dumps({"value": decide()}).encode()
+            said = json.dumps({"value": decide()})
         except Exception as exc:
-            raised = exc
-            said = _as_json(exc).encode()
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(said))))
-    padded = np.zeros(size, np.uint8)
-    padded[: len(said)] = np.frombuffer(said, np.uint8)
-    heard = json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
+            raised, said = exc, _as_json(exc)
+    heard = json.loads(_broadcast(said, source=0))
     if raised is not None:
         raise raised
     if "error" in heard:
         raise _from_json(heard)
-    return int(heard["value"])
+    value: R = heard["value"]
+    return value
 
 
-def together(prepare: Callable[[], R]) -> R:
+def together(
+    prepare: Callable[[], R],
+    *,
+    same: Mapping[str, Callable[[R], Any]] = _NOTHING,
+    error: Callable[..., Exception] = SaveError,
+) -> R:
     """What `prepare` gives on this process, if it raises on none. All of them must call this.
+
+    Args:
+        prepare: may raise on some processes and not on others.
+        same: name -> what of the prepared must be equal on all processes; JSON, or any `repr`.
+        error: makes the error about values that differ, as errors of ours are made.
 
     Raises:
         StorageError: another process could not do it.
-        Exception: what it raised here.
+        Exception: what it raised here, or `error`, on every process.
     """
     if jax.process_count() == 1:
         return prepare()
-    prepared: R | None = None
+    prepared: list[R] = []
     raised: Exception | None = None
+    digests = np.zeros((1 + len(same), 8), np.uint8)
     try:
-        prepared = prepare()
+        made = prepare()
+        for row, value_of in enumerate(same.values(), start=1):
+            digests[row] = _digest(value_of(made))
+        prepared.append(made)
     except Exception as exc:
         raised = exc
-    failed = np.flatnonzero(multihost_utils.process_allgather(np.int32(raised is not None)))
-    if raised is not None:
-        raise raised
+        digests[0] = 1
+    votes = np.asarray(multihost_utils.process_allgather(digests))
+    failed = np.flatnonzero(votes[:, 0, 0])
     if failed.size:
-        raise SaveError(
-            "another process could not start the save",
-            expected="all processes to be ready",
-            found=f"process {', '.join(map(str, failed))} not",
-            next_step="See the error there; nothing was written.",
-        )
-    return cast("R", prepared)
+        first = int(failed[0])
+        heard = _broadcast("" if raised is None else _as_json(raised), source=first)
+        raise raised if raised is not None else _from_json(json.loads(heard), process=first)
+    for row, name in enumerate(same, start=1):
+        others = np.flatnonzero((votes[:, row] != votes[0, row]).any(axis=1)).tolist()
+        if others:
+            raise error(
+                path=name,
+                expected="the same on every process",
+                found=f"another value on {_processes(others)} than on process 0",
+                next_step="All processes must make the same call; nothing was written.",
+            )
+    return prepared[0]
+
+
+def wait_for(work: Callable[[], object], key: str) -> None:
+    """Do `work`, in the background; give up on it once another process has failed.
+
+    Args:
+        work: waits for the other processes at some point.
+        key: of the failure, see `report_failure`.
+
+    Raises:
+        StorageError: another process reported a failure; `work` goes on in a thread of its own.
+        BaseException: what `work` raised.
+    """
+    if jax.process_count() == 1:
+        work()
+        return
+    outcome: list[BaseException | None] = []
+    finished = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+            outcome.append(None)
+        except BaseException as exc:
+            outcome.append(exc)
+        finished.set()
+
+    threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
+    client = signaling_client.get_signaling_client()
+    while not finished.wait(POLL_SECONDS):
+        said = client.key_value_try_get(_failure_key(key))
+        if said is not None:
+            heard = json.loads(said)
+            raise _from_json(heard, process=heard["process"])
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def report_failure(key: str, error: BaseException) -> None:
+    """Let those that `wait_for` this know that it will not come. The first report stays."""
+    if jax.process_count() == 1:
+        return
+    said = {**json.loads(_as_json(error)), "process": int(jax.process_index())}
+    try:
+        signaling_client.get_signaling_client().key_value_set(_failure_key(key), json.dumps(said))
+    except Exception:
+        return  # another process has failed too and said so, or nobody can be told any more
 
 
 def share_outcome(key: str, error: BaseException | None) -> None:
@@ -115,12 +199,36 @@ def share_outcome(key: str, error: BaseException | None) -> None:
         raise _from_json(heard)
 
 
+def _broadcast(text: str, *, source: int) -> str:
+    """The text of process `source`, on every process."""
+    is_source = int(jax.process_index()) == source
+    said = np.frombuffer(text.encode(), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(said.size), is_source=is_source))
+    padded = np.zeros(size, np.uint8)
+    padded[: min(said.size, size)] = said[:size]
+    heard = multihost_utils.broadcast_one_to_all(padded, is_source=is_source)
+    return np.asarray(heard).tobytes().decode()
+
+
+def _digest(value: Any) -> np.ndarray[Any, Any]:
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return np.frombuffer(sha256(text.encode()).digest()[:8], np.uint8)
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _failure_key(key: str) -> str:
+    return f"{key}/failed"
+
+
 def _as_json(error: BaseException | None) -> str:
     return json.dumps({} if error is None else {"error": type(error).__name__, "text": str(error)})
 
 
-def _from_json(heard: dict[str, str]) -> StorageError:
-    """The error of process 0, by the name of its class; of unknown ones only the text."""
-    kind = getattr(errors, heard["error"], SaveError)
-    known = kind if isinstance(kind, type) and issubclass(kind, StorageError) else SaveError
-    return known(f"process 0: {heard['text']}")
+def _from_json(heard: Mapping[str, str], *, process: int = 0) -> StorageError:
+    """The error of another process, by the name of its class; of unknown ones only the text."""
+    kind = getattr(errors, heard["error"], StorageError)
+    known = kind if isinstance(kind, type) and issubclass(kind, StorageError) else StorageError
+    return known(f"process {process}: {heard['text']}")

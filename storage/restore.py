@@ -5,7 +5,7 @@ and what is stored are found first, from metadata, and raised in one error.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from storage import trees
+from storage import processes, trees
 from storage.errors import (
     CorruptionError,
     NotACheckpointError,
@@ -33,7 +33,7 @@ from storage.reader import CheckpointReader
 from storage.target_leaves import TargetLeaf, target_leaf
 from storage.uri import StoreURI
 
-__all__ = ["read_meta", "restore_item", "stored_items", "stored_tree"]
+__all__ = ["read_meta", "restore_item", "restore_leaves", "stored_items", "stored_tree"]
 
 _META_FILE: Final = f"{META_ITEM}/data.json"
 _LEAF_IN_TEXT: Final = re.compile(r'"([^"\s]+?)/(?:c(?:/\d+)*|zarr\.json)"')
@@ -47,12 +47,14 @@ class _Stored(NamedTuple):
         paths: the path of each leaf of `structure`, in order.
         leaves: logical shape and dtype by path, those without data included.
         forms: of the leaves stored differently, by path.
+        shapes: as stored, by path.
     """
 
     structure: Any
     paths: list[str]
     leaves: dict[str, jax.ShapeDtypeStruct]
     forms: dict[str, LeafForm]
+    shapes: dict[str, tuple[int, ...]]
 
 
 def stored_items(step_uri: StoreURI) -> list[str]:
@@ -138,7 +140,46 @@ def restore_item(
             sharding does not divide its leaf; all are listed.
         CorruptionError: stored bytes fail their check; names the leaf.
     """
+    leaves = restore_leaves(
+        step_uri, item, target, trees.paths(target), cast=cast, path_for_errors=path_for_errors
+    )
+    return trees.unflatten(target, leaves)
+
+
+def restore_leaves(
+    step_uri: StoreURI,
+    item: str,
+    target: Any,
+    paths: Collection[str],
+    *,
+    cast: bool = False,
+    path_for_errors: object = None,
+) -> dict[str, Any]:
+    """Some leaves of an item by path, as `restore_item` would give them; no others are read.
+
+    Args:
+        step_uri: the step's folder.
+        item: its name.
+        target: the whole tree, as `restore_item` takes it; it must fit as a whole.
+        paths: which leaves.
+        cast: floating leaves may change dtype.
+        path_for_errors: what errors call the checkpoint.
+
+    Raises:
+        StorageError: as `restore_item`.
+    """
     where = step_uri if path_for_errors is None else path_for_errors
+    # What fails on one process fails on all: none may wait for another that has given up.
+    stored, fitting = processes.together(lambda: _fitted(step_uri, item, target, cast, where))
+    wanted = {path: fitting[path] for path in paths}
+    values = processes.together(lambda: _read(step_uri, item, stored, wanted, where))
+    return {path: wanted[path].finish(values[path]) for path in wanted}
+
+
+def _fitted(
+    step_uri: StoreURI, item: str, target: Any, cast: bool, where: object
+) -> tuple[_Stored, dict[str, TargetLeaf]]:
+    """What is stored and what is wanted, if they fit."""
     stored = _stored(step_uri, item, where)
     wanted = {path: target_leaf(leaf) for path, leaf in trees.flatten(target).items()}
     problems = trees.difference(list(wanted), stored.leaves)
@@ -153,9 +194,7 @@ def restore_item(
             next_step="Build the target as it was saved, or load another step.",
             problems=problems,
         )
-    values = _read(step_uri, item, stored, wanted, where)
-    leaves = {path: wanted[path].finish(values[path]) for path in wanted}
-    return trees.unflatten(target, leaves)
+    return stored, wanted
 
 
 def _read(
@@ -167,25 +206,42 @@ def _read(
 ) -> dict[str, Any]:
     """The leaves by path, in their logical dtypes, placed as the targets say."""
     values: dict[str, Any] = {}
-    if stored.paths:
-        abstract = [
-            wanted[path].abstract(stored.leaves[path], stored.forms.get(path))
-            for path in stored.paths
-        ]
-        with _mapped(where, item, stored.paths):
-            loaded = ocp.load(
-                orbax_folder(step_uri),
-                jax.tree.unflatten(stored.structure, abstract),
-                checkpointable_name=item,
-            )
-        values = dict(zip(stored.paths, jax.tree.leaves(loaded), strict=True))
-        _ensure_not_narrowed(values, dict(zip(stored.paths, abstract, strict=True)), where, item)
+    read = [path for path in stored.paths if path in wanted]
+    if read:
+        with _mapped(where, item, read):
+            asked = {
+                path: wanted[path].abstract(
+                    stored.leaves[path], stored.forms.get(path), stored.shapes[path]
+                )
+                for path in read
+            }
+            abstract = [asked.get(path, ocp.PLACEHOLDER) for path in stored.paths]
+            with _alone():
+                loaded = ocp.load(
+                    orbax_folder(step_uri),
+                    jax.tree.unflatten(stored.structure, abstract),
+                    checkpointable_name=item,
+                )
+        found = dict(zip(stored.paths, jax.tree.leaves(loaded), strict=True))
+        values = {path: found[path] for path in read}
+        _ensure_not_narrowed(values, asked, where, item)
     for path, form in stored.forms.items():
+        if path not in wanted:
+            continue
         if form.kind == "empty":
             values[path] = wanted[path].empty()
         else:
-            values[path] = restore_form(values[path], form)
+            values[path] = restore_form(values[path], form, wanted[path].sharding)
     return values
+
+
+def _alone() -> Any:
+    """An Orbax context in which reading waits for no other process: `processes.together` does."""
+    context = ocp.Context()
+    if jax.process_count() > 1:
+        context.multiprocessing.primary_host = jax.process_index()
+        context.multiprocessing.active_processes = {jax.process_index()}
+    return context
 
 
 def _ensure_not_narrowed(
@@ -235,9 +291,10 @@ def _stored(step_uri: StoreURI, item: str, where: object) -> _Stored:
         path: jax.ShapeDtypeStruct(np.shape(leaf), _dtype_of(leaf))
         for path, leaf in zip(paths, jax.tree.leaves(metadata), strict=True)
     }
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
     for path, form in forms.items():
         leaves[path] = _logical(form)
-    return _Stored(jax.tree.structure(metadata), paths, leaves, forms)
+    return _Stored(jax.tree.structure(metadata), paths, leaves, forms, shapes)
 
 
 def _unreadable(step_uri: StoreURI, item: str, where: object) -> StorageError:

@@ -30,7 +30,7 @@ from storage.orbax_save import SaveResponse
 from storage.publish import environment, list_objects, publish_manifest, sync_folder
 from storage.save_handle import SaveHandle
 
-__all__ = ["SaveJob", "failure", "job_environment", "remove_leftovers"]
+__all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
 
 _WRITERS_SECONDS: Final = 30.0
 
@@ -76,19 +76,22 @@ class SaveJob:
             durable: called with the step before those who wait learn that it is durable.
         """
         handle, error = self.handle, None
+        key = outcome_key(handle)
         committed = False
         try:
-            self.response.result()
+            processes.wait_for(self.response.result, key)
             committed = True
             if processes.is_primary():
                 self._publish()
         except BaseException as exc:
             error = failure(exc, handle.uri)
+            if not committed:
+                processes.report_failure(key, error)
         finally:
             self.guard.close()
         try:
             if processes.is_primary() or error is None:
-                processes.share_outcome(f"cairn/{handle.uri}", error)
+                processes.share_outcome(key, error)
         except BaseException as exc:
             error = error or failure(exc, handle.uri)
         if error is None:
@@ -118,6 +121,11 @@ class SaveJob:
         )
         publish_manifest(self.objects, manifest, self.keeper.fence)
         self.keeper.ensure_counts(step)
+
+
+def outcome_key(handle: SaveHandle) -> str:
+    """Under what the processes of a job tell each other how a save went; each is used once."""
+    return f"cairn/{handle.uri}"
 
 
 def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:

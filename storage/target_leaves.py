@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from storage.leaf_forms import STORED_DTYPES, LeafForm, dtype_name, is_key_dtype
+from storage.four_bits import packed_axis, packed_shape
+from storage.leaf_forms import STORED_DTYPES, LeafForm, dtype_name, is_key_dtype, packed_place
 
 __all__ = ["TargetLeaf", "target_leaf"]
 
@@ -56,17 +57,27 @@ class TargetLeaf(NamedTuple):
             return True
         return cast and _is_floating(dtype) and _is_floating(self.dtype)
 
-    def abstract(self, stored: jax.ShapeDtypeStruct, form: LeafForm | None) -> Any:
-        """What to ask Orbax for: the stored form, in this leaf's place."""
-        dtype = self.dtype
-        if form is not None and form.kind in ("widened", "bits"):
+    def abstract(
+        self, stored: jax.ShapeDtypeStruct, form: LeafForm | None, stored_shape: tuple[int, ...]
+    ) -> Any:
+        """What to ask Orbax for: the stored form, in this leaf's place.
+
+        Raises:
+            ValueError: `stored_shape` is not one that the form gives this leaf.
+        """
+        dtype, shape, sharding = self.dtype, self.shape, self.sharding
+        if form is not None and form.kind == "packed":
+            axis = packed_axis(shape, stored_shape)
+            sharding = sharding and packed_place(shape, axis, sharding)
+            shape, dtype = packed_shape(shape, axis), np.dtype(np.uint8)
+        elif form is not None and form.kind in ("widened", "bits"):
             dtype = np.dtype(np.uint8)
         elif dtype is not None and dtype != stored.dtype and dtype_name(dtype) not in STORED_DTYPES:
             dtype = stored.dtype  # TensorStore can't cast to it; `finish` does
-        if self.sharding is not None:
-            return jax.ShapeDtypeStruct(self.shape, dtype, sharding=self.sharding)
+        if sharding is not None:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         # A NumPy array that takes no memory: Orbax looks at its type, shape and dtype only.
-        return np.broadcast_to(np.zeros((), dtype), self.shape) if dtype is not None else np.ndarray
+        return np.broadcast_to(np.zeros((), dtype), shape) if dtype is not None else np.ndarray
 
     def empty(self) -> Any:
         """The leaf, if it has no elements."""

@@ -1,9 +1,12 @@
 """Training text of the demo: this repository's own documents, tokenized, in one fixed order."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -20,7 +23,7 @@ class Batches:
     The position is all a job has to store to go on where it stopped (`extras` of `save_state`).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, batch: int, length: int) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", *, batch: int, length: int) -> None:
         ids = tokenizer(documents(), verbose=False)["input_ids"]
         rows = len(ids) // length
         self._rows = np.asarray(ids[: rows * length], dtype=np.int32).reshape(rows, length)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from state.decoder.attention_placement import place_keys, place_queries
 from state.decoder.cache import KVCache
 from state.decoder.config import DecoderConfig
 from state.decoder.linear import linear
@@ -29,6 +30,8 @@ class Attention(nnx.Module):
         self.kv_heads = config.kv_heads
         self.head_dim = config.head_size
         self.precision = options["precision"]
+        self.partition_axis = config.partition_axis
+        self.sharded = config.shard_attention_computation
         model, queries = config.hidden_size, self.heads * self.head_dim
         shared = self.kv_heads * self.head_dim
         options["use_bias"] = config.attention_bias
@@ -55,7 +58,11 @@ class Attention(nnx.Module):
         if cache is not None:
             cache, key, value = cache.write(layer, key, value)
             key, value = key.astype(query.dtype), value.astype(query.dtype)
+        axis, sharded = self.partition_axis, self.sharded
+        query = place_queries(query, axis, sharded)
+        key, value = place_keys(key, axis, sharded), place_keys(value, axis, sharded)
         attended = grouped_attention(query, key, value, mask, precision=self.precision)
+        attended = place_queries(attended, axis, sharded)
         out: jax.Array = self.o_proj(attended.reshape(batch, tokens, self.heads * self.head_dim))
         return out, cache
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from state.errors import ArgumentError
+
 
 class KVCache(struct.PyTreeNode):
     """A buffer of `S` slots for each row; all layers in one array, so that updates stay in place.
@@ -53,6 +55,22 @@ class KVCache(struct.PyTreeNode):
     def max_length(self) -> int:
         """Number of slots."""
         return int(self.valid.shape[1])
+
+    def check_room(self, tokens: int) -> None:
+        """Checks that as many more tokens have a slot; how full a traced cache is, nobody knows.
+
+        Raises:
+            ArgumentError: they have none.
+        """
+        traced = isinstance(self.length, jax.core.Tracer)
+        written = 0 if traced else int(self.length)
+        if written + tokens > self.max_length:
+            raise ArgumentError(
+                path="cache",
+                expected=f"at most {self.max_length} tokens, its max_length",
+                found=f"{tokens} more after {'some' if traced else written}",
+                next_step="give init_operations_cache a larger max_length",
+            )
 
     def positions(self, tokens: int) -> Int[Array, "B T"]:
         """Positions of the next `tokens` tokens of each row; padding has position 0."""

@@ -69,6 +69,8 @@ class DecoderConfig(EDPretrainedConfig):
         scan_layers: trace one block and scan it over the layers (compiles once); leaves stay
             unrolled outside the traced function.
         remat: recompute each block in the backward pass instead of keeping its activations.
+        shard_attention_computation: False keeps the heads and tokens of attention whole on every
+            device, whatever the parameters' placement; only rows are split.
         hf_extra: keys of config.json that no option stands for (token ids, ...), given back by
             `to_hf` unchanged; they don't touch the computation and are no part of equality.
     """
@@ -92,6 +94,7 @@ class DecoderConfig(EDPretrainedConfig):
     initializer_range: float = 0.02
     scan_layers: bool = False
     remat: bool = False
+    shard_attention_computation: bool = True
     hf_extra: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from state.decoder.mlp import MLP
 from state.decoder.norms import RMSNorm
 from state.decoder.positions import rotary_angles
 from state.errors import ArgumentError
+from state.loss import LossConfig
 from state.outputs import CausalLMOutput
 
 
@@ -72,6 +75,7 @@ class Decoder(nnx.Module):
         attention_mask: Array | None,
         position_ids: Array | None,
         cache: KVCache | None,
+        stacked_layers: Any = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """The last hidden states, and the cache with the new tokens."""
         batch, tokens = input_ids.shape
@@ -82,6 +86,7 @@ class Decoder(nnx.Module):
                 mask = mask & attention_mask.astype(jnp.bool_)[:, None, :]
             default_positions = jnp.arange(tokens, dtype=jnp.int32)[None, :]
         else:
+            cache.check_room(tokens)
             if attention_mask is not None:
                 cache = cache.mask_tokens(attention_mask)
             mask = cache.visible(tokens)
@@ -90,11 +95,26 @@ class Decoder(nnx.Module):
         positions = jnp.broadcast_to(positions, (batch, tokens))
         angles = rotary_angles(positions, self.config.rope, self.config.head_size)
         x = self.embed_tokens(input_ids)
-        x, cache = self._blocks(x, angles, mask, cache)
+        x, cache = self._blocks(x, angles, mask, cache, stacked_layers)
         return self.norm(x), None if cache is None else cache.advance(tokens)
 
+    def stack_layers(self) -> list[Any]:
+        """Every leaf of the layers as one array over all of them: what a scan goes through.
+
+        Layers that are adapted differently (some quantized, say) can't be in one array: each run
+        of layers that are alike has its own.
+        """
+        return [
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, alike))
+            for _, alike in self._runs_of_layers()
+        ]
+
+    def _runs_of_layers(self) -> list[tuple[Any, list[Block]]]:
+        runs = itertools.groupby(self.layers, key=nnx.graphdef)
+        return [(graphdef, list(alike)) for graphdef, alike in runs]
+
     def _blocks(
-        self, x: jax.Array, angles: Angles, mask: jax.Array, cache: KVCache | None
+        self, x: jax.Array, angles: Angles, mask: jax.Array, cache: KVCache | None, stacked: Any
     ) -> tuple[jax.Array, KVCache | None]:
         def run(
             graphdef: Any, state: Any, carry: tuple[Any, Any], layer: int | jax.Array
@@ -105,20 +125,24 @@ class Decoder(nnx.Module):
 
         if self.config.remat:
             run = jax.checkpoint(run, static_argnums=(0,))
-        split = [nnx.split(block) for block in self.layers]
         if not self.config.scan_layers:
-            for layer, (graphdef, state) in enumerate(split):
+            for layer, block in enumerate(self.layers):
+                graphdef, state = nnx.split(block)
                 x, cache = run(graphdef, state, (x, cache), jnp.int32(layer))
             return x, cache
-        # Only here, inside of the traced function, are the layers' leaves one array each.
-        graphdef = split[0][0]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for _, state in split))
+        # Only inside of the traced function are the layers' leaves one array each.
+        stacked = self.stack_layers() if stacked is None else stacked
+        first = 0
+        for (graphdef, alike), states in zip(self._runs_of_layers(), stacked, strict=True):
 
-        def body(carry: tuple[Any, Any], this: tuple[Any, jax.Array]) -> tuple[Any, None]:
-            return run(graphdef, this[0], carry, this[1]), None
+            def body(
+                carry: tuple[Any, Any], this: tuple[Any, jax.Array], graphdef: Any = graphdef
+            ) -> tuple[Any, None]:
+                return run(graphdef, this[0], carry, this[1]), None
 
-        indices = jnp.arange(len(split), dtype=jnp.int32)
-        (x, cache), _ = jax.lax.scan(body, (x, cache), (stacked, indices))
+            indices = jnp.arange(first, first + len(alike), dtype=jnp.int32)
+            (x, cache), _ = jax.lax.scan(body, (x, cache), (states, indices))
+            first += len(alike)
         return x, cache
 
 
@@ -169,6 +193,9 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         position_ids: Array | None = None,
         labels: Array | None = None,
         cache: KVCache | None = None,
+        loss_config: LossConfig | None = None,
+        logits_to_keep: int | None = None,
+        stacked_layers: Any = None,
     ) -> CausalLMOutput:
         """Logits of every token, and the loss if labels are given.
 
@@ -179,17 +206,40 @@ class DecoderForCausalLM(EasyDeLBaseModule):
                 with a cache its distance from the row's first token.
             labels: the tokens themselves, -100 where they don't count; they are shifted here.
             cache: keys and values of earlier tokens; a new one comes back.
+            loss_config: parts of the loss; plain cross entropy by default. Static under jit.
+            logits_to_keep: logits of only this many last tokens. Static under jit.
+            stacked_layers: what `model.stack_layers()` gave, so that a loop of calls on a model
+                with `scan_layers` stacks its layers once; by default they are stacked here.
 
         Raises:
-            ArgumentError: shapes that don't go together.
+            ArgumentError: shapes that don't go together, a cache without room for the tokens
+                (outside of jit, where its length is known), or labels and `logits_to_keep`.
         """
         _check_shapes(input_ids, attention_mask=attention_mask, labels=labels)
-        hidden, cache = self.model(input_ids, attention_mask, position_ids, cache)
+        hidden, cache = self.model(input_ids, attention_mask, position_ids, cache, stacked_layers)
+        if logits_to_keep is not None:
+            if labels is not None or logits_to_keep < 1:
+                raise ArgumentError(
+                    path="logits_to_keep", expected="1 or more, and no labels", found=logits_to_keep
+                )
+            hidden = hidden[:, -logits_to_keep:]
         logits = self._head(hidden)
         if labels is None:
             return CausalLMOutput(logits=logits, cache=cache)
-        loss, metrics = self.compute_loss(labels=labels, logits=logits)
+        loss, metrics = self.compute_loss(labels=labels, logits=logits, config=loss_config)
         return CausalLMOutput(logits=logits, loss=loss, cache=cache, metrics=metrics)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Array, max_length: int, attention_mask: Array | None = None
+    ) -> dict[str, Any]:
+        """The forward pass's arguments for the prompt: logits of the last token, layers stacked."""
+        inputs = super().prepare_inputs_for_generation(input_ids, max_length, attention_mask)
+        taken = inspect.signature(type(self).__call__).parameters
+        if "logits_to_keep" in taken:
+            inputs["logits_to_keep"] = 1
+        if "stacked_layers" in taken and self.config.scan_layers:
+            inputs["stacked_layers"] = self.model.stack_layers()
+        return inputs
 
     def _head(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         if not self.config.tie_word_embeddings:

@@ -22,7 +22,16 @@ _MODULES = {"llama": "state.families.llama"}
 """model_type -> module."""
 
 OURS_ALONE = frozenset(
-    {"sharding_axis_dims", "sharding_axis_names", "tokenizer_files", "scan_layers", "remat"}
+    {
+        "partition_axis",
+        "remat",
+        "scan_layers",
+        "shard_attention_computation",
+        "sharding_axis_dims",
+        "sharding_axis_names",
+        "sharding_dcn_axis_dims",
+        "tokenizer_files",
+    }
 )
 """Fields that say how a model runs, not what it is: no family writes them."""
 

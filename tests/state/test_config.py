@@ -191,7 +191,10 @@ def test_mesh_follows_the_dims():
         "state.tensor_streams",
         "state.export",
         "state.gguf",
+        "state.source_folder",
         "state.weight_files",
+        "state.peft_config",
+        "state.peft_names",
     ],
 )
 def test_reading_configs_and_rules_needs_no_jax(module):

@@ -16,6 +16,8 @@ from state.decoder.decoder import DecoderForCausalLM
 from state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
 from state.paths import named_leaves
 from storage.errors import CorruptionError, NotFoundError
+from storage.run import Run
+from storage.uri import parse_uri
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens
@@ -96,6 +98,84 @@ def test_a_gguf_in_a_store_is_read(gcs, tmp_path):
         DecoderForCausalLM.from_pretrained(f"{gcs.bucket_uri}/tiny.gguf"),
         DecoderForCausalLM.from_pretrained(path),
     )
+
+
+@pytest.mark.parametrize("kind", ["folder", "store", "gguf", "run", "alias", "step"])
+def test_every_source_is_sharded_cast_and_quantized_in_one_call(
+    kind, folder, gcs, tmp_path, saved_run
+):
+    source = {"folder": folder, "run": saved_run}.get(kind)
+    if kind == "store":
+        source = f"{gcs.bucket_uri}/models/tiny"
+        DecoderForCausalLM.from_pretrained(folder).save_pretrained(source)
+    elif kind == "gguf":
+        source = write_llama(tmp_path / "tiny.gguf", tiny_llama())
+    elif kind in ("alias", "step"):
+        source = f"{saved_run}@good" if kind == "alias" else f"{saved_run}/steps/4"
+    mesh = {"sharding_axis_dims": (1, 4, 2, 1), "param_dtype": "bfloat16", "dtype": "bfloat16"}
+    model = DecoderForCausalLM.from_pretrained(
+        source,
+        quantization_method="8bit",
+        quantization_block_size=16,
+        quantization_pattern="mlp",
+        **mesh,
+    )
+    assert (model.dtype, model.module_dtype) == ("bfloat16", "bfloat16")
+    assert model.config.sharding_axis_dims == (1, 4, 2, 1)
+    kernel = model.model.layers[0].mlp.up_proj.kernel.array.qvalue.get_value()
+    assert kernel.dtype == "int8"
+    assert kernel.addressable_shards[0].data.size == kernel.size / 8
+    assert "array" not in str(nnx.to_pure_dict(nnx.state(model.model.layers[0].self_attn)).keys())
+    plain = DecoderForCausalLM.from_pretrained(source, **mesh)
+    assert not plain.is_quantized
+    same_params(model, plain.quantize("8bit", 16, "mlp"))
+
+
+@pytest.fixture(scope="module")
+def saved_run(folder, tmp_path_factory):
+    """A run of the folder's model: step 4 has the alias "good", step 5 other weights."""
+    uri = str(tmp_path_factory.mktemp("runs") / "tiny")
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.to_state().save_state(uri, step=4, wait=True, verbose=False)
+    run = Run.open(parse_uri(uri))
+    (info,) = run.steps()
+    run.aliases.move(
+        "good",
+        step=4,
+        attempt=info.attempt,
+        manifest_digest=info.manifest_digest,
+        expect=None,
+        by="me",
+    )
+    model.model.norm.scale.set_value(model.model.norm.scale.get_value() + 1)
+    model.to_state().save_state(uri, step=5, wait=True, verbose=False)
+    return uri
+
+
+def test_a_run_its_alias_and_its_steps_are_models_too(folder, saved_run):
+    first = DecoderForCausalLM.from_pretrained(folder)
+    for source in (f"{saved_run}@good", f"{saved_run}/steps/4"):
+        model = EasyDeLBaseModule.from_pretrained(source)
+        assert type(model) is DecoderForCausalLM
+        assert len(model.model.norm.scale.get_value().sharding.device_set) == 8
+        same_params(model, first)
+        assert model.config.tokenizer_files["tokenizer.json"] == b'{"version": "1.0"}'
+    latest = DecoderForCausalLM.from_pretrained(parse_uri(saved_run), auto_shard_model=False)
+    scales = [np.asarray(one.model.norm.scale.get_value()) for one in (latest, first)]
+    np.testing.assert_allclose(scales[0], scales[1] + 1, atol=1e-6)
+    device = jax.devices()[2]
+    model = DecoderForCausalLM.from_pretrained(saved_run, auto_shard_model=False, device=device)
+    assert model.model.norm.scale.get_value().devices() == {device}
+
+
+def test_what_a_run_does_not_have_is_said_so(saved_run):
+    for source in (f"{saved_run}@better", f"{saved_run}/steps/9"):
+        with pytest.raises(FileNotFoundError, match=r"better|9"):
+            EasyDeLBaseModule.from_pretrained(source)
+    with pytest.raises(ArgumentError, match="revision: expected a hub id with it; found a Cairn"):
+        EasyDeLBaseModule.from_pretrained(saved_run, revision="main")
+    with pytest.raises(ArgumentError, match=r"checkpoint of a MyModel; found one of a Decoder"):
+        MyModel.from_pretrained(saved_run)
 
 
 def test_links_as_in_the_hubs_cache_are_followed(folder, tmp_path):
@@ -216,6 +296,44 @@ else:
 """
     with hub_server.serve(folder) as hub:
         run_with_hub(code, hub, tmp_path)
+
+
+def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
+    """In a process of its own: the client reads HF_ENDPOINT when it is imported."""
+    code = f"""
+import jax, numpy as np
+from flax import nnx
+from state import DecoderForCausalLM
+from state.paths import named_leaves
+options = dict(
+    sharding_axis_dims=(1, 4, 2, 1),
+    param_dtype="bfloat16",
+    quantization_method="nf4",
+    quantization_block_size=16,
+)
+found = DecoderForCausalLM.from_pretrained("org/tiny", revision="main", **options)
+assert found.is_quantized and found.module_dtype == "bfloat16", found.module_dtype
+assert len(found.model.norm.scale.get_value().sharding.device_set) == 8
+local = DecoderForCausalLM.from_pretrained({str(folder)!r}, **options)
+for one, other in zip(named_leaves(nnx.state(found)), named_leaves(nnx.state(local)), strict=True):
+    assert np.asarray(one.leaf).tobytes() == np.asarray(other.leaf).tobytes(), one.path
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+
+
+def test_an_adapter_is_fetched_from_the_hub(folder, tmp_path):
+    adapter = tmp_path / "adapter"
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.apply_lora_to_layers(2, 3.0, "q_proj").save_adapter(adapter)
+    code = f"""
+from state import DecoderForCausalLM
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+model.load_adapter("org/tiny")
+assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
+"""
+    with hub_server.serve(adapter) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
 
 
 def test_push_uploads_what_save_writes_through_the_real_client(folder, tmp_path):

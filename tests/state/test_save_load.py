@@ -228,10 +228,9 @@ def test_every_leaf_that_does_not_fit_is_listed_in_one_error(trained):
 
 
 UNSUPPORTED = {
-    "sharding_dcn_axis_dims": (1, 1, 1, 1),
     "partition_axis": object(),
     "shard_fns": {},
-    "backend": "jax",
+    "backend": "abacus",
     "platform": "tpu",
     "quantization_platform": "tpu",
     "quantization_method": "nf4",
@@ -481,4 +480,10 @@ def test_meta_holds_nothing_but_json(trained):
     assert meta["format"] == "cairn.meta"
     assert meta["tx_init"] == TX_INIT
     assert meta["config"]["model_type"] == "my-model-of-the-tests"
-    assert meta["module"] == {"dtype": "float32", "param_dtype": "float32", "precision": None}
+    assert meta["module"] == {
+        "dtype": "float32",
+        "param_dtype": "float32",
+        "precision": None,
+        "quantization": None,
+        "lora": None,
+    }

@@ -1,17 +1,25 @@
+import gc
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
+from rich.console import Console
 
 from state.decoder import DecoderConfig, DecoderForCausalLM
-from state.errors import ArgumentError, ShardingError
-from state.mesh import mesh_of, mesh_text
+from state.easydel_state import EasyDeLState
+from state.errors import ArgumentError, ShardingError, TreeStructureError
+from state.mesh import hybrid_devices, mesh_of, mesh_text
 from state.module_sharding import module_plan
+from state.paths import named_leaves
 from state.sharding import axis_units, check_rules, make_mesh, plan, spec_for
+from tests.state.my_model import my_model
 
 SHAPE = jax.ShapeDtypeStruct
 
@@ -171,3 +179,220 @@ def test_random_keys_are_placed_and_counted():
     tree = {"key": jax.random.key(0), "n": np.int32(3)}
     report = plan(tree, make_mesh((1, 8, 1, 1)))
     assert [leaf.nbytes for leaf in report.leaves] == [8, 4]
+
+
+RULES = (("kernel", PartitionSpec("fsdp")), (".*", PartitionSpec()))
+MIXED = {
+    "kernel": SHAPE((256, 256), jnp.float32),
+    "table": SHAPE((256, 256), jnp.float32),
+    "bias": SHAPE((256,), jnp.float32),
+    "uneven/kernel": SHAPE((255, 256), jnp.float32),
+}
+
+
+def test_strict_mode_lists_large_leaves_that_a_catch_all_took_with_those_that_do_not_divide():
+    report = plan(MIXED, make_mesh((2, 4, 1, 1)), rules=RULES)
+    with pytest.raises(ShardingError) as caught:
+        report.raise_for_problems(strict=True)
+    assert caught.value.problems == (
+        "uneven/kernel: a dimension of 255 does not divide by fsdp=4 (dimension 0 of (255, 256))",
+        "table: large, and only the catch-all rule '.*' takes it (shape (256, 256))",
+    )
+    with pytest.raises(ShardingError) as caught:
+        report.raise_for_problems()
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("pattern", [".*", "", "^.*$", "(a|b)*"])
+def test_a_rule_that_matches_any_path_is_a_catch_all(pattern):
+    mesh = make_mesh((2, 4, 1, 1))
+    large, small = SHAPE((128, 128), jnp.float32), SHAPE((127, 128), jnp.float32)
+    report = plan({"w": large, "v": small}, mesh, rules=[(pattern, PartitionSpec())])
+    assert [text.partition(":")[0] for text in report.unmatched] == ["w"]
+    named = plan({"w": large}, mesh, rules=[("w", PartitionSpec())])
+    on_purpose = plan({"w": large}, make_mesh((8, 1, 1, 1)), rules=[(pattern, PartitionSpec("tp"))])
+    assert not named.unmatched
+    assert not on_purpose.unmatched
+
+
+def test_a_large_leaf_that_nothing_divides_is_unmatched():
+    tree = {"w": SHAPE((255, 255), jnp.float32)}
+    assert "fsdp=4 divides none" in plan(tree, make_mesh((2, 4, 1, 1))).unmatched[0]
+    assert not plan(tree, make_mesh((8, 1, 1, 1))).unmatched
+
+
+def test_specs_leave_out_axes_that_split_nothing():
+    tree = {"w": SHAPE((8, 8), jnp.float32)}
+    rules = [("w", PartitionSpec(("dp", "fsdp"), "tp"))]
+    (leaf,) = plan(tree, make_mesh((1, 8, 1, 1)), rules=rules).leaves
+    assert leaf.spec == PartitionSpec("fsdp")
+    (leaf,) = plan(tree, make_mesh((2, 4, 1, 1)), rules=rules).leaves
+    assert leaf.spec == PartitionSpec(("dp", "fsdp"))
+
+
+def test_a_report_prints_as_a_rich_table_and_as_text(capsys):
+    report = plan(
+        MIXED, make_mesh((2, 4, 1, 1)), rules=[("[uk].*kernel|kernel", RULES[0][1]), RULES[1]]
+    )
+    console = Console(width=200, record=True, file=io.StringIO())
+    report.print(console)
+    shown = console.export_text()
+    for text in (
+        "mesh dp=2, fsdp=4, tp=1, sp=1",
+        "256x256",
+        "('fsdp',)",
+        "65,536",
+        "[uk].*kernel|kernel",  # brackets are no markup
+        "255 does not divide by fsdp=4",
+        "only the catch-all rule",
+    ):
+        assert text in shown, text
+        assert text in str(report), text
+    report.print()
+    assert "table" in capsys.readouterr().out
+
+
+class FakeDevice:
+    """What a hybrid mesh looks at: kind, slice and process."""
+
+    platform = device_kind = "fake"
+
+    def __init__(self, number, process_index, slice_index=None):
+        self.id, self.process_index = number, process_index
+        if slice_index is not None:
+            self.slice_index = slice_index
+
+    def __repr__(self):
+        return f"fake:{self.id}"
+
+
+def test_a_hybrid_mesh_crosses_slices_only_where_it_is_told_to():
+    devices = [FakeDevice(n, process_index=n // 2, slice_index=n // 4) for n in range(8)]
+    arranged = hybrid_devices((1, 4), (2, 1), devices, text="mesh")
+    assert [[device.id for device in row] for row in arranged] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    arranged = hybrid_devices((2, -1), (1, -1), devices, text="mesh")
+    assert arranged.shape == (2, 4)
+    for row in arranged:
+        assert [device.slice_index for device in row] == [0, 0, 1, 1]
+
+
+def test_without_slices_a_process_is_the_granule():
+    devices = [FakeDevice(n, process_index=n // 2) for n in range(8)]
+    arranged = hybrid_devices((2,), (-1,), devices, text="mesh")
+    assert [device.process_index for device in arranged] == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ShardingError, match=r"expected 2 processes .* found 4 processes of 2"):
+        hybrid_devices((4,), (2,), devices, text="mesh")
+    with pytest.raises(ShardingError, match="one for each mesh axis"):
+        hybrid_devices((2,), (4, 1), devices, text="mesh")
+    with pytest.raises(ShardingError, match="processes of one size"):
+        hybrid_devices((2,), (-1,), devices[:7], text="mesh")
+
+
+def test_eight_devices_of_one_process_are_one_granule():
+    mesh = make_mesh((2, -1, 1, 1), dcn_dims=(1, 1, 1, 1))
+    assert dict(mesh.shape) == {"dp": 2, "fsdp": 4, "tp": 1, "sp": 1}
+    assert mesh.axis_types == (AxisType.Auto,) * 4
+    with pytest.raises(ShardingError, match=r"sharding_dcn_axis_dims \(2, 1, 1, 1\).*1 processes"):
+        make_mesh((1, 4, 1, 1), dcn_dims=(2, 1, 1, 1))
+
+
+# -- a module's methods ------------------------------------------------------------------------
+
+
+def test_specs_shardings_and_functions_of_a_module_agree():
+    model = my_model()
+    mesh = make_mesh((1, 4, 2, 1))
+    rules = ((r"layers/\d/kernel", PartitionSpec("fsdp", "tp")), (".*", PartitionSpec()))
+    assert model._get_partition_rules() is None
+    assert model._get_partition_rules(rules) == rules
+    specs = {n.path: n.leaf for n in named_leaves(model._specs_sharding(rules, mesh))}
+    named = {n.path: n.leaf for n in named_leaves(model._named_shardings(rules, mesh))}
+    shard_fns, gather_fns = model._shard_fns(rules, mesh), model._gather_fns(rules, mesh)
+    leaves = {n.path: n.leaf for n in named_leaves(nnx.state(model))}
+    assert specs.keys() == named.keys() == shard_fns.keys() == gather_fns.keys() == leaves.keys()
+    assert specs["layers/0/kernel"] == PartitionSpec("fsdp", "tp")
+    for path in ("layers/0/kernel", "embed_tokens/embedding"):
+        placed = shard_fns[path](leaves[path])
+        assert placed.sharding == named[path]
+        assert named[path].spec == specs[path]
+        assert isinstance(gather_fns[path](placed), np.ndarray)
+        np.testing.assert_array_equal(gather_fns[path](placed), leaves[path])
+    tree = nnx.state(model)
+    sharded = model._apply_sharding_fns(tree, rules, mesh)
+    assert sharded["layers"][0]["kernel"].get_value().sharding == named["layers/0/kernel"]
+    gathered = model._apply_sharding_fns(sharded, rules, mesh, is_gather=True)
+    assert isinstance(gathered["layers"][0]["kernel"].get_value(), np.ndarray)
+
+
+def test_a_module_fully_shards_over_every_device_and_comes_back():
+    model = my_model()
+    before = np.array(model.layers[0].kernel.get_value())
+    assert model.fully_shard(make_mesh((2, 4, 1, 1))) is model
+    kernel = model.layers[0].kernel.get_value()
+    assert kernel.sharding.spec == PartitionSpec(("dp", "fsdp"))
+    assert kernel.addressable_shards[0].data.nbytes * 8 == kernel.nbytes
+    assert model.fully_gather() is model
+    np.testing.assert_array_equal(model.layers[0].kernel.get_value(), before)
+
+
+def test_gathering_puts_nothing_whole_on_any_device():
+    state = my_model().fully_shard().to_state(optax.adam(1e-3))
+    whole = {leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim}
+    gc.collect()
+    # Kept, so that no new array can have the identity of an old one.
+    before = {id(array): array for array in jax.live_arrays()}
+    with (
+        jax.transfer_guard_device_to_device("disallow"),
+        jax.transfer_guard_host_to_device("disallow"),
+    ):
+        gathered = state.replace(graphother=nnx.State({})).gather_state()
+    made = [array for array in jax.live_arrays() if id(array) not in before]
+    for leaf in jax.tree.leaves((gathered.graphstate, gathered.opt_state)):
+        assert isinstance(leaf, np.ndarray)
+    assert whole == {(256, 64), (64, 64), (64,)}
+    assert not whole & {array.shape for array in made}
+    again = state.gather_state().shard_with_shape(state.shardings)
+    assert jax.tree.leaves(again.shardings) == jax.tree.leaves(state.shardings)
+
+
+def test_every_leaf_that_a_tree_of_placements_lacks_is_listed():
+    state = my_model().shard_model().to_state(optax.sgd(1e-2, momentum=0.9))
+    shapes = jax.tree.map(lambda leaf: SHAPE(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    wrong = jax.tree.map(
+        lambda leaf: SHAPE((3, 3), jnp.float32) if leaf.shape == (64,) else leaf, shapes
+    )
+    with pytest.raises(TreeStructureError) as caught:
+        state.shard_with_shape(wrong)
+    assert caught.value.problems == tuple(
+        f"{part}/layers/{layer}/bias: expected shape (64,), found (3, 3)"
+        for part in ("graphstate", "opt_state/0/trace")
+        for layer in (0, 1)
+    )
+    with pytest.raises(TreeStructureError) as caught:
+        state.shard_with_shape(state.free_opt_state().shardings)
+    assert len(caught.value.problems) == 5
+    assert "opt_state/0/trace/layers/1/kernel: missing" in caught.value.problems
+    with pytest.raises(TreeStructureError, match="opt_state/0/trace/layers/0/bias: unexpected"):
+        state.free_opt_state().shard_with_shape(shapes)
+
+
+def test_placements_from_a_state_with_another_optimizer_object_are_taken():
+    state = my_model().shard_model().to_state(optax.sgd(1e-2, momentum=0.9))
+    other = my_model().fully_shard().to_state(optax.sgd(1e-2, momentum=0.9))
+    moved = state.shard_with_shape(other.shardings)
+    assert jax.tree.leaves(moved.shardings) == jax.tree.leaves(other.shardings)
+    assert moved.placement == other.placement is not None
+    constrained = jax.jit(lambda s: s.shard_with_shape(other.shardings))(state)
+    assert jax.tree.leaves(constrained.shardings) == jax.tree.leaves(other.shardings)
+    assert constrained.placement == other.placement
+
+
+def test_a_state_without_a_config_needs_a_mesh_from_somewhere():
+    linear = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    state = EasyDeLState.create(model=linear)
+    with pytest.raises(ArgumentError, match="mesh: expected a mesh"):
+        state.shard_model()
+    placed = state.shard_model(
+        (("kernel", PartitionSpec("fsdp")), (".*", PartitionSpec())), make_mesh((2, 4, 1, 1))
+    )
+    assert placed.graphstate["kernel"].get_value().sharding.spec == PartitionSpec("fsdp")

@@ -1,30 +1,45 @@
 from typing import Any
 
+import equinox
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
 from state.errors import (
     ArgumentError,
     NotInitializedError,
+    OptimizerError,
     OptimizerNotFoundError,
     TreeStructureError,
 )
 from state.mesh import make_mesh
 from state.train_state import TrainState
+from state.train_step import TrainStep
 from storage.errors import StepNotFoundError, TreeMismatchError
+from tests.state.resnet import images, resnet_loss, resnet_state
 
 TX = optax.adam(1e-1)
 
 
-class MyState(TrainState, eq=False):
+class MyState(TrainState):
     epoch: int = 0
     batch_stats: Any = None
+
+
+class FullState(TrainState):
+    """One field of each kind."""
+
+    batch_stats: Any  # without default, as Flax's documentation writes it
+    metrics: Any = None
+    rng: Any = None
+    done: bool = False
+    rate: float = 0.0
+    label: str = struct.field(pytree_node=False, default="none")
 
 
 def params():
@@ -106,9 +121,11 @@ def test_a_state_is_saved_and_restored_with_its_added_fields(tmp_path):
     fresh = MyState.create(
         params=params(), tx=TX, epoch=0, batch_stats={"mean": jnp.zeros((3,), jnp.bfloat16)}
     )
-    for target in (fresh, jax.eval_shape(lambda: fresh.replace(epoch=jnp.int32(0)))):
-        if target is not fresh:
-            target = target.replace(epoch=0)  # a Python number is given back as one
+    for target in (
+        fresh,
+        jax.eval_shape(lambda: fresh),
+        jax.eval_shape(lambda state: state, fresh),
+    ):
         loaded = MyState.load_state(tmp_path / "r", target)
         assert_bit_equal(loaded, state)
         assert loaded.epoch == 2
@@ -149,3 +166,288 @@ def test_a_checkpoint_that_does_not_fit_lists_every_leaf(tmp_path):
     }
     with pytest.raises(StepNotFoundError):
         TrainState.load_state(tmp_path / "r", state, step=9)
+
+
+def test_a_field_without_default_must_be_given_and_only_added_ones_change():
+    with pytest.raises(ArgumentError, match="each field without default; found none for batch_st"):
+        FullState.create(params=params())
+    state = FullState.create(params=params(), tx=TX, batch_stats=None)
+    for name in ("step", "params", "colour"):
+        with pytest.raises(ArgumentError, match=f"batch_stats, done, .*found {name}"):
+            state.apply_gradients(grads=params(), **({name: 1} if name == "colour" else {name: 0}))
+    assert state.replace(metrics={"loss": 1.0}).metrics == {"loss": 1.0}
+
+
+def full_state(count=2**40):
+    return FullState.create(
+        params={"w": jnp.ones((4,)), "scale": 0.1, "deep": [{"x": np.float16(3)}, (), None]},
+        batch_stats={"a": {"b": jnp.arange(3), "c": None}},
+        metrics={"count": count, "ratio": 1 / 3, "flags": (True, False), "complex": 1 - 2j},
+        rng=jax.random.key(7, impl="rbg"),
+        done=True,
+        rate=-0.0,
+        label="first",
+        step=3,
+    )
+
+
+def test_every_kind_of_leaf_comes_back_exactly(tmp_path):
+    state = full_state()
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    blank = jax.tree.map(lambda leaf: leaf if hasattr(leaf, "dtype") else type(leaf)(0), state)
+    for target in (blank.replace(label="target"), jax.eval_shape(lambda: full_state(0))):
+        loaded = FullState.load_state(tmp_path / "r", target)
+        assert jax.tree.structure(loaded.params) == jax.tree.structure(state.params)
+        assert loaded.metrics == state.metrics
+        kinds = jax.tree.map(type, loaded.metrics)
+        assert kinds == jax.tree.map(type, state.metrics)
+        assert loaded.done is True
+        assert (type(loaded.rate), str(loaded.rate)) == (float, "-0.0")
+        assert loaded.params["scale"] == 0.1
+        assert loaded.params["deep"][0]["x"].dtype == np.float16
+        assert loaded.batch_stats["a"]["b"].tolist() == [0, 1, 2]
+        assert loaded.batch_stats["a"]["c"] is None
+        assert jax.random.key_impl(loaded.rng) == jax.random.key_impl(state.rng)
+        assert_bit_equal(jax.random.key_data(loaded.rng), jax.random.key_data(state.rng))
+        assert loaded.label == target.label  # static: no part of what is saved
+        assert int(loaded.step) == 3
+
+
+def test_a_number_and_the_array_that_jax_made_of_it_fit_each_other(tmp_path):
+    fresh = MyState.create(params=params(), tx=TX, epoch=5)
+    stepped = jax.jit(lambda s: s.apply_gradients(grads=params()))(fresh)
+    assert isinstance(stepped.epoch, jax.Array)
+    fresh.save_state(tmp_path / "number", verbose=False, step=1).wait()
+    stepped.save_state(tmp_path / "array", verbose=False).wait()
+    for run in ("number", "array"):
+        loaded = MyState.load_state(tmp_path / run, stepped.replace(epoch=stepped.epoch * 0))
+        assert (int(loaded.epoch), loaded.epoch.weak_type) == (5, True)
+        back = MyState.load_state(tmp_path / run, fresh.replace(epoch=0))
+        assert (back.epoch, type(back.epoch)) == (5, int)
+    typed = fresh.replace(epoch=jnp.asarray(0, jnp.int32))
+    with pytest.raises(TreeMismatchError, match=r"epoch: expected int32\[\], stored as int64"):
+        MyState.load_state(tmp_path / "number", typed)
+    with pytest.raises(TreeMismatchError, match="fields/epoch: expected float64"):
+        MyState.load_state(tmp_path / "number", fresh.replace(epoch=0.0))
+
+
+def test_what_only_one_side_has_is_refused(tmp_path):
+    state = MyState.create(params=params(), tx=TX, batch_stats={"mean": jnp.ones(3)})
+    state.save_state(tmp_path / "r", step=1, verbose=False).wait()
+    with pytest.raises(TreeMismatchError) as caught:
+        TrainState.load_state(tmp_path / "r", TrainState.create(params=params(), tx=TX))
+    assert {problem.split(",")[0] for problem in caught.value.problems} == {
+        "fields/epoch: unexpected in the checkpoint",
+        "fields/batch_stats/mean: unexpected in the checkpoint",
+    }
+    bare = MyState.create(params=params(), batch_stats={"mean": jnp.ones(3)})
+    with pytest.raises(OptimizerError, match="create the target with tx=, or pass optimizer='sk"):
+        MyState.load_state(tmp_path / "r", bare)
+    assert MyState.load_state(tmp_path / "r", bare, optimizer="skip").opt_state is None
+    with pytest.raises(ArgumentError, match="expected 'require' or 'skip'; found 'maybe'"):
+        MyState.load_state(tmp_path / "r", bare, optimizer="maybe")
+    with pytest.raises(ArgumentError, match=r"expected a MyState, .*; found TrainState"):
+        MyState.load_state(tmp_path / "r", TrainState.create(params=params()))
+
+
+def test_an_optimizer_without_leaves_and_a_bare_array_are_saved_too(tmp_path):
+    state = TrainState.create(params=jnp.arange(4.0), tx=optax.sgd(0.5))
+    state = state.apply_gradients(grads=jnp.ones(4))
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    loaded = TrainState.load_state(tmp_path / "r", jax.eval_shape(lambda: state))
+    assert loaded.params.tolist() == [-0.5, 0.5, 1.5, 2.5]
+    assert_bit_equal(loaded.opt_state, state.opt_state)
+
+
+def test_params_that_are_no_arrays_are_listed():
+    with pytest.raises(ArgumentError, match="2 leaves are no arrays") as caught:
+        TrainState.create(params={"w": jnp.ones(2), "f": jnp.tanh, "name": "x"})
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "params['f']",
+        "params['name']",
+    ]
+
+
+# -- real models -----------------------------------------------------------------------------------
+
+
+def test_a_resnet_with_batch_statistics_goes_on_as_if_it_had_not_been_saved(tmp_path):
+    step, state = TrainStep(resnet_loss), resnet_state()
+    state, first = step(state, images(0))
+    for _ in range(2):
+        state, _ = step(state, images(0))
+    state = state.replace(epoch=1)
+    handle = state.save_state(tmp_path / "r", verbose=False)  # the next step donates its arrays
+    expected = []
+    for _ in range(3):
+        state, metrics = step(state, images(0))
+        expected.append({name: np.asarray(value) for name, value in metrics.items()})
+    handle.wait()
+    target = jax.eval_shape(lambda: resnet_state(seed=1))
+    loaded = type(state).load_state(tmp_path / "r", target)
+    assert (int(loaded.step), loaded.epoch) == (3, 1)
+    for wanted in expected:
+        loaded, metrics = step(loaded, images(0))
+        assert {n: v.item() for n, v in metrics.items()} == {n: v.item() for n, v in wanted.items()}
+    assert_bit_equal(loaded.batch_stats, state.batch_stats)
+    assert_bit_equal(loaded.params, state.params)
+    assert step.traces == 1  # a restored state needs no compilation of its own
+    assert metrics["loss"] < first["loss"]
+    # Inference uses the statistics: without them the network answers otherwise.
+    infer = jax.jit(lambda variables, x: loaded.apply_fn(variables, x, train=False))
+    answers = [
+        infer({"params": loaded.params, "batch_stats": stats}, images()["image"])
+        for stats in (loaded.batch_stats, resnet_state().batch_stats)
+    ]
+    assert np.abs(answers[0] - answers[1]).max() > 0.1
+
+
+def test_a_resnet_is_restored_onto_another_mesh(tmp_path):
+    state = resnet_state()
+    state = jax.jit(lambda state: state.apply_gradients(grads=state.params))(state)
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    mesh = make_mesh((1, 4, 1, 1))
+
+    def place(leaf):
+        spec = PartitionSpec()
+        if getattr(leaf, "ndim", 0) == 4:
+            spec = PartitionSpec(None, None, None, "fsdp")  # the filters of a convolution
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec), weak_type=leaf.weak_type
+        )
+
+    target = jax.tree.map(place, jax.eval_shape(resnet_state))
+    loaded = type(state).load_state(tmp_path / "r", target)
+    kernel = loaded.params["ResidualBlock_0"]["Conv_0"]["kernel"]
+    assert kernel.sharding.spec == PartitionSpec(None, None, None, "fsdp")
+    assert loaded.step.sharding.mesh == mesh
+    assert_bit_equal(loaded.params, state.params)
+    assert_bit_equal(loaded.opt_state, state.opt_state)
+    assert_bit_equal(loaded.batch_stats, state.batch_stats)
+
+
+def equinox_state(seed=0):
+    model = equinox.nn.MLP(4, 3, 8, 2, key=jax.random.key(seed))
+    return TrainState.create(
+        params=model, tx=TX, apply_fn=lambda model, x: jax.vmap(model)(x)
+    ), model
+
+
+def equinox_loss(state, params, batch):
+    return jnp.mean(jnp.square(state.apply_fn(params, batch) - 1.0))
+
+
+def test_an_equinox_module_trains_is_saved_and_restored_as_it_is(tmp_path):
+    state, model = equinox_state()
+    inputs = jax.random.normal(jax.random.key(1), (8, 4))
+    assert isinstance(state.params, equinox.nn.MLP)
+    assert state.params.activation is None
+    np.testing.assert_array_equal(state.apply_fn(state.params, inputs), jax.vmap(model)(inputs))
+    step = TrainStep(equinox_loss, donate=False)
+    losses = []
+    for _ in range(4):
+        state, metrics = step(state, inputs)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0]
+    assert step.traces == 1
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    target = equinox_state(seed=5)[0].replace(apply_fn=state.apply_fn)
+    loaded = TrainState.load_state(tmp_path / "r", target)
+    assert_bit_equal(loaded.params, state.params)
+    _, expected = step(state, inputs)
+    _, metrics = step(loaded, inputs)
+    assert metrics["loss"].item() == expected["loss"].item()
+    whole = loaded.apply_fn.merge(loaded.params)
+    assert whole.activation is model.activation
+    np.testing.assert_array_equal(jax.vmap(whole)(inputs), state.apply_fn(state.params, inputs))
+
+
+def test_equal_equinox_modules_share_one_compiled_step():
+    model = equinox.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
+    step = TrainStep(lambda s, p, x: jnp.mean(jax.vmap(lambda row: s.apply_fn(p, row))(x)))
+    for _ in range(2):
+        copied = jax.tree.map(lambda leaf: leaf + 0 if equinox.is_array(leaf) else leaf, model)
+        step(TrainState.create(params=copied, tx=TX), jnp.ones((2, 4)))
+    assert step.traces == 1
+
+
+def test_a_partitioned_equinox_module_is_taken_as_it_is():
+    model = equinox.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
+    arrays, static = equinox.partition(model, equinox.is_inexact_array)
+    state = TrainState.create(
+        params=arrays, tx=TX, apply_fn=lambda p, x: equinox.combine(p, static)(x)
+    )
+    assert_bit_equal(state.params, arrays)
+    np.testing.assert_array_equal(state.apply_fn(state.params, jnp.ones(4)), model(jnp.ones(4)))
+
+
+def test_an_equinox_module_with_batch_statistics_keeps_them_in_a_field(tmp_path):
+    class Normed(equinox.Module):
+        norm: equinox.nn.BatchNorm
+        drop: equinox.nn.Dropout
+
+        def __call__(self, x, state):
+            x, state = self.norm(x, state)
+            return self.drop(x, key=None), state
+
+    class NormedState(TrainState):
+        statistics: Any
+
+    def fresh():
+        norm, statistics = equinox.nn.make_with_state(equinox.nn.BatchNorm)(
+            4, axis_name="batch", mode="ema"
+        )
+        model = Normed(norm, equinox.nn.Dropout(0.5, inference=True))
+        return NormedState.create(params=model, tx=TX, statistics=statistics)
+
+    def loss_fn(state, params, batch):
+        outputs, statistics = jax.vmap(
+            lambda x, s: state.apply_fn(params, x, s),
+            axis_name="batch",
+            in_axes=(0, None),
+            out_axes=(0, None),
+        )(batch, state.statistics)
+        return jnp.mean(jnp.square(outputs - 2.0)), {"statistics": statistics}
+
+    state = fresh()
+    before = [np.array(leaf) for leaf in jax.tree.leaves(state.statistics)]
+    state, _ = TrainStep(loss_fn)(state, jax.random.normal(jax.random.key(0), (8, 4)))
+    after = jax.tree.leaves(state.statistics)
+    assert any(not np.array_equal(*pair) for pair in zip(before, after, strict=True))
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    loaded = NormedState.load_state(tmp_path / "r", fresh())
+    assert_bit_equal(jax.tree.leaves(loaded.statistics), after)
+
+
+def test_an_equinox_module_with_arrays_that_are_not_floating_is_refused():
+    class Counting(equinox.Module):
+        weight: jax.Array
+        count: jax.Array
+        names: Any
+
+    model = Counting(jnp.ones(3), jnp.arange(2), bytearray())
+    with pytest.raises(ArgumentError, match=r"in a field of your own TrainState") as caught:
+        TrainState.create(params=model)
+    assert caught.value.problems == (
+        ".count: an array of int32",
+        ".names: bytearray has no hash",
+    )
+
+
+def test_an_nnx_state_is_saved_and_goes_back_into_its_module(tmp_path):
+    module = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+    graphdef, own = nnx.split(module)
+
+    def loss_fn(state, params, batch):
+        return jnp.mean(jnp.square(nnx.merge(graphdef, params)(batch)))
+
+    state, _ = TrainStep(loss_fn)(TrainState.create(params=own, tx=TX), jnp.ones((2, 4)))
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    abstract = nnx.state(nnx.eval_shape(lambda: nnx.Linear(4, 3, rngs=nnx.Rngs(0))))
+    loaded = TrainState.load_state(tmp_path / "r", TrainState.create(params=abstract, tx=TX))
+    assert_bit_equal(loaded.params, state.params)
+    assert_bit_equal(loaded.opt_state, state.opt_state)
+    np.testing.assert_array_equal(
+        nnx.merge(graphdef, loaded.params)(jnp.ones(4)),
+        nnx.merge(graphdef, state.params)(jnp.ones(4)),
+    )

@@ -25,7 +25,13 @@ from storage.errors import (
     UnsupportedLeafError,
 )
 from storage.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
-from storage.restore import read_meta, restore_item, stored_items, stored_tree
+from storage.restore import (
+    read_meta,
+    restore_item,
+    restore_leaves,
+    stored_items,
+    stored_tree,
+)
 from storage.run import Run
 from storage.uri import parse_uri
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
@@ -441,3 +447,16 @@ def test_two_processes_save_together_and_each_reads_its_own_shards(tmp_path, ste
     for item, name in (("model", "w"), ("optimizer", "r")):
         found = restore_item(folder, item, {name: np.zeros_like(expected)})
         np.testing.assert_array_equal(found[name], expected)
+
+
+def test_some_leaves_come_alone_and_the_others_are_not_read(step):
+    tree = {"a": put(floats(16, 8), "fsdp"), "b": {"c": floats(4), "d": jnp.uint4(3)}}
+    uri = step(model=tree)
+    found = restore_leaves(uri, "model", abstract(tree), ["b/c", "a"])
+    assert sorted(found) == ["a", "b/c"]
+    assert_same({"a": found["a"], "b": {"c": found["b/c"]}}, {**tree, "b": {"c": tree["b"]["c"]}})
+    found = restore_leaves(uri, "model", abstract(tree), ["b/d"])
+    assert_same({"d": found.pop("b/d")}, {"d": tree["b"]["d"]})
+    assert not found
+    with pytest.raises(TreeMismatchError, match="b/c: stored, not in the target"):
+        restore_leaves(uri, "model", {"a": tree["a"]}, ["a"])

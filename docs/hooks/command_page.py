@@ -1,0 +1,85 @@
+"""The `cairn` command as a page, from the program's own help."""
+
+from enum import EnumType
+from typing import Any
+
+import typer
+
+HEAD = """# The `cairn` command
+
+"""
+
+TAIL = """
+## Output and exit status
+
+What was asked for goes to standard output, tab-separated where that is no terminal; progress and
+errors go to standard error.
+
+| status | meaning |
+|---|---|
+| 0 | done |
+| 1 | refused or failed |
+| 2 | wrong usage |
+| 130 | interrupted |
+"""
+
+
+def command_page(app: typer.Typer) -> str:
+    """Returns the page of a Typer program."""
+    group = typer.main.get_command(app)
+    parts = [HEAD, _text(group.help), "\n"]
+    parts += [_section(path, command) for path, command in commands(group)]
+    return "".join(parts) + TAIL
+
+
+def commands(group: Any, path: tuple[str, ...] = ("cairn",)) -> list[tuple[tuple[str, ...], Any]]:
+    """Returns every command of a group, with the words that call it."""
+    found = []
+    for name, command in group.commands.items():
+        here = (*path, name)
+        found += commands(command, here) if hasattr(command, "commands") else [(here, command)]
+    return found
+
+
+def _section(path: tuple[str, ...], command: Any) -> str:
+    parameters = [parameter for parameter in command.params if not getattr(parameter, "hidden", 0)]
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    options = [one for one in parameters if one.param_type_name == "option"]
+    usage = " ".join([*path, *(one.metavar or one.name.upper() for one in arguments)])
+    lines = [
+        f"\n## {' '.join(path)}\n",
+        _text(command.help),
+        f"\n```\n{usage}{' [OPTIONS]' if options else ''}\n```\n",
+    ]
+    if parameters:
+        lines += ["| argument or option | default | what |", "|---|---|---|"]
+        lines += [_row(one, one.metavar or one.name.upper(), "") for one in arguments]
+        for one in options:
+            lines.append(_row(one, ", ".join([*one.opts, *one.secondary_opts]), _value(one)))
+    return "\n".join(lines) + "\n"
+
+
+def _row(parameter: Any, name: str, value: str) -> str:
+    default = parameter.default
+    if getattr(parameter, "is_flag", False) or default is None or callable(default):
+        default = ""
+    shown = f"`{default}`" if str(default) else ("required" if parameter.required else "")
+    return f"| `{(name + ' ' + value).strip()}` | {shown} | {_cell(parameter.help)} |"
+
+
+def _value(option: Any) -> str:
+    """What an option takes: its metavar, the values of its enumeration, or nothing for a flag."""
+    if option.is_flag:
+        return ""
+    kind = option.type_descriptor.annotation
+    if option.metavar is None and isinstance(kind, EnumType):
+        return "\\|".join(str(member.value) for member in kind)
+    return str(option.metavar or option.name.upper())
+
+
+def _text(help_text: str | None) -> str:
+    return (help_text or "").replace("\f", "").strip() + "\n"
+
+
+def _cell(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")

@@ -1,0 +1,58 @@
+"""The hook of the documentation's build: adds the reference pages that are made from the code.
+
+The HTTP API, the command and the settings describe themselves, so nobody writes these pages.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from command_page import command_page
+from http_page import http_page
+from settings_page import settings_page
+
+from service.app import create_app
+from service.cli import app as command
+from service.settings import Settings
+
+
+def generated_pages() -> dict[str, str]:
+    """Returns every generated file: its path in the documentation, and its text."""
+    # Nothing is opened here, and no variable of this machine has a say.
+    app = create_app(Settings(root="./cairn-store", data_dir="./cairn-data"), jobs=False)
+    document = app.openapi()
+    return {
+        "reference/service/command.md": command_page(command),
+        "reference/service/http.md": http_page(document),
+        "reference/service/openapi.json": json.dumps(document, indent=2) + "\n",
+        "reference/service/settings.md": settings_page(Settings),
+    }
+
+
+def on_config(config: Any) -> Any:
+    """Writes out patterns in the navigation, such as `adr/0*.md`; MkDocs calls this."""
+    config.nav = _written_out(config.nav, Path(config.docs_dir))
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the generated pages to those in the folder; MkDocs calls this."""
+    from mkdocs.structure.files import File
+
+    for path, text in generated_pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def _written_out(entry: Any, folder: Path) -> Any:
+    if isinstance(entry, dict):
+        return {title: _written_out(inner, folder) for title, inner in entry.items()}
+    if isinstance(entry, str):
+        return entry
+    found = []
+    for one in entry:
+        if isinstance(one, str) and "*" in one:
+            found += [path.relative_to(folder).as_posix() for path in sorted(folder.glob(one))]
+        else:
+            found.append(_written_out(one, folder))
+    return found

@@ -1,0 +1,37 @@
+"""The settings of the control plane as a page, from the class that reads them."""
+
+from typing import Any
+
+from pydantic_core import PydanticUndefined
+
+HEAD = """# Settings
+
+What the control plane is told at its start. Each setting is an environment variable; `cairn serve`
+has options for the usual ones, and they win. A value that cannot work ends the start with one line
+that names every such variable.
+
+| variable | default | what |
+|---|---|---|
+"""
+
+TAIL = """
+Without `CAIRN_DATA_DIR` the databases are in `$XDG_STATE_HOME/cairn`, else `~/.local/state/cairn`,
+else `./.cairn`: the first that can be written.
+
+The client and the commands that ask a server read `CAIRN_URL` (default `http://127.0.0.1:8321`).
+"""
+
+
+def settings_page(settings: Any) -> str:
+    """Returns the page of a pydantic settings class."""
+    prefix = settings.model_config["env_prefix"]
+    rows = []
+    for name, field in settings.model_fields.items():
+        rows.append(f"| `{prefix}{name.upper()}` | {_default(field)} | {field.description} |")
+    return HEAD + "\n".join(rows) + "\n" + TAIL
+
+
+def _default(field: Any) -> str:
+    if field.default is PydanticUndefined:
+        return "`{}`" if field.default_factory is dict else "found at the start"
+    return "" if field.default in ("", None) else f"`{field.default}`"

@@ -1,0 +1,159 @@
+"""Which layers of a model can be quantized or have adapters, and doing it to all that match."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+from flax import nnx
+
+from state.adapted_layers import (
+    add_adapters,
+    can_be_adapted,
+    has_adapters,
+    merge_adapters,
+    pack_kernel,
+    plain_layer_class,
+    remove_adapters,
+    unpack_kernel,
+)
+from state.errors import ArgumentError
+from state.lora import LoraSettings
+from state.products import contracted_axes
+from state.quantization import QuantizationSettings, group_length
+from state.quantized_weight import QuantizedWeight
+
+__all__ = [
+    "adaptable_layers",
+    "dequantize_layers",
+    "give_adapters",
+    "merge_layers",
+    "plain_class",
+    "quantize_layers",
+    "unwrap_layers",
+]
+
+Layers = list[tuple[str, Any]]
+
+
+def plain_class(model_or_class: Any) -> type[Any]:
+    """Returns the class that a model was written as, whatever has been adapted in it.
+
+    Quantization and adapters change the classes of layers only, so that a model keeps its own.
+    """
+    given = model_or_class if isinstance(model_or_class, type) else type(model_or_class)
+    return plain_layer_class(given)
+
+
+def adaptable_layers(model: Any) -> Layers:
+    """Returns the layers that can be adapted, by "/"-joined path, in the order of their paths.
+
+    These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses that leave
+    the call as it is. Embeddings are looked up, norms are no matrices, and a tied head is an
+    embedding: they stay as they are. So does a kernel that several layers share, and a layer that
+    was given a `dot_general` of its own.
+    """
+    found: Layers = []
+    owners: Counter[int] = Counter()
+    for path, module in nnx.iter_modules(model):
+        owners.update(
+            id(value) for value in vars(module).values() if isinstance(value, nnx.Variable)
+        )
+        if can_be_adapted(module):
+            found.append(("/".join(map(str, path)), module))
+    return [(path, layer) for path, layer in found if owners[id(layer.kernel)] <= 1]
+
+
+def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
+    """Quantizes the kernels of all layers that the settings' pattern matches, one by one.
+
+    Raises:
+        ArgumentError: if no layer matches, or the group size divides the inputs of some layers
+            not; lists all of them. The model is as it was.
+    """
+    layers = _matching(model, "quantization_pattern", settings.pattern)
+    lengths = {path: layer.kernel.shape[contracted_axes(layer)[-1]] for path, layer in layers}
+    problems = [
+        f"{path}: {length} inputs"
+        for path, length in lengths.items()
+        if length % group_length(length, settings.group_size)
+    ]
+    if problems:
+        raise ArgumentError(
+            path="group_size",
+            expected="a number that divides the inputs of every layer",
+            found=str(settings.group_size),
+            next_step="choose another, -1 for one group, or leave these layers out by the pattern",
+            problems=problems,
+        )
+    for _, layer in layers:
+        pack_kernel(layer, settings)
+
+
+def dequantize_layers(model: Any) -> None:
+    """Makes every quantized kernel a floating one again."""
+    for _, layer in adaptable_layers(model):
+        if isinstance(layer.kernel, QuantizedWeight):
+            unpack_kernel(layer)
+
+
+def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> None:
+    """Gives adapters to all layers that the settings' pattern matches.
+
+    Raises:
+        ArgumentError: if no layer matches. The model is as it was.
+    """
+    layers = _matching(model, "lora_pattern", settings.pattern)
+    key = jax.random.key(0) if rngs is None else rngs.params()
+    for number, (_, layer) in enumerate(layers):
+        add_adapters(layer, settings.rank, settings.scale, jax.random.fold_in(key, number))
+
+
+def merge_layers(model: Any) -> None:
+    """Adds every adapter's effect to its layer's floating kernel, and sets its B to zero."""
+    for _, layer in adaptable_layers(model):
+        if has_adapters(layer):
+            merge_adapters(layer)
+
+
+def unwrap_layers(model: Any) -> None:
+    """Takes the adapters away."""
+    for _, layer in adaptable_layers(model):
+        if has_adapters(layer):
+            remove_adapters(layer)
+
+
+def _matching(model: Any, argument: str, pattern: str) -> Layers:
+    layers = adaptable_layers(model)
+    compiled = re.compile(pattern)
+    matching = [(path, layer) for path, layer in layers if compiled.search(path)]
+    if not matching:
+        paths = [path for path, _ in layers]
+        raise ArgumentError(
+            path=argument,
+            expected="a regular expression that is found in the path of a layer",
+            found=f"{pattern!r}, which matches none of {len(paths)}",
+            next_step=f"the layers of {type(model).__name__} that could match:",
+            problems=_condensed(paths) or ["none: it has no linear layers"],
+        )
+    return matching
+
+
+def _condensed(paths: list[str]) -> list[str]:
+    """Lists paths, those that differ only in numbers on one line."""
+    numbers: dict[tuple[str, ...], list[list[int]]] = {}
+    for path in paths:
+        parts = path.split("/")
+        shape = tuple("*" if part.isdigit() else part for part in parts)
+        numbers.setdefault(shape, []).append([int(part) for part in parts if part.isdigit()])
+    lines = []
+    for shape, found in numbers.items():
+        spans = iter([(min(column), max(column)) for column in zip(*found, strict=True)])
+        parts = []
+        for part in shape:
+            low, high = next(spans) if part == "*" else (0, 0)
+            parts.append(part if part != "*" else str(low) if low == high else f"{low}..{high}")
+        lines.append("/".join(parts))
+    return lines

@@ -1,0 +1,75 @@
+"""Where attention's activations go while a step is compiled."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from state.mesh import compiling_mesh
+from state.partition_axis import AxisEntry, PartitionAxis
+
+__all__ = ["place_keys", "place_queries"]
+
+
+def place_queries(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
+    """Queries, or what they attended to, (batch, tokens, heads, head size), where they belong.
+
+    Args:
+        array: the values; outside of a compilation over a mesh they come back as they are.
+        axis: which mesh axes carry which dimension; None leaves it to the compiler.
+        sharded: False keeps tokens, heads and head size whole on every device.
+    """
+    own = axis or PartitionAxis()
+    entries = (own.batch_axis, own.sequence_axis, own.head_axis, own.attention_dim_axis)
+    return _place(array, entries, axis, sharded)
+
+
+def place_keys(array: jax.Array, axis: PartitionAxis | None, sharded: bool) -> jax.Array:
+    """Keys or values, (batch, tokens, key/value heads, head size), where they belong.
+
+    Args:
+        array: the values; outside of a compilation over a mesh they come back as they are.
+        axis: which mesh axes carry which dimension; None leaves it to the compiler.
+        sharded: False keeps tokens, heads and head size whole on every device.
+    """
+    own = axis or PartitionAxis()
+    entries = (own.batch_axis, own.key_sequence_axis, own.key_head_axis, own.attention_dim_axis)
+    return _place(array, entries, axis, sharded)
+
+
+def _place(
+    array: jax.Array, entries: tuple[AxisEntry, ...], axis: PartitionAxis | None, sharded: bool
+) -> jax.Array:
+    if sharded and axis is None:
+        return array
+    mesh = compiling_mesh(array)
+    if mesh is None:
+        return array
+    rows = PartitionSpec.UNCONSTRAINED if axis is None else entries[0]
+    wanted = (rows, *entries[1:]) if sharded else (rows, None, None, None)
+    taken: set[str] = set()
+    fitted = [
+        _fitting(entry, size, mesh, taken) for entry, size in zip(wanted, array.shape, strict=True)
+    ]
+    placed: jax.Array = jax.lax.with_sharding_constraint(
+        array, NamedSharding(mesh, PartitionSpec(*fitted))
+    )
+    return placed
+
+
+def _fitting(entry: Any, size: int, mesh: AbstractMesh, taken: set[str]) -> Any:
+    """Returns the mesh axes of a dimension; one that they don't divide is the compiler's choice.
+
+    A batch of one row is no mistake, as a weight that can't be split would be.
+    """
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return entry
+    names = (entry,) if isinstance(entry, str) else entry
+    names = tuple(name for name in names if name in mesh.shape and name not in taken)
+    taken.update(names)
+    if size % prod(mesh.shape[name] for name in names):
+        return PartitionSpec.UNCONSTRAINED
+    return names or None

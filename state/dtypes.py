@@ -1,0 +1,38 @@
+"""Floating dtypes, from their names or as NumPy and JAX have them; JAX-free."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from state.errors import ArgumentError
+
+__all__ = ["floating_dtype"]
+
+
+def floating_dtype(value: Any, *, argument: str) -> np.dtype[Any]:
+    """Returns a floating dtype; its name may be one of `ml_dtypes`, such as "bfloat16".
+
+    Args:
+        value: a dtype, what NumPy takes for one, or a name.
+        argument: what the error names.
+
+    Raises:
+        ArgumentError: there is no such dtype, or it is not floating.
+    """
+    found: np.dtype[Any] | None = None
+    try:
+        # NumPy takes None for float64.
+        if value is not None:
+            named = getattr(ml_dtypes, value, value) if isinstance(value, str) else value
+            found = np.dtype(named)
+        ml_dtypes.finfo(found)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            path=argument,
+            expected="a floating dtype",
+            found=repr(value) if found is None else found.name,
+            next_step="give one such as float32, float16 or bfloat16",
+        ) from error
+    assert found is not None
+    return found

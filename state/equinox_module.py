@@ -1,0 +1,123 @@
+"""Modules that are pytrees with more than arrays in them, as Equinox has them.
+
+A leaf of such a module may be an activation function, a flag or a rate: nothing that an optimizer
+could change, or JAX trace. So a module is taken apart: its floating arrays are the parameters, in a
+module of the same class with None everywhere else; the rest is static, and is put back when the
+module is called.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from state.errors import ArgumentError
+
+__all__ = ["ModuleCall", "check_leaves", "is_equinox", "take_apart"]
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A module without its parameters: `call(params, *args)` puts them in and calls it.
+
+    Two calls of equal modules are equal, and hash alike, so that one compiled step serves both.
+
+    Attributes:
+        structure: the whole module's tree structure.
+        static: (position among the leaves, leaf) of everything that is no parameter.
+        function: called with the whole module and the arguments; None calls the module itself.
+    """
+
+    structure: Any
+    static: tuple[tuple[int, Any], ...]
+    function: Callable[..., Any] | None = None
+
+    def merge(self, params: Any) -> Any:
+        """Returns the whole module with these parameters."""
+        leaves = list(self.structure.flatten_up_to(params))
+        for position, leaf in self.static:
+            leaves[position] = leaf
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def __call__(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module with these parameters."""
+        module = self.merge(params)
+        if self.function is not None:
+            return self.function(module, *args, **kwargs)
+        return module(*args, **kwargs)
+
+
+def is_equinox(tree: Any) -> bool:
+    """Says whether a tree is an Equinox module; without importing Equinox, there are none."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(tree, equinox.Module)
+
+
+def take_apart(module: Any, function: Callable[..., Any] | None) -> tuple[Any, ModuleCall]:
+    """Returns a module's parameters, in a module without anything else, and what calls it.
+
+    Raises:
+        ArgumentError: if the module holds arrays that are not floating (they would neither be
+            trained nor saved), or static leaves that can't be hashed; lists all of them.
+    """
+    named, structure = jax.tree_util.tree_flatten_with_path(module)
+    problems = []
+    params: list[Any] = []
+    static: list[tuple[int, Any]] = []
+    for position, (keys, leaf) in enumerate(named):
+        if _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact):
+            params.append(leaf)
+            continue
+        params.append(None)
+        static.append((position, leaf))
+        if _is_array(leaf):
+            problems.append(f"{jax.tree_util.keystr(keys)}: an array of {leaf.dtype}")
+        elif not _is_hashable(leaf):
+            problems.append(f"{jax.tree_util.keystr(keys)}: {type(leaf).__name__} has no hash")
+    if problems:
+        raise ArgumentError(
+            f"{len(problems)} leaves are neither parameters nor static",
+            path=f"params: {type(module).__name__}",
+            expected="floating arrays, and other leaves that can be hashed",
+            next_step="keep such leaves in a field of your own TrainState subclass "
+            "(equinox.partition takes them out)",
+            problems=problems,
+        )
+    return jax.tree.unflatten(structure, params), ModuleCall(structure, tuple(static), function)
+
+
+def check_leaves(params: Any) -> None:
+    """Checks that every leaf of the parameters is an array or a number.
+
+    Raises:
+        ArgumentError: if some are not; lists all of them.
+    """
+    strange = [
+        f"params{jax.tree_util.keystr(keys)}: {type(leaf).__name__}"
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+        if not _is_array(leaf) and not isinstance(leaf, bool | int | float | complex)
+    ]
+    if strange:
+        raise ArgumentError(
+            f"{len(strange)} leaves are no arrays",
+            path="params",
+            expected="a tree of arrays",
+            next_step="pass the arrays alone, and let apply_fn hold the rest",
+            problems=strange,
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic)
+
+
+def _is_hashable(leaf: Any) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,127 @@
+"""Which mesh axes carry each logical axis of a model; JAX-free."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from state.errors import ArgumentError
+
+__all__ = ["AxisEntry", "PartitionAxis"]
+
+AxisEntry = str | tuple[str, ...] | None
+"""One mesh axis, several that split a dimension together, or None: the dimension stays whole."""
+
+
+@dataclass(frozen=True)
+class PartitionAxis:
+    """Which mesh axes carry each logical axis of a model; frozen, hashable, JSON in and out.
+
+    Parameters go by the names that the model's layers gave their dimensions, such as
+    ("embed", "mlp"); one mesh axis splits a leaf once, for the first dimension that asks for it.
+    Attention's queries (batch, sequence, heads, head size) and its keys and values (batch, key
+    sequence, key/value heads, head size) are held to it while a step is compiled.
+
+    Attributes:
+        vocab_axis: vocabulary, "vocab".
+        hidden_state_axis: width of the residual stream, "embed".
+        mlp_intermediate_axis: inner width of the feed-forward layers, "mlp".
+        head_axis: query heads, "heads".
+        key_head_axis: key and value heads, "kv_heads".
+        attention_dim_axis: size of one head, "head_dim".
+        expert_axis: experts, "experts".
+        layer_axis: layers, where a model stacks them, "layers".
+        norm_axis: scales of the norms, "norm".
+        position_axis: learned positions, "positions".
+        batch_axis: rows of a batch; attention only.
+        sequence_axis: tokens of the queries; attention only.
+        key_sequence_axis: tokens of keys and values; attention only.
+    """
+
+    LOGICAL_NAMES: ClassVar[Mapping[str, str]] = {
+        "vocab_axis": "vocab",
+        "hidden_state_axis": "embed",
+        "mlp_intermediate_axis": "mlp",
+        "head_axis": "heads",
+        "key_head_axis": "kv_heads",
+        "attention_dim_axis": "head_dim",
+        "expert_axis": "experts",
+        "layer_axis": "layers",
+        "norm_axis": "norm",
+        "position_axis": "positions",
+    }
+
+    vocab_axis: AxisEntry = "tp"
+    hidden_state_axis: AxisEntry = "fsdp"
+    mlp_intermediate_axis: AxisEntry = "tp"
+    head_axis: AxisEntry = "tp"
+    key_head_axis: AxisEntry = "tp"
+    attention_dim_axis: AxisEntry = None
+    expert_axis: AxisEntry = None
+    layer_axis: AxisEntry = None
+    norm_axis: AxisEntry = None
+    position_axis: AxisEntry = None
+    batch_axis: AxisEntry = ("dp", "fsdp")
+    sequence_axis: AxisEntry = "sp"
+    key_sequence_axis: AxisEntry = None
+
+    def __post_init__(self) -> None:
+        problems = []
+        for name, value in self.to_dict().items():
+            entry = tuple(value) if isinstance(value, list) else value
+            names = (entry,) if isinstance(entry, str) else entry
+            if names is not None and not _are_names(names):
+                problems.append(f"{name}: expected a mesh axis, several or None, found {value!r}")
+            object.__setattr__(self, name, entry)
+        if problems:
+            raise ArgumentError(
+                f"{len(problems)} fields name no mesh axes",
+                path="PartitionAxis",
+                next_step='give names such as "tp" or ("dp", "fsdp")',
+                problems=problems,
+            )
+
+    def axis_rules(self) -> dict[str, AxisEntry]:
+        """The mesh axes of each logical name that a parameter's dimension can have."""
+        return {name: getattr(self, field) for field, name in self.LOGICAL_NAMES.items()}
+
+    def unknown_axes(self, mesh_axes: Iterable[str]) -> list[str]:
+        """One line for each field that names a mesh axis which is not among these."""
+        known = tuple(mesh_axes)
+        found = []
+        for field, entry in self.to_dict().items():
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            found += [f"{field} names mesh axis {name!r}" for name in names if name not in known]
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name."""
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PartitionAxis:
+        """The one that `to_dict`, or its JSON, described.
+
+        Raises:
+            ArgumentError: a field is unknown, or names no mesh axes; the known ones are listed.
+        """
+        known = [entry.name for entry in dataclasses.fields(cls)]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ArgumentError(
+                path="partition_axis",
+                expected=f"fields among {', '.join(known)}",
+                found=f"unknown: {', '.join(unknown)}",
+            )
+        return cls(**data)
+
+
+def _are_names(names: object) -> bool:
+    return (
+        isinstance(names, tuple)
+        and bool(names)
+        and all(isinstance(name, str) and name for name in names)
+        and len(set(names)) == len(names)
+    )

@@ -1,0 +1,161 @@
+"""PEFT's adapter_config.json: written for our adapters, and read with everything in it checked.
+
+JAX-free. Source: peft 0.21, `LoraConfig`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from state.errors import ConversionError
+
+__all__ = ["PeftConfig", "target_modules"]
+
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "use_dora": (False, None),
+    "use_qalora": (False, None),
+    "use_bdlora": (None, False),
+    "lora_bias": (False, None),
+    "bias": ("none", None),
+    "modules_to_save": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "velora_config": (None,),
+}
+"""What makes an adapter more than A and B beside a weight: key -> values that do not."""
+
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""`init_lora_weights` that leave the base weights as they are."""
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What adapter_config.json says of plain LoRA.
+
+    Attributes:
+        rank: usual rank, `r`.
+        alpha: usual `lora_alpha`.
+        rsquare: `use_rslora`: the scale is alpha / sqrt(rank), not alpha / rank.
+        rank_pattern: regular expression of module names -> other ranks.
+        alpha_pattern: regular expression of module names -> other alphas.
+    """
+
+    rank: int
+    alpha: float
+    rsquare: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], *, path: str) -> PeftConfig:
+        """Reads a parsed adapter_config.json.
+
+        Raises:
+            ConversionError: it is no LoRA, or asks for more than that; all of it is listed.
+        """
+        problems = [
+            f"{key}={data[key]!r}"
+            for key, plain in _REFUSED.items()
+            if key in data and not any(data[key] is one or data[key] == one for one in plain)
+        ]
+        start = data.get("init_lora_weights", True)
+        if start not in _PLAIN_STARTS:
+            problems.append(f"init_lora_weights={start!r}, which changes the base weights")
+        if data.get("peft_type") != "LORA":
+            problems.append(f"peft_type={data.get('peft_type')!r}")
+        rank, alpha = data.get("r", 8), data.get("lora_alpha", 8)
+        patterns = [data.get(f"{name}_pattern") or {} for name in ("rank", "alpha")]
+        if not all(isinstance(one, dict) for one in patterns):
+            problems.append("rank_pattern or alpha_pattern, which are no objects")
+        else:
+            ranks, alphas = [rank, *patterns[0].values()], [alpha, *patterns[1].values()]
+            problems += [f"rank {n!r}" for n in ranks if not _is_number(n) or n != int(n) or n < 1]
+            problems += [f"alpha {n!r}" for n in alphas if not _is_number(n) or n <= 0]
+        if problems:
+            raise ConversionError(
+                path=path,
+                expected="plain LoRA: A and B beside weights, nothing else",
+                found=f"{len(problems)} that it is not",
+                next_step="merge the adapter with peft (merge_and_unload), and load the result",
+                problems=problems,
+            )
+        return cls(int(rank), float(alpha), bool(data.get("use_rslora")), *patterns)
+
+    def scale(self, module: str, rank: int) -> float:
+        """What the output of a module's adapter of this rank is multiplied by."""
+        alpha = float(_matching(self.alpha_pattern, module, self.alpha))
+        return alpha / (math.sqrt(rank) if self.rsquare else rank)
+
+    def rank_of(self, module: str) -> int:
+        """The rank that a module's adapter has."""
+        return int(_matching(self.rank_pattern, module, self.rank))
+
+    def to_json(
+        self,
+        *,
+        modules: list[str],
+        task_type: str,
+        base_model_name_or_path: str | None,
+        fan_in_fan_out: bool,
+    ) -> dict[str, Any]:
+        """adapter_config.json, without nulls; what it does not say is PEFT's default."""
+        data: dict[str, Any] = {
+            "alpha_pattern": {name: _plain(value) for name, value in self.alpha_pattern.items()},
+            "bias": "none",
+            "fan_in_fan_out": fan_in_fan_out,
+            "inference_mode": True,
+            "init_lora_weights": True,
+            "lora_alpha": _plain(self.alpha),
+            "lora_dropout": 0.0,
+            "peft_type": "LORA",
+            "r": self.rank,
+            "rank_pattern": dict(self.rank_pattern),
+            "target_modules": modules,
+            "task_type": task_type,
+            "use_dora": False,
+            "use_rslora": self.rsquare,
+        }
+        if base_model_name_or_path is not None:
+            data["base_model_name_or_path"] = base_model_name_or_path
+        return data
+
+
+def target_modules(adapted: list[str], others: list[str]) -> list[str]:
+    """What PEFT has to be told so that it gives adapters to these modules and to no others.
+
+    Args:
+        adapted: full names of the modules with adapters.
+        others: full names of those without.
+
+    Returns:
+        Last parts of names ("q_proj") where all modules of that name have adapters; else full
+        names.
+    """
+    spared = {name.rpartition(".")[2] for name in others}
+    last = [name.rpartition(".")[2] for name in adapted]
+    short = {end if end not in spared else name for name, end in zip(adapted, last, strict=True)}
+    return sorted(short)
+
+
+def _matching(pattern: Mapping[str, Any], module: str, usual: Any) -> Any:
+    """The first entry whose key matches the end of a module's name, as PEFT looks it up."""
+    found = (value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(found, usual)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain(value: float) -> int | float:
+    """An integer where the number is one: PEFT says that alpha is."""
+    return int(value) if value == int(value) else value

@@ -1,0 +1,230 @@
+"""Quantizing a model while it is loaded: a few floating weights at a time, where they belong."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from state.adaptation import adaptable_layers
+from state.adapted_layers import pack_kernel
+from state.checkpoint import StoredCheckpoint
+from state.errors import ArgumentError
+from state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from state.paths import named_leaves
+from state.quantization import QuantizationSettings
+
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "GROUP_BYTES",
+    "QuantizationRequest",
+    "fill_model",
+    "filled",
+    "layers_to_quantize",
+    "quantize_layer",
+    "quantizes",
+    "refuse_float_optimizer",
+]
+
+DEFAULT_BLOCK_SIZE = 128
+"""Inputs that share a scale, where a call that loads does not say."""
+
+GROUP_BYTES = 256 << 20
+"""Most bytes of floating kernels on a device while a checkpoint is quantized, if one fits."""
+
+
+@dataclass(frozen=True)
+class QuantizationRequest:
+    """What the `quantization_*` arguments of a call that loads ask for, checked.
+
+    Attributes:
+        method: `quantization_method`; None loads what is stored as it is stored.
+        block_size: `quantization_block_size`: inputs that share a scale, -1 for all of them.
+        pattern: `quantization_pattern`, searched in the path of each layer; None for all layers.
+        tensors: `quantize_tensors`; False is the explicit form of no method.
+        platform: `quantization_platform`: "jax", or the platform of the devices loaded onto. The
+            numbers are the same on each.
+
+    Raises:
+        ArgumentError: if the method is unknown, or an argument contradicts another; names both.
+    """
+
+    method: EasyDeLQuantizationMethods | str | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    pattern: str | None = None
+    tensors: bool = True
+    platform: EasyDeLPlatforms | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is None:
+            without = {
+                "quantization_block_size": (self.block_size, DEFAULT_BLOCK_SIZE),
+                "quantization_pattern": (self.pattern, None),
+                "quantization_platform": (self.platform, None),
+            }
+            given = [
+                f"{name}={value!r}" for name, (value, usual) in without.items() if value != usual
+            ]
+            if given:
+                raise ArgumentError(
+                    path=given[0].partition("=")[0],
+                    expected="quantization_method with it",
+                    found=f"{', '.join(given)} and quantization_method=None",
+                )
+            return
+        settings = self.settings
+        if not self.tensors:
+            raise ArgumentError(
+                path="quantize_tensors",
+                expected="True, with a quantization_method",
+                found=f"quantize_tensors=False and quantization_method={str(settings.method)!r}",
+                next_step="leave quantization_method out to load floating weights",
+            )
+        if self.platform is not None:
+            _check_platform(EasyDeLPlatforms(self.platform))
+
+    @property
+    def settings(self) -> QuantizationSettings:
+        """The settings of the quantized model; there must be a method."""
+        method = EasyDeLQuantizationMethods(str(self.method))
+        pattern = ".*" if self.pattern is None else self.pattern
+        return QuantizationSettings(method, self.block_size, pattern)
+
+    def check_stored(self, stored: Mapping[str, Any] | None, *, path: object) -> bool:
+        """Says whether there is something to do: not if the checkpoint is quantized so already.
+
+        A block size or pattern that is not given is any.
+
+        Raises:
+            ArgumentError: if it is quantized in another way.
+        """
+        if self.method is None:
+            return False
+        if not stored:
+            return True
+        wanted, known = self.settings, QuantizationSettings.from_dict(stored)
+        same = (
+            wanted.method == known.method
+            and self.block_size in (DEFAULT_BLOCK_SIZE, known.group_size)
+            and self.pattern in (None, known.pattern)
+        )
+        if not same:
+            raise ArgumentError(
+                path="quantization_method",
+                expected=f"{path} as it is quantized: {known.to_dict()}",
+                found=str(wanted.to_dict()),
+                next_step="leave the quantization arguments out, or load a floating checkpoint",
+            )
+        return False
+
+
+def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, Any]:
+    """Returns the layers that the settings quantize, by the path of their kernels.
+
+    Args:
+        model: a floating model; its leaves may be abstract.
+        settings: whose pattern says which.
+    """
+    pattern = re.compile(settings.pattern)
+    layers = adaptable_layers(model)
+    return {f"{path}/kernel": layer for path, layer in layers if pattern.search(path)}
+
+
+def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings) -> None:
+    """Gives a layer its kernel, quantized where the floating one is: as `model.quantize` does."""
+    layer.kernel.set_value(kernel)
+    pack_kernel(layer, settings)
+
+
+def quantizes(checkpoint: StoredCheckpoint, request: QuantizationRequest) -> bool:
+    """Says whether loading a checkpoint has something to quantize.
+
+    Raises:
+        ArgumentError: if the checkpoint is quantized in another way than the request's.
+    """
+    stored = (checkpoint.meta.get("module") or {}).get("quantization")
+    return request.check_stored(stored, path=checkpoint.uri)
+
+
+def refuse_float_optimizer(checkpoint: StoredCheckpoint, model: Any) -> None:
+    """Checks that a stored optimizer state still has its parameters once a model is quantized.
+
+    Raises:
+        ArgumentError: if it belongs to floating weights, not to adapters.
+    """
+    if getattr(model, "lora", None) is None:
+        raise ArgumentError(
+            path="quantization_method",
+            expected="optimizer='skip' with it",
+            found=f"optimizer='require', and an optimizer state of floating weights in "
+            f"{checkpoint.uri}",
+            next_step="quantized weights are not trained: add adapters, and an optimizer for them",
+        )
+
+
+def fill_model(
+    checkpoint: StoredCheckpoint, model: Any, request: QuantizationRequest, *, cast: bool
+) -> Any:
+    """Returns a model with the arrays of a checkpoint, quantized if that is asked for.
+
+    Args:
+        checkpoint: holds the item "model", which must fit; `check` tells.
+        model: without arrays; each leaf says where it goes.
+        request: what to quantize. Floating kernels are read in groups of at most `GROUP_BYTES` on
+            any device, and each is dropped once it is quantized.
+        cast: whether floating leaves may have another floating dtype than stored.
+    """
+    graphdef, target = nnx.split(model)
+    if not quantizes(checkpoint, request):
+        return nnx.merge(graphdef, checkpoint.restore("model", target, cast=cast))
+    settings = request.settings
+    layers = layers_to_quantize(model, settings)
+    leaves = {named.path: named.leaf for named in named_leaves(target)}
+    for group in _groups({path: _device_bytes(leaves[path]) for path in layers}, GROUP_BYTES):
+        kernels = checkpoint.restore_some("model", target, group, cast=cast)
+        for path in group:
+            quantize_layer(layers[path], kernels.pop(path), settings)
+    others = [path for path in leaves if path not in layers]
+    found = checkpoint.restore_some("model", target, others, cast=cast)
+    return filled(model, found, settings)
+
+
+def filled(model: Any, found: Mapping[str, Any], settings: QuantizationSettings) -> Any:
+    """Returns a model whose layers are quantized already with its other leaves, by path."""
+    model.quantization = settings
+    graphdef, state = nnx.split(model)
+    leaves = [found.get(named.path, named.leaf) for named in named_leaves(state)]
+    return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(state), leaves))
+
+
+def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in groups of at most `limit` bytes; what is larger is a group of its own."""
+    groups: list[list[str]] = []
+    filled = limit
+    for name, size in sizes.items():
+        if filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    return groups
+
+
+def _device_bytes(leaf: Any) -> int:
+    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * int(leaf.dtype.itemsize)
+
+
+def _check_platform(platform: EasyDeLPlatforms) -> None:
+    found = jax.default_backend()
+    if platform not in (EasyDeLPlatforms.JAX, found):
+        raise ArgumentError(
+            path="quantization_platform",
+            expected=f"'jax' or {found!r}: weights are quantized by JAX, on the devices they go to",
+            found=repr(str(platform)),
+        )

@@ -1,0 +1,72 @@
+"""The auxiliary loss of a mixture of experts: how evenly the router spreads tokens."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from state.errors import ArgumentError
+
+__all__ = ["load_balancing_loss"]
+
+
+def load_balancing_loss(
+    router_logits: Sequence[jax.Array] | jax.Array,
+    num_experts: int,
+    top_k: int = 2,
+    attention_mask: jax.Array | None = None,
+) -> jax.Array:
+    """`E sum_e f_e P_e`: smallest, at `top_k`, when tokens and probabilities are spread evenly.
+
+    f_e is the share of tokens that have expert e among their `top_k`; P_e is the mean of the
+    router's probability of e. Both are taken over the tokens of all layers together. Gradients
+    flow through P only. The sums run in float32; if every token is padding, the loss is 0.
+
+    Give it to `compute_loss(auxiliary_loss=...)`, or return it in
+    `CausalLMOutput(auxiliary_loss=...)`; `LossConfig.auxiliary_loss_coefficient` weighs it.
+
+    Args:
+        router_logits: (layers, batch, tokens, experts), or a sequence of layers; a layer may be
+            flat, (batch x tokens, experts).
+        num_experts: E, the last axis of the logits.
+        top_k: experts that each token goes to.
+        attention_mask: (batch, tokens), 1 for tokens, 0 for padding, which does not count.
+
+    Returns:
+        A float32 scalar.
+
+    Raises:
+        ArgumentError: shapes that don't go together, or `top_k` beyond the number of experts.
+
+    Source: Switch Transformer (arXiv 2101.03961, equations 4 to 6), for several experts per token
+        as in transformers `load_balancing_loss_func`.
+    """
+    layers = [jnp.asarray(layer) for layer in router_logits]
+    shapes = [layer.shape for layer in layers]
+    rows = [layer.size // max(num_experts, 1) for layer in layers]
+    if not layers or any(len(s) < 2 or s[-1] != num_experts for s in shapes) or len({*rows}) > 1:
+        raise ArgumentError(
+            path="router_logits",
+            expected=f"layers of shape (batch, tokens, {num_experts}), all of one size",
+            found=f"{len(layers)} layers of shapes {sorted(set(shapes))}",
+        )
+    if not 1 <= top_k <= num_experts:
+        raise ArgumentError(path="top_k", expected=f"from 1 to {num_experts}", found=top_k)
+    if attention_mask is not None and attention_mask.size != rows[0]:
+        raise ArgumentError(
+            path="attention_mask",
+            expected=f"one number for each of {rows[0]} tokens",
+            found=f"shape {attention_mask.shape}",
+        )
+    logits = jnp.stack([layer.reshape(rows[0], num_experts) for layer in layers])
+    logits = logits.astype(jnp.float32)
+    weights = jnp.ones((rows[0],), jnp.float32)
+    if attention_mask is not None:
+        weights = attention_mask.reshape(-1).astype(jnp.float32)
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    _, chosen = jax.lax.top_k(probabilities, top_k)
+    hits = jax.nn.one_hot(chosen, num_experts, dtype=jnp.float32).sum(axis=2)
+    counted = jnp.maximum(weights.sum() * len(layers), 1.0)
+    shares = jnp.einsum("LTE,T->E", hits, weights) / counted
+    means = jnp.einsum("LTE,T->E", probabilities, weights) / counted
+    return num_experts * jnp.dot(shares, means)

@@ -1,0 +1,242 @@
+"""TrainStep: one step of training as one compiled function, for TrainState and EasyDeLState."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from state.easydel_state import EasyDeLState
+from state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from state.mesh import mesh_of
+from state.paths import named_leaves, rebuild
+from state.put import put_leaf
+from state.train_state import TrainState
+
+__all__ = ["TrainStep"]
+
+State = TypeVar("State", TrainState, EasyDeLState)
+
+_OWN_METRICS = ("loss", "grad_norm")
+
+
+class TrainStep:
+    """Computes the loss and its gradients, applies them, and returns the new state and metrics.
+
+    It is built from a loss function and called with a state and a batch:
+
+        def loss_fn(state, params, batch):
+            outputs, changed = state.apply_fn(
+                {"params": params, "batch_stats": state.batch_stats},
+                batch["image"], train=True, mutable=["batch_stats"],
+            )
+            loss = optax.softmax_cross_entropy_with_integer_labels(outputs, batch["label"]).mean()
+            accuracy = (outputs.argmax(-1) == batch["label"]).mean()
+            return loss, {"batch_stats": changed["batch_stats"], "accuracy": accuracy}
+
+        train_step = TrainStep(loss_fn)
+        state, metrics = train_step(state, batch)   # {"loss", "grad_norm", "accuracy"}
+
+    `loss_fn(state, params, batch, **inputs)` returns the loss, a floating scalar, or a pair of it
+    and a dict. Differentiate through `params`, not through the state's own parameters: they are
+    `state.params` of a TrainState, `state.graphstate` of an EasyDeLState, whose model is then
+    `state.merge(params)`. In the dict, a name that is a field which a subclass of TrainState added
+    (`batch_stats`, `metrics`) is that field's new value, and so is `graphother` of an EasyDeLState
+    (statistics, random counters: `nnx.split(model, nnx.Param, ...)[2]`); every other entry is
+    returned among the metrics, beside `loss` and `grad_norm` (the global norm, float32).
+
+    A new value has the leaves of the old one, and every leaf stays where it was, so that the step
+    compiles once. The state that is passed in is donated: its arrays are gone afterwards.
+
+    Attributes:
+        loss_fn: the loss function.
+        donate: whether the state's memory is reused for the new one.
+        traces: how often the step was traced, and so compiled: 1 for any number of like steps.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Any], *, donate: bool = True) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            loss_fn: as described above.
+            donate: reuse the state's memory; False keeps the state that is passed in usable.
+        """
+        if not callable(loss_fn):
+            raise ArgumentError(
+                path="TrainStep: loss_fn", expected="a function", found=type(loss_fn).__name__
+            )
+        self.loss_fn = loss_fn
+        self.donate = donate
+        self.traces = 0
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self, state: State, batch: Any, **inputs: Any
+    ) -> tuple[State, dict[str, jax.Array]]:
+        """Takes one step.
+
+        Args:
+            state: a state with an optimizer; its leaves may be sharded, over one mesh.
+            batch: passed on to the loss function; it is computed where its arrays are.
+            **inputs: more trees of arrays for the loss function, such as a random key.
+
+        Raises:
+            NotInitializedError: if the state has no optimizer.
+            ArgumentError: if the loss is no floating scalar, or the dict names something that
+                can't be changed.
+            TreeStructureError: if a field's new value has other leaves; lists them.
+        """
+        _check_state(state)
+        leaves, structure = jax.tree.flatten(state)
+        leaves = _ready(leaves, mesh_of(leaves))
+        places = tuple(_pinned(leaf) for leaf in leaves)
+        compiled = self._compiled.get((structure, places))
+        if compiled is None:
+            compiled = jax.jit(
+                self._traced,
+                donate_argnums=0 if self.donate else (),
+                out_shardings=(jax.tree.unflatten(structure, places), None),
+            )
+            self._compiled[structure, places] = compiled
+        stepped: tuple[State, dict[str, jax.Array]] = compiled(
+            jax.tree.unflatten(structure, leaves), batch, inputs
+        )
+        return stepped
+
+    def update(self, state: State, batch: Any, **inputs: Any) -> tuple[State, dict[str, jax.Array]]:
+        """The same step, not compiled: to be called inside of a function that is, or to debug."""
+        _check_state(state)
+        is_train_state = isinstance(state, TrainState)
+        params = state.params if is_train_state else state.graphstate
+        (loss, aux), grads = jax.value_and_grad(self._loss, argnums=1, has_aux=True)(
+            state, params, batch, inputs
+        )
+        changed, metrics = _sorted_out(state, aux)
+        if isinstance(state, TrainState):
+            stepped: Any = state.apply_gradients(grads=grads, **changed)
+        else:
+            stepped = state.apply_gradients(grads=grads).replace(**changed)
+        return stepped, {"loss": loss, "grad_norm": _norm(grads), **metrics}
+
+    def _traced(self, state: Any, batch: Any, inputs: Mapping[str, Any]) -> Any:
+        self.traces += 1
+        return self.update(state, batch, **inputs)
+
+    def _loss(self, state: Any, params: Any, batch: Any, inputs: Mapping[str, Any]) -> Any:
+        returned = self.loss_fn(state, params, batch, **inputs)
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        loss, aux = returned if pair else (returned, {})
+        shape, dtype = getattr(loss, "shape", None), getattr(loss, "dtype", None)
+        if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            found = type(loss).__name__ if shape is None else f"{dtype} of shape {shape}"
+            raise ArgumentError(
+                path="TrainStep: the loss",
+                expected="a floating scalar, or a pair of one and a dict",
+                found=found,
+                next_step="take the mean, or the sum, over the batch",
+            )
+        if not isinstance(aux, Mapping):
+            raise ArgumentError(
+                path="TrainStep: what comes with the loss",
+                expected="a dict of fields and metrics",
+                found=type(aux).__name__,
+            )
+        return loss, dict(aux)
+
+
+def _check_state(state: Any) -> None:
+    if not isinstance(state, TrainState | EasyDeLState):
+        raise ArgumentError(
+            path="TrainStep: state",
+            expected="a TrainState or an EasyDeLState",
+            found=type(state).__name__,
+        )
+    if state.tx is None or state.opt_state is None:
+        raise NotInitializedError(
+            path="TrainStep: state",
+            expected="an optimizer and its state",
+            found=f"tx={'None' if state.tx is None else 'set'}, "
+            f"opt_state={'None' if state.opt_state is None else 'set'}",
+            next_step="create the state with tx= (EasyDeLState: and init_opt_state=True)",
+        )
+
+
+def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The new values of fields, in the containers of the old ones, and the metrics."""
+    if isinstance(state, TrainState):
+        fields = state.added_fields
+    else:
+        fields = {"graphother": state.graphother}
+    every = {field.name for field in dataclasses.fields(state)}
+    refused = [name for name in aux if name in (every | {*_OWN_METRICS}) - fields.keys()]
+    if refused:
+        raise ArgumentError(
+            path="TrainStep: what comes with the loss",
+            expected=f"fields among {', '.join(sorted(fields)) or 'none'}, and metrics "
+            f"named unlike {', '.join(_OWN_METRICS)} and the state's other fields",
+            found=", ".join(sorted(refused)),
+        )
+    changed = {
+        name: _like(fields[name], value, name) for name, value in aux.items() if name in fields
+    }
+    return changed, {name: value for name, value in aux.items() if name not in fields}
+
+
+def _like(old: Any, new: Any, name: str) -> Any:
+    """A field's new value, in the containers and dtypes of the old one."""
+    path = f"TrainStep: the new {name}"
+    new = rebuild(old, new, path=path)
+    problems = [
+        f"{was.path or name}: expected {_dtype(was.leaf)}, found {_dtype(now.leaf)}"
+        for was, now in zip(named_leaves(old), named_leaves(new), strict=True)
+        if _dtype(was.leaf) != _dtype(now.leaf)
+    ]
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves have another dtype",
+            path=path,
+            expected="the dtypes of the old value",
+            next_step="cast them in the loss function",
+            problems=problems,
+        )
+    return new
+
+
+def _norm(grads: Any) -> jax.Array:
+    """The norm of all gradients together, summed in float32 whatever their dtypes."""
+    squares = [jnp.square(jnp.abs(leaf).astype(jnp.float32)) for leaf in jax.tree.leaves(grads)]
+    return jnp.sqrt(sum((square.sum() for square in squares), start=jnp.float32(0)))
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jnp.asarray(leaf).dtype
+
+
+def _ready(leaves: list[Any], mesh: Mesh | None) -> list[Any]:
+    """The leaves as they will come out of the step: arrays, each its own, on one mesh if any is."""
+    seen: set[int] = set()
+    ready = []
+    for leaf in leaves:
+        placed = _placed(leaf, mesh)
+        if placed is leaf and id(leaf) in seen:
+            placed = jnp.copy(leaf)  # a buffer can be donated once
+        seen.add(id(leaf))
+        ready.append(placed)
+    return ready
+
+
+def _placed(leaf: Any, mesh: Mesh | None) -> Any:
+    if not isinstance(leaf, jax.Array):
+        leaf = jnp.asarray(leaf, _dtype(leaf))
+    elif getattr(leaf, "weak_type", False):
+        leaf = leaf.astype(leaf.dtype)  # a weakly typed leaf would come out typed, and compile anew
+    if mesh is None or _pinned(leaf) is not None:
+        return leaf
+    return put_leaf(leaf, NamedSharding(mesh, PartitionSpec()))
+
+
+def _pinned(leaf: Any) -> NamedSharding | None:
+    place = getattr(leaf, "sharding", None)
+    return place if isinstance(place, NamedSharding) else None

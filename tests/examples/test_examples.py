@@ -1,0 +1,48 @@
+"""Every example runs to its end; each one checks its own results and fails when they are wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(
+    path.stem
+    for path in (REPOSITORY / "examples").glob("*.py")
+    if path.stem not in ("__init__", "checks")
+)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs_and_its_checks_hold(name, tmp_path):
+    # The examples choose their own devices; the tests' choice must not reach them.
+    chosen = {"XLA_FLAGS", "JAX_PLATFORMS"}
+    environment = {key: value for key, value in os.environ.items() if key not in chosen}
+    result = subprocess.run(
+        [sys.executable, "-m", f"examples.{name}"],
+        cwd=REPOSITORY,
+        env={**environment, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    assert result.stdout.count("  yes  ") >= 3, result.stdout
+    assert list(tmp_path.iterdir()) == []  # it cleans up after itself
+
+
+def test_a_check_that_does_not_hold_ends_an_example():
+    program = "from examples.checks import check; check('one is two', 1 == 2, 1); print('went on')"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert "NO   one is two: 1" in result.stdout
+    assert "went on" not in result.stdout
+
+
+def test_the_readme_names_every_example():
+    text = (REPOSITORY / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in EXAMPLES if f"`{name}.py`" not in text] == []

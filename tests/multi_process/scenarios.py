@@ -1,0 +1,250 @@
+"""What the processes of a job do; every function runs in all of them, and returns JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from state.gather import gather_tree
+from state.mesh import mesh_of
+from storage import processes
+from storage.annotations import Annotation
+from storage.checkpointer import Checkpointer
+from storage.layout import annotation_file
+from storage.restore import restore_item
+from storage.run import Run
+from storage.save_handle import SaveHandle
+from storage.trees import flatten
+from storage.uri import parse_uri
+from tests.tiny import TINY, batch, compile_step
+
+SMALL = dataclasses.replace(
+    TINY, vocab_size=16_384, hidden_size=64, sharding_axis_dims=(1, -1, 1, 1)
+)
+"""A quarter of the embedding is 1 MiB: TensorStore reads across smaller gaps than that, and how
+much each process reads could not be seen."""
+
+SAVE_SECONDS = 60
+
+
+def make_state(config: DecoderConfig = SMALL) -> EasyDeLState:
+    """A fresh state over all devices of the job."""
+    model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
+    model.shard_model()
+    tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
+    return EasyDeLState.create(model=model, tx=tx, tx_init=tx_init, init_opt_state=True)
+
+
+def host_leaves(state: EasyDeLState) -> dict[str, np.ndarray]:
+    """Every leaf of a state, whole and in host memory, by item and path."""
+    model = {**flatten(nnx.to_pure_dict(state.graphother)), **flatten(state.params)}
+    items = {"model": model, "optimizer": flatten(state.opt_state)}
+    return {
+        f"{item}/{path}": np.asarray(leaf)
+        for item, leaves in items.items()
+        for path, leaf in gather_tree(leaves).items()
+    }
+
+
+def digest(leaves: dict[str, np.ndarray]) -> str:
+    """One text for all values of some leaves: equal only if every bit is."""
+    digester = hashlib.sha256()
+    for path, leaf in sorted(leaves.items()):
+        digester.update(f"{path} {leaf.dtype} {leaf.shape}".encode() + leaf.tobytes())
+    return digester.hexdigest()
+
+
+def error_of(call: Callable[[], object]) -> dict[str, Any]:
+    """What a call raises, and after how long."""
+    started = time.monotonic()
+    try:
+        call()
+    except Exception as exc:
+        names = [kind.__name__ for kind in type(exc).__mro__]
+        return {"kinds": names, "text": str(exc), "seconds": time.monotonic() - started}
+    raise AssertionError("the call raised nothing")
+
+
+def train(runs: list[str], folder: str) -> dict[str, Any]:
+    """Trains three steps, saves two of them to every run, and brings the second to the host."""
+    state = EasyDeLState.load_or_create(runs[0], make_state)
+    step_fn = compile_step(state)
+    losses, found, handles = [], {}, {}
+    for step in (1, 2, 3):
+        state, loss = step_fn(state, batch(step - 1))
+        losses.append(float(loss))
+        if step < 3:
+            for run in runs:
+                handles[run, step] = state.save_state(
+                    run,
+                    extras={"position": step},
+                    metrics={"loss": losses[-1]},
+                    labels={"kind": "small"},
+                    verbose=False,
+                )
+        if step == 2:
+            found = {"digest": digest(host_leaves(state)), **to_host(state, folder)}
+    for handle in handles.values():
+        handle.wait(SAVE_SECONDS)
+    return {"losses": losses, "final": digest(host_leaves(state)), **found}
+
+
+def to_host(state: EasyDeLState, folder: str) -> dict[str, Any]:
+    """A state gathered, as PyTorch's tensors, and as a folder that is read again."""
+    gathered = state.gather_state()
+    on_host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(gathered.params))
+    tensors = {name: tensor.numpy() for name, tensor in state.to_torch().items()}
+    names = state.model.save_pretrained(folder, max_shard_size="100KB")
+    there = sorted(path.name for path in Path(folder).iterdir())
+    again = DecoderForCausalLM.from_pretrained(folder)
+    weights = flatten(gather_tree(nnx.to_pure_dict(nnx.state(again, nnx.Param))))
+    return {
+        "gathered": [on_host, digest(host_leaves(gathered))],
+        "torch": digest(tensors),
+        "folder": [sorted(names), there],
+        "imported": digest(weights) == digest(flatten(gathered.params)),
+    }
+
+
+def resume(
+    run: str, dims: Sequence[int], aligned: str | None = None, save: bool = False
+) -> dict[str, Any]:
+    """Goes on with a run on another mesh: restores, trains one step, and may save it.
+
+    Before that it may load `aligned`, whose parts are just those that the processes will hold.
+    """
+
+    def no_create() -> EasyDeLState:
+        raise AssertionError("the run has a checkpoint")
+
+    if aligned is not None:
+        EasyDeLState.load_state(aligned, auto_shard_model=True, verbose=False)
+    state = EasyDeLState.load_or_create(
+        run,
+        no_create,
+        auto_shard_model=True,
+        sharding_axis_dims=dims,
+        verbose=False,
+    )
+    found = {"extras": state.extras, "digest": digest(host_leaves(state))}
+    state, loss = compile_step(state)(state, batch(state.extras["position"]))
+    if save:
+        handle = state.save_state(run, extras={"position": int(state.step)}, verbose=False)
+        handle.wait(SAVE_SECONDS)
+        found["attempt"] = handle.attempt
+    return {"loss": float(loss), "final": digest(host_leaves(state)), **found}
+
+
+def hybrid(run: str, dims: Sequence[int], across: str) -> dict[str, Any]:
+    """Loads a run onto hybrid meshes, then goes on with it on an ordinary one; loads `across` too.
+
+    Gives for each mesh the processes of its devices, along the axes `dp` and `fsdp`.
+    """
+    owners: dict[str, Any] = {}
+    other = EasyDeLState.load_state(across, auto_shard_model=True, verbose=False)
+    for name, dcn_dims in (("dp", (2, 1, 1, 1)), ("fsdp", (1, 2, 1, 1))):
+        state = EasyDeLState.load_state(
+            run,
+            auto_shard_model=True,
+            sharding_axis_dims=(1, 2, 1, 1),
+            sharding_dcn_axis_dims=dcn_dims,
+            verbose=False,
+        )
+        mesh = mesh_of(state.graphstate)
+        assert mesh is not None
+        owners[name] = [
+            [device.process_index for device in row] for row in mesh.devices[:, :, 0, 0]
+        ]
+        owners[f"{name} digest"] = digest(host_leaves(state))
+    return {"owners": owners, "across": digest(host_leaves(other)), **resume(run, dims)}
+
+
+def disagree(run: str, other: str) -> dict[str, Any]:
+    """Calls that differ between the processes; none of them may leave a process waiting."""
+    first = jax.process_index() == 0
+    state = make_state()
+
+    def save(**arguments: Any) -> Callable[[], object]:
+        uri = arguments.pop("uri", run)
+        return lambda: state.save_state(uri, verbose=False, **{"step": 1, **arguments})
+
+    def load(**arguments: Any) -> Callable[[], object]:
+        uri = arguments.pop("uri", run)
+        arguments = {"auto_shard_model": True, "verbose": False, **arguments}
+        return lambda: EasyDeLState.load_state(uri, **arguments)
+
+    found: dict[str, Any] = {
+        "enable": error_of(save(enable=first)),
+        "step": error_of(save(step=1 if first else 2)),
+        "labels": error_of(save(labels={"who": str(first)})),
+        "extras": error_of(save(extras={"position": int(first)})),
+        "overwrite": error_of(save(overwrite=first)),
+        "save_optimizer": error_of(save(save_optimizer=first)),
+        "float_dtype": error_of(save(float_dtype=None if first else "float16")),
+        "save_directory": error_of(save(uri=run if first else other)),
+        "only one fails": error_of(save(extras={"position": 1 if first else {1, 2}})),
+        "no such run": error_of(load()),
+    }
+    skipped = state.save_state(run, enable=False, verbose=False)
+    found["skipped"] = [type(skipped).__name__, skipped.done, skipped.error is None]
+    found["runs made"] = sum(
+        uri.exists() for uri in (Path(parse_uri(run).local_path), Path(parse_uri(other).local_path))
+    )
+    # After all that, the processes are still in step with each other.
+    state.save_state(run, step=1, metrics={"seconds": float(not first)}, verbose=False).wait(60)
+    found["metrics"] = metrics_of(run, 1)
+    found["one device"] = error_of(load(auto_shard_model=False))
+    found["load_directory"] = error_of(load(uri=run if first else other))
+    found["load_state"] = error_of(load(param_dtype=None if first else "bfloat16"))
+    found["same step again"] = error_of(save(step=1))
+    return found
+
+
+def metrics_of(run: str, step: int) -> dict[str, float]:
+    """The metrics kept with a step."""
+    there = Run.open(run)
+    info = there.step(step)
+    stored = there.objects.read(annotation_file(info.step, info.attempt))
+    assert stored is not None
+    return dict(Annotation.parse(stored.value, run).metrics)
+
+
+def fail_midway(run: str, folder: str) -> Iterator[dict[str, Any]]:
+    """Failures that only process 1 meets: refused uploads, a flipped bit, and in the end its death.
+
+    The store refuses what it writes of step 2, and holds back what it writes of step 4.
+    """
+    leaves = make_state().params
+
+    def save(step: int, uri: str = run) -> SaveHandle:
+        return Checkpointer.for_run(uri).save(step, {"model": leaves}, meta={})
+
+    save(1).wait(SAVE_SECONDS)
+    found: dict[str, Any] = {"refused": error_of(lambda: save(2).wait(SAVE_SECONDS))}
+    after = save(3)
+    after.wait(SAVE_SECONDS)
+    found["after"] = [after.step, after.attempt]
+    stored = save(1, folder)
+    stored.wait(SAVE_SECONDS)
+    processes.agree(lambda: flip_bit(Path(stored.uri.local_path)))
+    found["flipped"] = error_of(lambda: restore_item(stored.uri, "model", leaves))
+    yield found
+    save(4).wait(SAVE_SECONDS)
+    yield {"survived": True}
+
+
+def flip_bit(step: Path) -> None:
+    """Damages what process 1 wrote of a step, and nothing else."""
+    largest = max(step.glob("model/ocdbt.process_1/d/*"), key=lambda file: file.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 3] ^= 1
+    largest.write_bytes(content)

@@ -1,0 +1,218 @@
+"""The documentation is complete, and its code runs as it stands."""
+
+import importlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+import state
+import storage
+from service.app import ROUTERS
+from service.cli import app as command
+from service.dashboard import pages
+from service.routes import health
+from service.settings import Settings
+
+DOCS = Path(__file__).parents[1] / "docs"
+DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+HOWTOS = sorted(path.name for path in (DOCS / "howto").glob("*.md"))
+
+
+def documented():
+    """The objects that the reference describes."""
+    names = [
+        name
+        for page in sorted((DOCS / "reference").rglob("*.md"))
+        for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))
+    ]
+    found = {}
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        found[name] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+@pytest.mark.parametrize("package", [state, storage], ids=["state", "storage"])
+def test_every_public_name_is_in_the_reference(package):
+    described = {id(found) for found in documented().values()}
+    missing = [name for name in package.__all__ if id(getattr(package, name)) not in described]
+    assert missing == [], "each needs `::: package.module.name` in docs/reference"
+
+
+def test_no_name_is_in_the_reference_twice():
+    names = [name.rpartition(".")[2] for name in documented()]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture(scope="module")
+def generated():
+    hooks = str(DOCS / "hooks")
+    sys.path.insert(0, hooks)
+    try:
+        return importlib.import_module("generated_pages").generated_pages()
+    finally:
+        sys.path.remove(hooks)
+
+
+def test_every_route_is_in_the_reference(generated):
+    page = generated["reference/service/http.md"]
+    prefixed = [("/v1", router) for router in ROUTERS] + [("", health.router)]
+    routes = [
+        f"{method} {prefix}{route.path}"
+        for prefix, router in prefixed
+        for route in router.routes
+        for method in route.methods - {"HEAD"}  # a GET without its body
+    ]
+    assert len(routes) > 20
+    assert [route for route in routes if f"\n{route}\n" not in page] == []
+    shown = [route.path for route in pages.router.routes]
+    assert [path for path in shown if f"`{path}`" not in page] == []
+
+
+def test_every_command_and_option_is_in_the_reference(generated):
+    import typer
+
+    def walk(group, words):
+        for name, found in group.commands.items():
+            if hasattr(found, "commands"):
+                yield from walk(found, [*words, name])
+            else:
+                yield " ".join([*words, name]), found
+
+    page = generated["reference/service/command.md"]
+    sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")}
+    commands = dict(walk(typer.main.get_command(command), ["cairn"]))
+    assert len(commands) > 10
+    missing = []
+    for name, found in commands.items():
+        for parameter in found.params:
+            shown = parameter.metavar if parameter.param_type_name == "argument" else None
+            if f"`{shown or parameter.opts[0]}" not in sections.get(name, ""):
+                missing.append((name, parameter.name))
+    assert missing == []
+
+
+def test_every_setting_is_in_the_reference(generated):
+    page = generated["reference/service/settings.md"]
+    missing = [name for name in Settings.model_fields if f"`CAIRN_{name.upper()}`" not in page]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation():
+    # The files' own loader knows tags that plain YAML does not; ours uses none of them.
+    tree = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"))
+
+    def leaves(entry):
+        if isinstance(entry, str):
+            return [entry]
+        inner = entry.values() if isinstance(entry, dict) else entry
+        return [leaf for one in inner for leaf in leaves(one)]
+
+    entries = leaves(tree["nav"])
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} - {"README.md"}
+    made = {f"reference/service/{name}.md" for name in ("command", "http", "settings")}
+    patterns = [entry for entry in entries if "*" in entry]
+    matched = {path.relative_to(DOCS).as_posix() for one in patterns for path in DOCS.glob(one)}
+    assert (set(entries) - set(patterns)) | matched == there | made
+
+
+def blocks(page):
+    """The code of a page: (language, text) in order."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def environment(folder):
+    """What the documentation's programs run in: this interpreter's commands, own ports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    # A page says for itself on which devices it runs.
+    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COORDINATOR": coordinator,
+        "CAIRN_PORT": str(port),
+        "CAIRN_URL": f"http://127.0.0.1:{port}",
+        "CAIRN_DATA_DIR": str(folder / "databases"),
+    }
+
+
+def run(arguments, folder, variables):
+    result = subprocess.run(
+        arguments, cwd=folder, env=variables, capture_output=True, text=True, timeout=280
+    )
+    assert result.returncode == 0, f"{arguments[-1]}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@contextmanager
+def serving(text, folder, variables):
+    """A block that starts the control plane, for as long as the rest of the page takes."""
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {text}"],
+            cwd=folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    try:
+        announced = next((line for line in server.stdout if line.startswith("cairn: http")), "")
+        assert announced, (folder / "server.log").read_text()
+        yield
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("name", HOWTOS)
+def test_code_of_a_how_to_page_runs(name, tmp_path):
+    """Named blocks are files; commands use them; the other Python blocks are one program."""
+    page = DOCS / "howto" / name
+    files = FILE.findall(page.read_text(encoding="utf-8"))
+    found = blocks(page)
+    assert found
+    for file, text in files:
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    variables = environment(tmp_path)
+    for language, text in found:
+        if language == "sh":
+            run(["bash", "-euc", text], tmp_path, variables)
+    program = "\n".join(text for language, text in found if language == "python")
+    run([sys.executable, "-c", program], tmp_path, variables)
+
+
+def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path):
+    """Each block is a program or a command; the server runs until the end."""
+    variables = environment(tmp_path)
+    found = blocks(DOCS / "tutorial" / "first-run.md")
+    servers = [text for _, text in found if text.startswith("cairn serve")]
+    (server,) = servers
+    before = found[: found.index(("sh", server))]
+    after = found[len(before) + 1 :]
+    assert before
+    assert len(after) > 3
+
+    def follow(language, text):
+        program = [sys.executable, "-c"] if language == "python" else ["bash", "-euc"]
+        return run([*program, text], tmp_path, variables)
+
+    for language, text in before:
+        follow(language, text)
+    with serving(server, tmp_path, variables):
+        outputs = [follow(language, text) for language, text in after]
+    assert any("production" in text for text in outputs)
