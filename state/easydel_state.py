@@ -9,12 +9,12 @@ from flax import nnx, struct
 
 from state.errors import ArgumentError, NotInitializedError
 from state.frozen import FrozenJSON
-from state.mesh import mesh_of
+from state.mesh import home_of
 from state.optax_numerics import optax_numerics
 from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
 from state.placement import leaf_bytes
-from state.stable_placement import Placement, on_mesh, settled
+from state.stable_placement import Placement, at_home, settled
 from state.state_sharding import StateShardingMixin, params_by_rules, place_step
 from state.state_storage import StateStorageMixin
 
@@ -122,12 +122,12 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
             # New Variables around the same arrays: later changes of the model are its own.
             graphstate, graphother = jax.tree.map(lambda leaf: leaf, (graphstate, graphother))
-        mesh = mesh_of(graphstate)
+        home = home_of((graphstate, graphother))
         state = cls(
-            step=place_step(0 if step is None else step, mesh),
+            step=place_step(0 if step is None else step, home),
             graphdef=graphdef,
             graphstate=graphstate,
-            graphother=on_mesh(graphother, mesh),
+            graphother=at_home(graphother, home),
             tx=tx,
             opt_state=opt_state,
             apply_fn=apply_fn,

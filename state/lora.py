@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from state.errors import ArgumentError
 from state.products import Product
@@ -102,7 +102,7 @@ def make_adapters(
     shapes = [tuple(sizes.get(letter, rank) for letter in letters) for letters in product.adapters]
     inputs = math.prod(sizes[letter] for letter in product.contracted)
     value = weight.array.qvalue.get_value() if hasattr(weight, "array") else weight.get_value()
-    places = _places(sharding_of(value), product)
+    places = _places(value, product)
     names = weight.axes if hasattr(weight, "array") else axes_of(weight)
     by_letter = dict(zip(product.kernel, names, strict=True)) if names is not None else None
 
@@ -157,9 +157,12 @@ def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> 
     return delta
 
 
-def _places(place: Any, product: Product) -> tuple[NamedSharding, NamedSharding] | None:
+def _places(value: Any, product: Product) -> tuple[Sharding, Sharding] | None:
+    """Returns where a weight's adapters go: cut as it is, or on the one device that it is on."""
+    place = sharding_of(value)
     if not isinstance(place, NamedSharding):
-        return None
+        bound = isinstance(place, Sharding) and getattr(value, "committed", False)
+        return (place, place) if bound else None
     entries = [*place.spec, *[None] * (len(product.kernel) - len(place.spec))]
     by_letter = dict(zip(product.kernel, entries, strict=True))
     a, b = (

@@ -8,11 +8,19 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.interpreters import partial_eval
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from state.errors import ShardingError
 
-__all__ = ["MESH_AXES", "compiling_mesh", "make_mesh", "mesh_of", "mesh_text"]
+__all__ = ["MESH_AXES", "compiling_mesh", "home_of", "make_mesh", "mesh_of", "mesh_text"]
 
 MESH_AXES = ("dp", "fsdp", "tp", "sp")
 """Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
@@ -137,6 +145,21 @@ def mesh_of(tree: Any) -> Mesh | None:
         place = getattr(leaf, "sharding", None)
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
             return place.mesh
+    return None
+
+
+def home_of(tree: Any) -> Sharding | None:
+    """Returns where small leaves beside a tree's belong: on every device of its mesh.
+
+    Leaves that are bound to one device have that for a home; others, and traced ones, have none.
+    """
+    mesh = mesh_of(tree)
+    if mesh is not None:
+        return NamedSharding(mesh, PartitionSpec())
+    for leaf in jax.tree.leaves(tree):
+        bound = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if bound and leaf.committed and isinstance(leaf.sharding, SingleDeviceSharding):
+            return leaf.sharding
     return None
 
 

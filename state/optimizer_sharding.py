@@ -28,6 +28,7 @@ from state.mesh import mesh_text
 from state.optax_numerics import optax_numerics
 from state.paths import named_leaves
 from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
+from state.quantized_weight import check_trainable
 from state.sharding import plan
 
 __all__ = ["explain_optimizer", "init_optimizer", "init_program", "optimizer_shardings"]
@@ -72,7 +73,11 @@ def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = 
         params: the parameters.
         placed: the parameters where their optimizer's leaves shall go, arrays or
             ShapeDtypeStructs; by default `params` themselves.
+
+    Raises:
+        OptimizerError: if parameters are quantized weights, which can't be trained.
     """
+    check_trainable(params)
     leaves = jax.tree.leaves(params)
     with optax_numerics():
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):

@@ -17,13 +17,16 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from state.errors import OptimizerError
 from state.names import EasyDeLQuantizationMethods
+from state.paths import named_leaves
 from state.quantization import METHODS, QuantizationSettings, group_length
 
 __all__ = [
     "PackedParam",
     "QuantizedWeight",
     "axes_of",
+    "check_trainable",
     "dequantize",
     "qwix_numerics",
     "sharding_of",
@@ -127,6 +130,22 @@ class QuantizedWeight(nnx.Pytree):
             made, dict(self.array.qvalue.get_metadata())
         )
         return param
+
+
+def check_trainable(params: Any) -> None:
+    """Checks that no parameter is part of a quantized weight.
+
+    Raises:
+        OptimizerError: if some are; says how a quantized model is trained.
+    """
+    packed = [named.path for named in named_leaves(params) if named.variable_type is PackedParam]
+    if packed:
+        raise OptimizerError(
+            path="optimizer",
+            expected="floating parameters",
+            found=f"{len(packed)} parts of quantized weights, the first at {packed[0]}",
+            next_step="call apply_lora_to_layers() and train the adapters, or dequantize() first",
+        )
 
 
 def axes_of(param: Any) -> tuple[str | None, ...] | None:

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from state.mesh import compiling_mesh, mesh_of
 from state.module_sharding import module_plan
 from state.optimizer_sharding import optimizer_shardings
 
-__all__ = ["Placement", "on_mesh", "placement_of", "settled"]
+__all__ = ["Placement", "at_home", "placement_of", "settled"]
 
 State = TypeVar("State")
 
@@ -58,15 +58,18 @@ def settled(state: State) -> State:
     return noted
 
 
-def on_mesh(tree: Any, mesh: Mesh | None) -> Any:
-    """Returns the tree with leaves that are bound to no device on every device of the mesh.
+def at_home(tree: Any, home: Sharding | None) -> Any:
+    """Returns the tree with leaves that are bound to no device where the others are.
 
-    A random key that a module made for itself is such a leaf: after a step it would be on the
-    mesh, and the next step would compile again.
+    A random key that a module made for itself is such a leaf: after a step it would be bound, and
+    the next step would compile again.
+
+    Args:
+        tree: the tree.
+        home: as `home_of` says; None leaves everything as it is.
     """
-    if mesh is None:
+    if home is None:
         return tree
-    place = NamedSharding(mesh, PartitionSpec())
 
     def put(leaf: Any) -> Any:
         free = isinstance(leaf, np.ndarray) or (
@@ -74,7 +77,7 @@ def on_mesh(tree: Any, mesh: Mesh | None) -> Any:
             and not isinstance(leaf, jax.core.Tracer)
             and not leaf.committed
         )
-        return jax.device_put(leaf, place) if free else leaf
+        return jax.device_put(leaf, home) if free else leaf
 
     return jax.tree.map(put, tree)
 

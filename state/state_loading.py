@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from state.checkpoint import StoredCheckpoint
@@ -22,6 +21,7 @@ from state.dtypes import floating_dtype
 from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError, UnknownModelError
 from state.load_arguments import LoadArguments
 from state.load_placement import apply_shard_fns, check_shard_fns
+from state.mesh import home_of
 from state.models import abstract_model
 from state.module_sharding import module_plan
 from state.names import TaskType
@@ -121,7 +121,7 @@ def load_easydel_state(
     if arguments.shard_fns and opt_state is not None:
         opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
     state = state_class(
-        step=_placed_step(meta["step"], params),
+        step=place_step(meta["step"], home_of(params)),
         graphdef=graphdef,
         graphstate=params,
         graphother=other,
@@ -341,13 +341,6 @@ def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
 
 def _trainable(model: Any) -> Any:
     return getattr(model, "trainable_filter", nnx.Param)
-
-
-def _placed_step(step: int, params: Any) -> Any:
-    leaves = jax.tree.leaves(params)
-    placed = getattr(leaves[0], "sharding", None) if leaves else None
-    mesh = getattr(placed, "mesh", None)
-    return place_step(step, mesh) if mesh is not None else jax.device_put(np.int32(step), placed)
 
 
 def _abstract(leaf: Any) -> Any:

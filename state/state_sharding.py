@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from state.errors import ArgumentError, NotInitializedError, TreeStructureError
 from state.gather import gather_tree
@@ -66,7 +66,7 @@ class StateShardingMixin:
         params, other = _model_plans(self, partition_rules, mesh)
         ShardingReport(params.mesh, params.leaves + other.leaves).raise_for_problems()
         return self.replace(
-            step=place_step(self.step, params.mesh),
+            step=place_step(self.step, NamedSharding(params.mesh, PartitionSpec())),
             graphstate=put_tree(self.graphstate, params.shardings(self.graphstate)),
             graphother=put_tree(self.graphother, other.shardings(self.graphother)),
         )
@@ -180,8 +180,8 @@ class StateShardingMixin:
         return report.raise_for_problems(strict=True) if strict else report
 
 
-def place_step(step: Any, mesh: Mesh | AbstractMesh | None) -> Any:
-    """Returns a step number as an int32 scalar, on every device of the mesh.
+def place_step(step: Any, home: Sharding | None) -> Any:
+    """Returns a step number as an int32 scalar, where the state's other leaves are.
 
     A step that is placed like the rest of the state lets a jitted training step be compiled once.
 
@@ -203,7 +203,7 @@ def place_step(step: Any, mesh: Mesh | AbstractMesh | None) -> Any:
     if isinstance(step, jax.ShapeDtypeStruct | jax.core.Tracer):
         return step
     array = jnp.asarray(step, dtype=jnp.int32)
-    return array if mesh is None else put_leaf(array, NamedSharding(mesh, PartitionSpec()))
+    return array if home is None else put_leaf(array, home)
 
 
 def params_by_rules(state: Any, partition_rules: Any) -> Any:

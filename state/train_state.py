@@ -11,7 +11,7 @@ from flax import struct
 
 from state.equinox_module import check_leaves, is_equinox, take_apart
 from state.errors import ArgumentError, NotInitializedError
-from state.mesh import mesh_of
+from state.mesh import home_of
 from state.optax_numerics import optax_numerics
 from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
@@ -97,7 +97,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         if tx is not None and opt_state is None:
             opt_state = init_optimizer(tx, params)
         return cls(
-            step=place_step(step, mesh_of(params)),
+            step=place_step(step, home_of(params)),
             params=params,
             tx=tx,
             opt_state=opt_state,

@@ -10,7 +10,7 @@ import numpy as np
 
 from state.checkpoint import StoredCheckpoint
 from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from state.mesh import mesh_of
+from state.mesh import home_of
 from state.paths import named_leaves
 from state.state_saving import SaveArguments, store
 from state.state_sharding import place_step
@@ -97,7 +97,7 @@ def load_train_state(
     if "optimizer" in finished:
         opt_state = _from_item(finished["optimizer"], target.opt_state)
     loaded = target.replace(
-        step=place_step(checkpoint.meta["step"], mesh_of(params)),
+        step=place_step(checkpoint.meta["step"], home_of(params)),
         params=params,
         opt_state=opt_state,
         **finished.get("fields", {}),
@@ -164,8 +164,8 @@ def _takes(number: Any, record: LeafRecord) -> bool:
 
 
 def _weak(number: Any, like: Any) -> Any:
-    array = jnp.asarray(number)
-    return array if like.sharding is None else jax.device_put(array, like.sharding)
+    # The number itself: an array that one process has would not go to the devices of others.
+    return jnp.asarray(number) if like.sharding is None else jax.device_put(number, like.sharding)
 
 
 def _filled(tree: Any, forms: list[_Form], part: int) -> Any:

@@ -320,3 +320,21 @@ def test_wrong_gradients_are_found_while_tracing_and_leave_the_state_as_it_was()
         jax.jit(lambda s: s.apply_gradients(grads={"layers": {}}))(state)
     for leaf, was in zip(jax.tree.leaves(state.graphstate), before, strict=True):
         np.testing.assert_array_equal(leaf, was)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["all", "adapters of 8bit weights"])
+def test_a_state_on_one_device_compiles_its_step_once(adapted):
+    """Its step, its random keys and new adapters are bound to the device that its weights are on."""
+    device = jax.devices()[3]
+    model = my_model()
+    nnx.update(model, jax.device_put(nnx.state(model, nnx.Param), device))
+    if adapted:
+        model.quantize("8bit").apply_lora_to_layers(2)
+    state = model.to_state(optax.adamw(1e-2))
+    assert {leaf.device for leaf in jax.tree.leaves(state)} == {device}
+    ids = jax.device_put(my_batch(), device)
+    step = fresh_step()
+    with compilations() as count:
+        for _ in range(3):
+            state, _ = step(state, ids)
+    assert len(count) == 1

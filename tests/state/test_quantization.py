@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import qwix
 from flax import nnx
@@ -14,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from state import DecoderForCausalLM, EasyDeLQuantizationMethods, QuantizationSettings, make_mesh
 from state.adaptation import adaptable_layers, plain_class
 from state.adapted_layers import pack_kernel
-from state.errors import ArgumentError
+from state.errors import ArgumentError, OptimizerError
 from state.paths import named_leaves
 from state.quantization import METHODS
 from state.quantized_weight import PackedParam, QuantizedWeight, dequantize
@@ -187,6 +188,14 @@ def test_quantizing_twice_is_an_error_and_changes_nothing():
     with pytest.raises(ArgumentError, match=r"not quantized; .*nf4.* call dequantize\(\) first"):
         model.quantize("8bit")
     assert_unchanged(model, graphdef, before)
+
+
+@pytest.mark.parametrize("method", ["nf4", "aqt"])
+def test_packed_weights_cannot_be_given_to_an_optimizer(method):
+    model = my_model().quantize(method)
+    with pytest.raises(OptimizerError, match=r"quantized weights, .*call apply_lora_to_layers\(\)"):
+        model.to_state(optax.adamw(1e-3))
+    assert model.to_state().opt_state is None
 
 
 def test_dequantizing_gives_the_rounded_weights_as_floats_in_the_old_structure():
