@@ -61,7 +61,7 @@ def train(run: str, crash_after: int | None) -> None:
         loss, grads = jax.value_and_grad(loss_of)(state.graphstate)
         return state.apply_gradients(grads=grads), loss
 
-    step_fn = jax.jit(train_step, donate_argnums=0, out_shardings=(state.shardings, None))
+    step_fn = jax.jit(train_step, donate_argnums=0)
     position = state.extras.get("position", 0)
     print(json.dumps({"start": int(state.step), "position": position}), flush=True)
     for step in range(int(state.step) + 1, STEPS + 1):

@@ -73,9 +73,8 @@ PRETRAINED = [
      "give the folder that holds config.json"),
     ("ROOT/empty", "NotFoundError", "file://ROOT/empty", FOLDER, "nothing",
      "give the folder that holds config.json"),
-    ("ROOT/tiny", "NotFoundError", "file://ROOT/tiny", FOLDER, "a run",
-     "EasyDeLState.load_state loads a run's checkpoints"),
-    ("org/nope", "NotFoundError", "org/nope", "a folder of this name here, or a model on the hub",
+    ("ROOT/tiny/steps/7", "StepNotFoundError", "file://ROOT/tiny", "step 7", "steps", "Choose a"),
+    ("org/nope", "NotFoundError", "org/nope", "a folder of this name here, or a repository on the",
      "", "check the name"),
 ]  # fmt: skip
 
