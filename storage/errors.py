@@ -11,6 +11,7 @@ StorageError
 ├── InvalidSliceError (IndexError)          a part of an array that it does not have
 ├── NotACheckpointError (ValueError)        a folder that holds no checkpoint of ours
 ├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
+├── PolicyError (ValueError)                a retention or save policy that can't act
 ├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
@@ -39,6 +40,7 @@ __all__ = [
     "LeaseHeldError",
     "NotACheckpointError",
     "NotFoundError",
+    "PolicyError",
     "PreconditionFailedError",
     "RunNotFoundError",
     "SaveError",
@@ -127,6 +129,10 @@ class NotACheckpointError(StorageError, ValueError):
 
 class UnsupportedFormatError(StorageError, ValueError):
     """A stored object has a format or version that this release does not read."""
+
+
+class PolicyError(StorageError, ValueError):
+    """A retention or save policy that can't act; every problem is listed."""
 
 
 class UnsupportedLeafError(StorageError, TypeError):
