@@ -18,6 +18,7 @@ StorageError
 ├── PreconditionFailedError                 a compare-and-swap that lost
 ├── StepExistsError                         a save at or below the latest step
 ├── StepInFlightError                       the step is being written now
+├── StepInUseError                          a deletion of what an alias or another step needs
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
 ├── SaveError                               a save failed in the background
@@ -46,6 +47,7 @@ __all__ = [
     "SaveError",
     "StepExistsError",
     "StepInFlightError",
+    "StepInUseError",
     "StepNotFoundError",
     "StorageError",
     "StoreFullError",
@@ -193,6 +195,10 @@ class StepExistsError(StorageError):
 
 class StepInFlightError(StorageError):
     """The step is being written now; it is not complete."""
+
+
+class StepInUseError(StorageError):
+    """A step that an alias names, or that other steps refer to, can't be deleted."""
 
 
 class LeaseHeldError(StorageError):

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -17,61 +17,19 @@ from storage.errors import (
 )
 from storage.files import Files
 from storage.layout import RUN_FILE, manifest_file, step_dir, trash_file
-from storage.manifest import Manifest, ObjectRecord
 from storage.run import Run, StepState, list_runs, resolve_checkpoint
 from storage.uri import CheckpointRef, parse_ref
-
-
-class Clock:
-    def __init__(self):
-        self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-
-    def __call__(self):
-        return self.now
+from tests.storage.runs import SetClock, begin, publish, save, states, write_data
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock()
 
 
 @pytest.fixture
 def run(root_uri, clock):
     return Run.create(root_uri / "demo", labels={"team": "a"}, clock=clock)
-
-
-def begin(run, base_step, writer="w"):
-    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run._clock).number
-
-
-def write_data(run, step, attempt, committed=True, suffix=""):
-    files = Files.open(run.uri)
-    folder = step_dir(attempt, step) + suffix
-    for name in ["model/data", *(["commit_success.txt"] if committed else [])]:
-        with files.open_write(f"{folder}/{name}") as stream:
-            stream.write(b"data")
-
-
-def publish(run, step, attempt):
-    manifest = Manifest(
-        step=step,
-        attempt=attempt,
-        created="2026-11-21T12:00:00Z",
-        writer="w",
-        items=("model",),
-        objects=(ObjectRecord(name="model/data", size=4),),
-    )
-    run.objects.write_if(manifest_file(step, attempt), manifest.to_bytes(), generation=None)
-    return manifest
-
-
-def save(run, step, attempt):
-    write_data(run, step, attempt)
-    return publish(run, step, attempt)
-
-
-def states(run):
-    return {(info.step, info.attempt): info.state.value for info in run.all_states()}
 
 
 def test_a_run_is_created_once_and_opened(run, root_uri, clock):
