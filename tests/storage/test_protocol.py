@@ -246,9 +246,9 @@ def a_deletion(switches):
             return
 
     actors = (
-        Actor("promoter", promoting),
         Actor("deleter", deleting),
         Actor("collector", collecting),
+        Actor("promoter", promoting),
     )
     return problems(made, *actors), made
 
