@@ -4,6 +4,7 @@ What is asked for goes to standard output (tab-separated where that is no termin
 errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 """
 
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,7 +15,7 @@ from rich.console import Console
 from service.addresses import Address, find_step
 from service.client import DEFAULT_ROOT, CairnClient
 from service.errors import ProblemResponseError, ServiceError, WatchEndedError
-from service.listings import list_checkpoints, list_operations, list_runs
+from service.listings import list_checkpoints, list_garbage, list_operations, list_runs
 from service.schemas import CheckpointState, Operation, OperationState
 from service.settings import Settings, load_settings
 from service.watch import result_lines, result_of, watch_operation
@@ -252,6 +253,29 @@ def cancel(operation: OperationArgument, url: UrlOption = None) -> None:
     with CairnClient(url) as client:
         stopped = client.cancel(operation)
     print(f"operation {stopped.id} {stopped.state.value}")
+
+
+@app.command()
+def gc(
+    run: Annotated[str, typer.Argument(metavar="URI", help="URI or path of the run's folder.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
+) -> None:
+    """List what a run needs no more, or remove it.
+
+    That is deleted steps whose time is over, halves of steps whose writer is gone, and exports of
+    steps that are gone. Looks at the store itself, without a control plane; a job may go on writing
+    the run.
+    """
+    from storage.gc import collect_garbage, find_garbage
+    from storage.run import Run
+
+    found = Run.open(run)
+    by = f"cairn gc on {socket.gethostname()}"
+    listed = collect_garbage(found, by=by) if delete else find_garbage(found)
+    list_garbage(console, listed)
+    nbytes = sum(garbage.nbytes for garbage in listed)
+    done = "removed" if delete else "could be removed with --delete"
+    errors.print(f"{len(listed)} found, {nbytes:,} bytes; {done}.", soft_wrap=True)
 
 
 @index.command()

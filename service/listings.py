@@ -1,12 +1,18 @@
 """What the shell's lists say of a run, a checkpoint and an operation."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from service.schemas import Checkpoint, Operation, Run
 from service.sizes import Size
 from service.tables import Cell, print_table
+
+if TYPE_CHECKING:
+    from storage.gc import Garbage  # imports TensorStore
 
 
 def list_runs(console: Console, runs: Iterable[Run]) -> None:
@@ -25,6 +31,13 @@ def list_operations(console: Console, operations: Iterable[Operation]) -> None:
     """Print operations."""
     titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
     print_table(console, titles, map(_operation, operations))
+
+
+def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
+    """Print what could be removed, or was."""
+    titles = ("kind", "name", "size", "why")
+    rows = ((one.kind.value, one.name, Size(one.nbytes), one.reason) for one in garbage)
+    print_table(console, titles, rows)
 
 
 def _run(run: Run) -> tuple[Cell, ...]:

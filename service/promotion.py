@@ -6,7 +6,7 @@ from service.schemas import Alias
 from storage.aliases import Alias as StoredAlias
 from storage.clock import from_rfc3339
 from storage.errors import PreconditionFailedError
-from storage.layout import trash_file
+from storage.layout import manifest_file, trash_file
 from storage.run import Run
 
 
@@ -37,8 +37,11 @@ def promote(
     except PreconditionFailedError as exc:
         raise alias_moved(exc) from exc
     # A deletion looks at the aliases after it has laid its tombstone, and we look at the tombstones
-    # after we have moved the alias: one of the two sees the other.
-    if run.objects.read(trash_file(found.step, found.attempt)) is not None:
+    # after we have moved the alias: one of the two sees the other. A tombstone that has done its
+    # work is gone again, and the manifest went before it.
+    key = found.step, found.attempt
+    deleted = run.objects.read(trash_file(*key)) is not None
+    if deleted or run.objects.read(manifest_file(*key)) is None:
         _back_out(run, moved, before, by=by)
         raise StepChangedError(
             f"{run.uri}: step {step} was deleted while it was being promoted; {alias!r} is as it "

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         LeaseHeldError,
         NotACheckpointError,
         NotFoundError,
+        PolicyError,
         PreconditionFailedError,
         RunNotFoundError,
         SaveError,
         StepExistsError,
         StepInFlightError,
+        StepInUseError,
         StepNotFoundError,
         StorageError,
         StoreFullError,
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
     )
     from storage.files import Files
     from storage.fork import fork_run
+    from storage.gc import Garbage, collect_garbage, find_garbage
     from storage.item_arrays import LeafInfo
     from storage.manifest import Manifest, ModelInfo
     from storage.objects import ObjectStore
     from storage.reader import CheckpointReader
+    from storage.retention import BestSteps, RetentionPolicy
     from storage.run import (
         Lineage,
         Run,
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     )
     from storage.safetensors_stream import TensorSource, plan_shards, write_index, write_shard
     from storage.save_handle import SaveHandle
+    from storage.trash import Tombstone, delete_step, undelete_step
     from storage.uri import CheckpointRef, StoreURI, confine, parse_ref, parse_uri
 
 __getattr__, __dir__, _ = lazy_loader.attach(
@@ -71,11 +76,13 @@ __getattr__, __dir__, _ = lazy_loader.attach(
             "LeaseHeldError",
             "NotACheckpointError",
             "NotFoundError",
+            "PolicyError",
             "PreconditionFailedError",
             "RunNotFoundError",
             "SaveError",
             "StepExistsError",
             "StepInFlightError",
+            "StepInUseError",
             "StepNotFoundError",
             "StorageError",
             "StoreFullError",
@@ -86,10 +93,12 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         ],
         "files": ["Files"],
         "fork": ["fork_run"],
+        "gc": ["Garbage", "collect_garbage", "find_garbage"],
         "item_arrays": ["LeafInfo"],
         "manifest": ["Manifest", "ModelInfo"],
         "objects": ["ObjectStore"],
         "reader": ["CheckpointReader"],
+        "retention": ["BestSteps", "RetentionPolicy"],
         "run": [
             "Lineage",
             "Run",
@@ -101,6 +110,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         ],
         "safetensors_stream": ["TensorSource", "plan_shards", "write_index", "write_shard"],
         "save_handle": ["SaveHandle"],
+        "trash": ["Tombstone", "delete_step", "undelete_step"],
         "uri": ["CheckpointRef", "StoreURI", "confine", "parse_ref", "parse_uri"],
     },
 )
@@ -111,12 +121,14 @@ __all__ = [
     "Aliases",
     "ArtifactNotFoundError",
     "Attempt",
+    "BestSteps",
     "CheckpointReader",
     "CheckpointRef",
     "Checkpointer",
     "CorruptionError",
     "FencedError",
     "Files",
+    "Garbage",
     "InvalidSliceError",
     "InvalidURIError",
     "LeafInfo",
@@ -129,7 +141,9 @@ __all__ = [
     "NotACheckpointError",
     "NotFoundError",
     "ObjectStore",
+    "PolicyError",
     "PreconditionFailedError",
+    "RetentionPolicy",
     "Run",
     "RunInfo",
     "RunNotFoundError",
@@ -137,6 +151,7 @@ __all__ = [
     "SaveHandle",
     "StepExistsError",
     "StepInFlightError",
+    "StepInUseError",
     "StepInfo",
     "StepNotFoundError",
     "StepState",
@@ -145,16 +160,21 @@ __all__ = [
     "StoreURI",
     "StoreUnavailableError",
     "TensorSource",
+    "Tombstone",
     "TreeMismatchError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
+    "collect_garbage",
     "confine",
+    "delete_step",
+    "find_garbage",
     "fork_run",
     "list_runs",
     "parse_ref",
     "parse_uri",
     "plan_shards",
     "resolve_checkpoint",
+    "undelete_step",
     "write_index",
     "write_shard",
 ]

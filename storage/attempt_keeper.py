@@ -6,6 +6,7 @@ No JAX. Only the process that talks to the store has one.
 import contextlib
 import threading
 from collections.abc import Callable
+from uuid import uuid4
 
 from storage.attempts import (
     Attempt,
@@ -39,6 +40,7 @@ class AttemptKeeper:
         self._writer = writer
         self._clock = clock
         self._ttl = ttl
+        self._instance = uuid4().hex
         self._attempt: Attempt | None = None
         self._given_up = False
         self._fenced: FencedError | None = None
@@ -69,6 +71,8 @@ class AttemptKeeper:
             base_step=base_step,
             clock=self._clock,
             ttl=self._ttl,
+            instance=self._instance,
+            before=self._attempt,
         )
         self._given_up = False
         self._stop = threading.Event()

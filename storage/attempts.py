@@ -9,7 +9,7 @@ paused and wakes up after a takeover writes where nobody looks.
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar
 
@@ -56,12 +56,14 @@ class Attempt:
         base_step: the last step of earlier attempts that it keeps; -1 keeps none.
         writer: id of the writer.
         at: when it began, RFC 3339 in UTC.
+        instance: of the process that writes it; known to that process alone.
     """
 
     number: int
     base_step: int
     writer: str
     at: str
+    instance: str = field(default="", compare=False)
 
 
 class _AttemptRecord(Record):
@@ -81,6 +83,7 @@ class Lease(Record):
         attempt: the attempt it was taken for.
         expires: RFC 3339 in UTC.
         released: the writer gave it back; anybody may take it at once.
+        instance: of the process, among those that share the writer's id.
     """
 
     FORMAT: ClassVar[str] = "cairn.lease"
@@ -90,6 +93,7 @@ class Lease(Record):
     attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
     expires: Moment
     released: bool = False
+    instance: str = ""
 
     def is_alive(self, now: datetime) -> bool:
         """True until it is released or has expired, the clock margin included."""
@@ -167,6 +171,8 @@ def begin_attempt(
     base_step: int | Callable[[], int],
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
+    instance: str = "",
+    before: Attempt | None = None,
 ) -> Attempt:
     """Take the lease, then create the next attempt.
 
@@ -180,19 +186,30 @@ def begin_attempt(
             held, so that it sees all that an earlier writer published. It may be called again.
         clock: tells the time.
         ttl: how long the lease lasts unless renewed, in seconds.
+        instance: tells this process from others of the same writer id.
+        before: the attempt that this process held so far. It must be the newest still: a process
+            that was paused and wakes up must not take the run from its own successor.
 
     Raises:
         LeaseHeldError: another writer holds the lease.
+        FencedError: the run was taken over since `before`.
     """
     number = max(_newest_number(objects), _last_folder(objects)) + 1
     while True:
-        number = _take_lease(objects, writer, number, clock, ttl)
+        if before is not None:
+            ensure_newest(objects, before)
+        wanted = Attempt(number, -1, writer, rfc3339(clock()), instance)
+        number = _take_lease(objects, wanted, clock, ttl, before)
         try:
+            if before is not None:
+                ensure_newest(objects, before)
             keep = base_step() if callable(base_step) else base_step
-            begun = _create(objects, Attempt(number, keep, writer, rfc3339(clock())))
+            begun = _create(
+                objects, replace(wanted, number=number, base_step=keep, at=rfc3339(clock()))
+            )
         except BaseException:
             with contextlib.suppress(StorageError):  # else it expires by itself
-                release(objects, Attempt(number, -1, writer, ""), clock=clock)
+                release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
             return begun
@@ -227,7 +244,7 @@ def renew(
             ensure_newest(objects, attempt)
         else:
             _ensure_own(objects, attempt, Lease.parse(found.value, objects.uri / LEASE_FILE))
-        lease = _lease(attempt.writer, attempt.number, clock, ttl)
+        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl)
         try:
             objects.write_if(
                 LEASE_FILE,
@@ -247,7 +264,11 @@ def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -
     if found is None:
         return
     lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
-    if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
+    if (lease.writer, lease.attempt, lease.instance) != (
+        attempt.writer,
+        attempt.number,
+        attempt.instance,
+    ):
         return
     given_back = lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
     try:
@@ -297,13 +318,20 @@ def _last_folder(objects: ObjectStore) -> int:
     return max((number for number in numbers if number is not None), default=0)
 
 
-def _lease(writer: str, number: int, clock: Clock, ttl: float) -> Lease:
+def _lease(writer: str, number: int, instance: str, clock: Clock, ttl: float) -> Lease:
     expires = rfc3339(clock() + timedelta(seconds=ttl))
-    return Lease(writer=writer, attempt=number, expires=expires)
+    return Lease(writer=writer, attempt=number, expires=expires, instance=instance)
 
 
-def _take_lease(objects: ObjectStore, writer: str, number: int, clock: Clock, ttl: float) -> int:
-    """Take the lease for attempt `number`, or for the later one it names: it never goes back."""
+def _take_lease(
+    objects: ObjectStore,
+    attempt: Attempt,
+    clock: Clock,
+    ttl: float,
+    before: Attempt | None,
+) -> int:
+    """Take the lease for `attempt`, or for the later one it names: it never goes back."""
+    writer, number = attempt.writer, attempt.number
     for _ in range(_CAS_TRIES):
         found = objects.read(LEASE_FILE)
         if found is not None:
@@ -319,8 +347,10 @@ def _take_lease(objects: ObjectStore, writer: str, number: int, clock: Clock, tt
                     "same writer id (CAIRN_WRITER_ID).",
                     holder=held.writer,
                 )
+            if before is not None and not held.released and held.instance != attempt.instance:
+                raise _replaced(objects, before, held)
             number = max(number, held.attempt)
-        lease = _lease(writer, number, clock, ttl)
+        lease = _lease(writer, number, attempt.instance, clock, ttl)
         try:
             objects.write_if(
                 LEASE_FILE,
@@ -336,13 +366,17 @@ def _take_lease(objects: ObjectStore, writer: str, number: int, clock: Clock, tt
 
 def _ensure_own(objects: ObjectStore, attempt: Attempt, held: Lease) -> None:
     if (held.writer, held.attempt) != (attempt.writer, attempt.number):
-        raise FencedError(
-            "this writer was replaced",
-            path=objects.uri,
-            expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
-            found=f"the lease of attempt {held.attempt} of {held.writer}",
-            next_step="Stop this process, or begin a new attempt from the latest step.",
-        )
+        raise _replaced(objects, attempt, held)
+
+
+def _replaced(objects: ObjectStore, attempt: Attempt, held: Lease) -> FencedError:
+    return FencedError(
+        "this writer was replaced",
+        path=objects.uri,
+        expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+        found=f"the lease of attempt {held.attempt} of {held.writer}",
+        next_step="Stop this process, or begin a new attempt from the latest step.",
+    )
 
 
 def _contended(objects: ObjectStore) -> LeaseHeldError:

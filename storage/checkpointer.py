@@ -98,6 +98,7 @@ class Checkpointer:
             self._run.objects, writer=self.writer_id, clock=clock, ttl=lease_ttl
         )
         self._latest: int | None = None
+        self._goes_back = False
         self._current: SaveHandle | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -150,7 +151,8 @@ class Checkpointer:
             assets: small files that belong to the model, by name.
             metrics: numbers to find the step by.
             labels: text to find the step by.
-            overwrite: if `step` exists or later ones do, set them aside and go on from before it.
+            overwrite: if `step` exists or later ones do, set them aside once the new one is
+                durable; until then they stay listed.
 
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
@@ -193,6 +195,7 @@ class Checkpointer:
                         model=model,
                         assets=files,
                         annotation=annotation,
+                        goes_back=self._goes_back,
                         objects=self._run.objects,
                         keeper=self._keeper,
                         clock=self._clock,
@@ -294,23 +297,24 @@ class Checkpointer:
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
         self._keeper.check()
+        self._goes_back = False
         held = self._keeper.attempt
         if held is None:
             Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
             self._latest = self._run.latest_step()
-        goes_back = self._latest is not None and step <= self._latest
-        if goes_back and not overwrite:
+        below = self._latest is not None and step <= self._latest
+        if below and not overwrite:
             raise self._exists(step, self._latest)
-        if held is not None and not goes_back:
+        if held is not None and not below:
             return held.number
 
         def base_step() -> int:
+            """Every listed step: what is overwritten stays until its successor is durable."""
             latest = self._run.latest_step()
-            if latest is None or latest < step:
-                return -1 if latest is None else latest
-            if not overwrite:
+            if latest is not None and step <= latest and not overwrite:
                 raise self._exists(step, latest)
-            return step - 1
+            self._goes_back = latest is not None and step < latest
+            return -1 if latest is None else latest
 
         return self._keeper.begin(base_step).number
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
+import tensorstore as ts
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from storage.chunk_shape import inner_chunk_shape
@@ -27,6 +28,12 @@ from storage.errors import UnsupportedFormatError
 __all__ = ["TESTED_ORBAX", "ChunkShapes", "ChunkTable", "checksummed_chunks", "guard_spec"]
 
 TESTED_ORBAX: Final = ("0.12.8",)
+STORE_RETRIES: Final = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "16s"}
+"""How TensorStore asks a store again that answers 429 or 5xx: for about two minutes in all.
+
+Its own default goes on for some fifteen, during which a save would be neither durable nor failed.
+"""
+
 _PARAMETERS: Final = {"info", "arg", "global_shape", "local_shape", "dtype", "use_ocdbt"}
 _BYTES: Final = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC32C: Final = {"name": "crc32c"}
@@ -96,6 +103,7 @@ def _install() -> None:
                 next_step="Install the pinned version of orbax-checkpoint.",
             )
         tensorstore_utils.build_array_write_spec = _guarding(original)
+        tensorstore_utils.get_ts_context = _ending(tensorstore_utils.get_ts_context)
         _installed = True
 
 
@@ -110,6 +118,17 @@ def _guarding(original: Callable[..., Any]) -> Callable[..., Any]:
         return spec
 
     return build_array_write_spec
+
+
+def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Contexts whose retries come to an end."""
+
+    @functools.wraps(original)
+    def get_ts_context(*args: Any, **keywords: Any) -> ts.Context:
+        known = original(*args, **keywords).spec.to_json()
+        return ts.Context({**known, "gcs_request_retries": STORE_RETRIES})
+
+    return get_ts_context
 
 
 def _table_of(directory: str) -> ChunkTable | None:

@@ -11,12 +11,14 @@ StorageError
 ├── InvalidSliceError (IndexError)          a part of an array that it does not have
 ├── NotACheckpointError (ValueError)        a folder that holds no checkpoint of ours
 ├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
+├── PolicyError (ValueError)                a retention or save policy that can't act
 ├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
 ├── PreconditionFailedError                 a compare-and-swap that lost
 ├── StepExistsError                         a save at or below the latest step
 ├── StepInFlightError                       the step is being written now
+├── StepInUseError                          a deletion of what an alias or another step needs
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
 ├── SaveError                               a save failed in the background
@@ -39,11 +41,13 @@ __all__ = [
     "LeaseHeldError",
     "NotACheckpointError",
     "NotFoundError",
+    "PolicyError",
     "PreconditionFailedError",
     "RunNotFoundError",
     "SaveError",
     "StepExistsError",
     "StepInFlightError",
+    "StepInUseError",
     "StepNotFoundError",
     "StorageError",
     "StoreFullError",
@@ -129,6 +133,10 @@ class UnsupportedFormatError(StorageError, ValueError):
     """A stored object has a format or version that this release does not read."""
 
 
+class PolicyError(StorageError, ValueError):
+    """A retention or save policy that can't act; every problem is listed."""
+
+
 class UnsupportedLeafError(StorageError, TypeError):
     """A leaf of the tree can't be stored."""
 
@@ -187,6 +195,10 @@ class StepExistsError(StorageError):
 
 class StepInFlightError(StorageError):
     """The step is being written now; it is not complete."""
+
+
+class StepInUseError(StorageError):
+    """A step that an alias names, or that other steps refer to, can't be deleted."""
 
 
 class LeaseHeldError(StorageError):

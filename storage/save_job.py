@@ -49,6 +49,7 @@ class SaveJob:
         model: for the manifest.
         assets: small files by name.
         annotation: labels and metrics as stored, if any.
+        goes_back: later steps are listed, and are set aside once this one is.
         objects: the run's objects.
         keeper: holds the attempt that this writes in.
         clock: tells the time.
@@ -64,6 +65,7 @@ class SaveJob:
     model: ModelInfo | None
     assets: Mapping[str, bytes]
     annotation: bytes | None
+    goes_back: bool
     objects: ObjectStore
     keeper: AttemptKeeper
     clock: Clock
@@ -121,6 +123,8 @@ class SaveJob:
         )
         publish_manifest(self.objects, manifest, self.keeper.fence)
         self.keeper.ensure_counts(step)
+        if self.goes_back:
+            self.keeper.begin(lambda: step)
 
 
 def outcome_key(handle: SaveHandle) -> str:

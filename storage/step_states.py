@@ -24,8 +24,8 @@ class StepState(StrEnum):
     """What a step is.
 
     listed: committed, verified by a manifest, and it counts.
-    unverified: committed by Orbax, without a manifest.
-    in_flight: being written now.
+    unverified: committed by Orbax, without a manifest, and nobody is about to write one.
+    in_flight: being written now, or committed and about to be published.
     abandoned: half written, and its writer is gone.
     set_aside: a later attempt went back before it.
     trashed: deleted, and not yet removed.
@@ -80,6 +80,8 @@ def unpublished_steps(
     writing = lease.attempt if lease and lease.is_alive(now) else None
     is_aside = set_aside(attempts)
     newest = max((attempt.number for attempt in attempts), default=None)
+    # Within an attempt, steps only go up.
+    last = {number: step for step, number in sorted(published)}
     states: dict[tuple[int, int], StepState] = {}
     for entry in files.list(ATTEMPTS):
         number = parse_attempt_file(f"{ATTEMPTS}{entry.name}.json")
@@ -91,12 +93,15 @@ def unpublished_steps(
             if name is None or key is None or key in published:
                 continue
             committed = not name.temporary and _is_committed(files, step_dir(number, name.step))
-            if committed:
-                aside = is_aside(name.step, number)
-                states[key] = StepState.SET_ASIDE if aside else StepState.UNVERIFIED
+            alive = number == writing and newest in (None, number)
+            if committed and is_aside(name.step, number):
+                states[key] = StepState.SET_ASIDE
+            elif alive and not (committed and name.step <= last.get(number, -1)):
+                states[key] = StepState.IN_FLIGHT  # or committed, and about to be published
+            elif committed:
+                states[key] = StepState.UNVERIFIED
             elif key not in states:
-                alive = number == writing and newest in (None, number)
-                states[key] = StepState.IN_FLIGHT if alive else StepState.ABANDONED
+                states[key] = StepState.ABANDONED
     return [StepInfo(step, number, state) for (step, number), state in states.items()]
 
 

@@ -12,6 +12,7 @@ from examples.demo.servers import control_plane
 from service.client import CairnClient
 from storage.manifest import Manifest
 from storage.run import Run
+from storage.trash import delete_step
 from tests.service.commands import cairn, cairn_on_a_terminal
 from tests.service.stores import begin_saving, make_run
 from tests.tiny import make_run as make_tiny_run
@@ -243,6 +244,27 @@ def test_damaged_catalog_is_named(root, tmp_path):
         "CAIRN_DATABASE_URL",
         "file is not a database",
     )
+
+
+def test_garbage_is_listed_and_removed_only_when_asked_for(tmp_path):
+    run = make_run(tmp_path / "run", [1, 2])
+    (tmp_path / "run" / "attempts" / "1" / "1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run" / "attempts" / "1" / "1" / "data").write_bytes(b"12345")
+    delete_step(run, run.step(1), by="me", reason="bad data", grace=0)
+    listed = cairn("gc", str(tmp_path / "run"))
+    (row,) = rows(listed)
+    assert (row["kind"], row["name"]) == ("trash", "attempts/1/1")
+    assert int(row["size"]) == 5
+    assert "by me" in row["why"]
+    assert "could be removed with --delete" in listed.stderr
+    assert rows(cairn("gc", str(tmp_path / "run"))) == [row]
+    removed = cairn("gc", str(tmp_path / "run"), "--delete")
+    assert rows(removed) == [row]
+    assert "removed" in removed.stderr
+    assert rows(cairn("gc", str(tmp_path / "run"))) == []
+    assert not (tmp_path / "run" / "attempts" / "1" / "1").exists()
+    assert [info.step for info in run.steps()] == [2]
+    refused(cairn("gc", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
 
 
 @pytest.mark.parametrize("command", [["runs"], ["convert", "tiny", "--watch"], ["path", "tiny"]])

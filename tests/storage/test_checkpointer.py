@@ -181,7 +181,7 @@ def test_a_step_that_exists_is_refused_before_anything_is_written(checkpointer, 
     save(checkpointer, 6).wait()
 
 
-def test_overwrite_goes_back_to_before_the_step(checkpointer, run_uri):
+def test_overwrite_replaces_the_step_and_sets_later_ones_aside(checkpointer, run_uri):
     for step in (3, 6, 9):
         save(checkpointer, step)
     handle = save(checkpointer, 6, state(60), overwrite=True)
@@ -193,6 +193,56 @@ def test_overwrite_goes_back_to_before_the_step(checkpointer, run_uri):
     expected = state(60)["model"]
     found = ocp.load(handle.uri.orbax_path(), abstract(expected), checkpointable_name="model")
     assert_same(found, expected)
+    save(checkpointer, 7).wait()
+    assert [(info.step, info.attempt) for info in run.steps()] == [(3, 1), (6, 2), (7, 3)]
+
+
+def test_until_an_overwrite_is_durable_what_it_replaces_stays_listed(
+    checkpointer, run_uri, monkeypatch
+):
+    for step in (3, 6, 9):
+        save(checkpointer, step)
+    checkpointer.wait_until_finished()
+
+    def fail(objects, manifest, fence):
+        assert [info.step for info in Run.open(run_uri).steps()] == [3, 6, 9]
+        raise StoreUnavailableError("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.save_job.publish_manifest", fail)
+        with pytest.raises(SaveError, match="does not answer"):
+            save(checkpointer, 6, state(60), overwrite=True).wait()
+    held = [(info.step, info.attempt) for info in Run.open(run_uri).steps()]
+    assert held == [(3, 1), (6, 1), (9, 1)]
+    save(checkpointer, 10).wait()
+    assert Run.open(run_uri).latest_step() == 10
+
+
+def test_an_overwrite_of_a_writer_that_was_replaced_sets_nothing_aside(run_uri, monkeypatch):
+    """It wakes up between the step's manifest and the attempt that would set later steps aside."""
+    paused, resume = threading.Event(), threading.Event()
+
+    def pause(objects, manifest, fence):
+        publish_manifest(objects, manifest, fence)
+        if manifest.attempt == 2:
+            paused.set()
+            assert resume.wait(60)
+
+    monkeypatch.setattr("storage.save_job.publish_manifest", pause)
+    old = Checkpointer(run_uri, writer_id="job")
+    for step in (1, 2, 3):
+        save(old, step)
+    handle = save(old, 2, state(20), overwrite=True)
+    assert paused.wait(60)
+    with Checkpointer(run_uri, writer_id="job") as new:
+        save(new, 4).wait()
+        resume.set()
+        with pytest.raises(FencedError, match="replaced"):
+            handle.wait()
+        old.close()
+        held = [(info.step, info.attempt) for info in Run.open(run_uri).steps()]
+        assert held == [(1, 1), (2, 2), (3, 1), (4, 3)]
+        save(new, 5).wait()
 
 
 def test_a_restart_of_the_same_writer_goes_on_at_once(run_uri):

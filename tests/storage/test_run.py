@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -17,61 +17,19 @@ from storage.errors import (
 )
 from storage.files import Files
 from storage.layout import RUN_FILE, manifest_file, step_dir, trash_file
-from storage.manifest import Manifest, ObjectRecord
 from storage.run import Run, StepState, list_runs, resolve_checkpoint
 from storage.uri import CheckpointRef, parse_ref
-
-
-class Clock:
-    def __init__(self):
-        self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-
-    def __call__(self):
-        return self.now
+from tests.storage.runs import SetClock, begin, publish, save, states, write_data
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock()
 
 
 @pytest.fixture
 def run(root_uri, clock):
     return Run.create(root_uri / "demo", labels={"team": "a"}, clock=clock)
-
-
-def begin(run, base_step, writer="w"):
-    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run._clock).number
-
-
-def write_data(run, step, attempt, committed=True, suffix=""):
-    files = Files.open(run.uri)
-    folder = step_dir(attempt, step) + suffix
-    for name in ["model/data", *(["commit_success.txt"] if committed else [])]:
-        with files.open_write(f"{folder}/{name}") as stream:
-            stream.write(b"data")
-
-
-def publish(run, step, attempt):
-    manifest = Manifest(
-        step=step,
-        attempt=attempt,
-        created="2026-11-21T12:00:00Z",
-        writer="w",
-        items=("model",),
-        objects=(ObjectRecord(name="model/data", size=4),),
-    )
-    run.objects.write_if(manifest_file(step, attempt), manifest.to_bytes(), generation=None)
-    return manifest
-
-
-def save(run, step, attempt):
-    write_data(run, step, attempt)
-    return publish(run, step, attempt)
-
-
-def states(run):
-    return {(info.step, info.attempt): info.state.value for info in run.all_states()}
 
 
 def test_a_run_is_created_once_and_opened(run, root_uri, clock):
@@ -153,7 +111,9 @@ def test_states_of_steps(run, clock):
     new = begin(run, 2)
     save(run, 3, new)
     write_data(run, 4, new)
-    write_data(run, 5, new, committed=False)
+    save(run, 5, new)
+    write_data(run, 6, new)
+    write_data(run, 7, new, committed=False)
     write_data(run, 8, new, committed=False, suffix=".orbax-checkpoint-tmp")
     save(run, 2, new)
     run.objects.write(trash_file(2, new), b"{}")
@@ -163,15 +123,17 @@ def test_states_of_steps(run, clock):
         (3, new): "listed",
         (4, new): "unverified",
         (5, old): "set_aside",
-        (5, new): "in_flight",
+        (5, new): "listed",
         (6, old): "set_aside",
+        (6, new): "in_flight",  # committed, and about to be published
         (7, old): "abandoned",
+        (7, new): "in_flight",
         (8, new): "in_flight",
     }
     assert states(run) == expected
-    assert run.step_attempts() == {1: old, 3: new}
+    assert run.step_attempts() == {1: old, 3: new, 5: new}
     clock.now += timedelta(hours=1)
-    expected |= {(5, new): "abandoned", (8, new): "abandoned"}
+    expected |= {(6, new): "unverified", (7, new): "abandoned", (8, new): "abandoned"}
     assert states(run) == expected
 
 
@@ -225,9 +187,9 @@ def test_a_missing_step_names_those_that_exist(run):
     save(run, 6, attempt)
     with pytest.raises(StepNotFoundError, match=r"expected step 4, found steps 3, 6"):
         run.step(4)
-    write_data(run, 9, attempt)
-    with pytest.raises(StepNotFoundError, match=r"found step 9 unverified.*Listed: steps 3, 6"):
-        run.step(9)
+    write_data(run, 5, attempt)
+    with pytest.raises(StepNotFoundError, match=r"found step 5 unverified.*Listed: steps 3, 6"):
+        run.step(5)
 
 
 def test_references_resolve(run):

@@ -165,7 +165,7 @@ sys.stdin.read()
     ("script", "left"),
     [
         (KILLED_WHILE_WRITING, {StepState.IN_FLIGHT, StepState.ABANDONED}),
-        (KILLED_AFTER_COMMIT, {StepState.UNVERIFIED}),
+        (KILLED_AFTER_COMMIT, {StepState.IN_FLIGHT, StepState.UNVERIFIED}),
     ],
     ids=["while writing", "between commit and manifest"],
 )

@@ -1,0 +1,226 @@
+"""Collect what nobody needs any more: expired trash, abandoned steps, exports of no step.
+
+First a plan, which changes nothing; then its removal, which judges each entry again. Both are safe
+beside a live writer: what an attempt that may still publish has written is never touched. An
+attempt may publish until a later one exists or its lease was given back. The attempt of a writer
+that died is therefore ended before anything of it goes, by beginning the next one, once its lease
+is long gone. Set-aside steps stay: a rollback can be undone.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from storage.attempts import Lease, begin_attempt, list_attempts, read_lease, release
+from storage.clock import Clock, from_rfc3339, utc_now
+from storage.errors import LeaseHeldError, StorageError
+from storage.exports import ExportKey, find_export
+from storage.files import Entry, Files
+from storage.layout import (
+    EXPORTS,
+    annotation_file,
+    manifest_file,
+    parse_export_manifest,
+    step_dir,
+    trash_file,
+)
+from storage.run import Run
+from storage.step_states import StepInfo, StepState
+from storage.trash import begin_removal, read_tombstones
+
+__all__ = ["DEAD_AFTER_SECONDS", "Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
+
+DEAD_AFTER_SECONDS: Final = 24 * 3600.0
+"""How long after its lease has expired a writer counts as dead rather than paused."""
+
+
+class GarbageKind(StrEnum):
+    """What an entry was.
+
+    trash: a deleted step whose grace time is over.
+    abandoned: half a step, of an attempt that can publish no more.
+    export: an export of a step that is gone, or a try beside the one that counts.
+    """
+
+    TRASH = "trash"
+    ABANDONED = "abandoned"
+    EXPORT = "export"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing to remove.
+
+    Attributes:
+        kind: what it was.
+        name: folder or object, relative to the run.
+        nbytes: bytes that go.
+        reason: why nobody needs it.
+        step: its step, if it belongs to one.
+        attempt: the attempt of that step.
+    """
+
+    kind: GarbageKind
+    name: str
+    nbytes: int
+    reason: str
+    step: int | None = None
+    attempt: int | None = None
+
+
+def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
+    """What could be removed now; changes nothing.
+
+    Raises:
+        UnsupportedFormatError: an attempt, the lease or a tombstone can't be read; nothing could be
+            judged then.
+    """
+    now = clock()
+    return [
+        *_trash(run, now),
+        *_abandoned(run, _ended_attempts(run, now)),
+        *_exports(run),
+    ]
+
+
+def collect_garbage(run: Run, *, by: str, clock: Clock = utc_now) -> list[Garbage]:
+    """Remove what `find_garbage` finds; what was removed. An interrupted call is just repeated.
+
+    Args:
+        run: the run.
+        by: who asks; the writer of the attempt that ends a dead writer's.
+        clock: tells the time.
+
+    Raises:
+        UnsupportedFormatError: as `find_garbage`.
+        StorageError: the store refuses; what was removed until then stays removed.
+    """
+    if any(garbage.kind is GarbageKind.ABANDONED for garbage in find_garbage(run, clock=clock)):
+        _end_dead_attempt(run, by=by, clock=clock)
+    files = Files.open(run.uri)
+    removed = []
+    for garbage in find_garbage(run, clock=clock):
+        if garbage.kind is GarbageKind.TRASH:
+            assert garbage.step is not None
+            assert garbage.attempt is not None
+            key = garbage.step, garbage.attempt
+            if not begin_removal(run, key, now=clock()):
+                continue
+            run.objects.delete(manifest_file(*key))
+            files.delete_tree(garbage.name)
+            files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
+            run.objects.delete(annotation_file(*key))
+            run.objects.delete(trash_file(*key))  # last: until here a repeated call goes on
+        else:
+            files.delete_tree(garbage.name)
+        removed.append(garbage)
+    return removed
+
+
+def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
+    aliased = {(alias.step, alias.attempt) for alias in run.aliases.list()}
+    for (step, attempt), tombstone in sorted(read_tombstones(run.objects).items()):
+        if (step, attempt) in aliased and not tombstone.removing:
+            continue
+        if tombstone.removing or tombstone.has_expired(now):
+            folder = step_dir(attempt, step)
+            why = f"deleted {tombstone.at}" + (f" by {tombstone.by}" if tombstone.by else "")
+            nbytes = _bytes_below(run, folder)
+            yield Garbage(GarbageKind.TRASH, folder, nbytes, why, step, attempt)
+
+
+def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:
+    for info in run.unpublished():
+        if info.state is not StepState.ABANDONED or info.attempt not in ended:
+            continue
+        for name in _folders_of(run, info):
+            why = f"attempt {info.attempt} ended before the step was complete"
+            nbytes = _bytes_below(run, name)
+            yield Garbage(GarbageKind.ABANDONED, name, nbytes, why, info.step, info.attempt)
+
+
+def _folders_of(run: Run, info: StepInfo) -> list[str]:
+    """The folders of a step: its own, and those that Orbax renames to it at the end."""
+    own = step_dir(info.attempt, info.step)
+    parent, _, last = own.rpartition("/")
+    return [
+        f"{parent}/{entry.name}"
+        for entry in Files.open(run.uri).list(parent)
+        if entry.is_dir
+        and (entry.name == last or entry.name.startswith(f"{last}.orbax-checkpoint-tmp"))
+    ]
+
+
+def _exports(run: Run) -> Iterator[Garbage]:
+    """Exports whose step has no manifest, and tries that lost to one that was published."""
+    files = Files.open(run.uri)
+    for steps in files.list(EXPORTS):
+        if not steps.is_dir:
+            continue
+        step, attempt = _numbers(steps)
+        if step is None or attempt is None:
+            continue
+        folder = f"{EXPORTS}{steps.name}"
+        if run.objects.read(manifest_file(step, attempt)) is None:
+            nbytes = _bytes_below(run, folder)
+            why = f"step {step} of attempt {attempt} is gone"
+            yield Garbage(GarbageKind.EXPORT, folder, nbytes, why, step, attempt)
+            continue
+        for entry in files.list(folder):
+            name = parse_export_manifest(f"{folder}/{entry.name}")
+            if name is None or entry.is_dir:
+                continue
+            key = ExportKey(*name)
+            counting = find_export(run.objects, key)
+            for one in files.list(key.folder) if counting else ():
+                if counting and one.is_dir and one.name != counting.folder:
+                    lost = f"{key.folder}/{one.name}"
+                    why = f"{counting.folder} is the try that counts"
+                    nbytes = _bytes_below(run, lost)
+                    yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
+
+
+def _numbers(folder: Entry) -> tuple[int | None, int | None]:
+    step, _, attempt = folder.name.partition(".")
+    known = step.isdecimal() and attempt.isdecimal()
+    return (int(step), int(attempt)) if known else (None, None)
+
+
+def _ended_attempts(run: Run, now: datetime) -> set[int]:
+    """Attempts that can publish no more, or can be ended: their writers are gone for good."""
+    numbers = [attempt.number for attempt in list_attempts(run.objects)]
+    ended = set(numbers[:-1])
+    lease = read_lease(run.objects)
+    if numbers and lease is not None and (lease.released or _is_dead(lease, now)):
+        ended.add(numbers[-1])
+    return ended
+
+
+def _is_dead(lease: Lease, now: datetime) -> bool:
+    return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
+
+
+def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
+    """Begin an attempt after a dead writer's, so that it could publish nothing if it woke up."""
+    lease = read_lease(run.objects)
+    if lease is None or lease.released or not _is_dead(lease, clock()):
+        return
+
+    def latest() -> int:
+        step = run.latest_step()
+        return -1 if step is None else step
+
+    with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
+        begun = begin_attempt(run.objects, writer=by, base_step=latest, clock=clock)
+        release(run.objects, begun, clock=clock)
+
+
+def _bytes_below(run: Run, name: str) -> int:
+    files = Files.open(run.uri)
+    with contextlib.suppress(StorageError):
+        found = files.walk(name)
+        return sum(entry.size for entry in found) if found else files.stat(name).size
+    return 0

@@ -1,0 +1,189 @@
+"""An object store in which a scheduler decides whose next call is served, and who dies at it.
+
+Actors are threads that run the real code; every call to the store waits for its turn. One actor
+moves at a time, so that a run is decided by the scheduler's choices alone and can be replayed.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from storage.errors import PreconditionFailedError
+from storage.objects import Versioned
+from storage.uri import parse_uri
+
+
+class Killed(BaseException):
+    """The actor's process died: nothing that it does after this reaches the store."""
+
+
+class ModelClock:
+    def __init__(self):
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def __call__(self):
+        return self.now
+
+    def pass_seconds(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+
+@dataclass
+class Actor:
+    """One process. `at` is the call that it waits to make; None while it runs or has ended."""
+
+    name: str
+    body: Callable[[], None]
+    go: threading.Event = field(default_factory=threading.Event)
+    parked: threading.Event = field(default_factory=threading.Event)
+    at: str | None = None
+    killed: bool = False
+    ended: bool = False
+    error: BaseException | None = None
+
+    def run(self):
+        try:
+            self.body()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.at, self.ended = None, True
+            self.parked.set()
+
+
+class Scheduler:
+    """Runs actors one call at a time: the same one, but where it is told to choose another move.
+
+    Args:
+        switches: at the n-th move of all, the index of the move to make, modulo how many there are.
+        clock: moved on by a choice of its own, if `pauses` are left.
+        pause_seconds: how far.
+        kills: how many actors may be killed.
+        pauses: how often the clock may jump.
+    """
+
+    def __init__(self, switches, clock, *, pause_seconds, kills=1, pauses=1):
+        self._switches = switches
+        self._last = None
+        self._clock = clock
+        self._pause_seconds = pause_seconds
+        self._kills = kills
+        self._pauses = pauses
+        self._current = threading.local()
+        self.history = []
+
+    def turn(self, call):
+        """Wait until the calling actor may make `call`; at once outside of any actor."""
+        actor = getattr(self._current, "actor", None)
+        if actor is None:
+            return
+        if actor.killed:
+            raise Killed
+        actor.at = call
+        actor.go.clear()
+        actor.parked.set()
+        actor.go.wait()
+        actor.at = None
+        if actor.killed:
+            raise Killed
+
+    def run(self, *actors):
+        """Run until all actors have ended."""
+        for actor in actors:
+            threading.Thread(target=self._start, args=(actor,), daemon=True).start()
+            actor.parked.wait()
+        while alive := [actor for actor in actors if not actor.ended]:
+            moves = [(actor, "step") for actor in alive]
+            if self._kills:
+                moves += [(actor, "kill") for actor in alive]
+            if self._pauses:
+                moves.append((None, "pause"))
+            chosen = self._switches.get(len(self.history))
+            if chosen is not None:
+                actor, move = moves[chosen % len(moves)]
+            else:
+                actor, move = (self._last if self._last in alive else alive[0]), "step"
+            if actor is None:
+                self._pauses -= 1
+                self.history.append("time passes")
+                self._clock.pass_seconds(self._pause_seconds)
+                continue
+            self._last = actor
+            self.history.append(f"{actor.name}: {move} at {actor.at}")
+            if move == "kill":
+                self._kills -= 1
+                actor.killed = True
+            actor.parked.clear()
+            actor.go.set()
+            actor.parked.wait()
+
+    def _start(self, actor):
+        self._current.actor = actor
+        actor.run()
+
+
+class SimulatedStore:
+    """What `ObjectStore` offers, in memory, one call at a time."""
+
+    if_absent_holds = True
+
+    def __init__(self, scheduler, uri="memory://model/run"):
+        self.uri = parse_uri(uri)
+        self.values = {}
+        self._stamp = 0
+        self._scheduler = scheduler
+
+    def read(self, key):
+        self._scheduler.turn(f"read {key}")
+        return self.values.get(key)
+
+    def parse_many(self, keys, parse):
+        found = {}
+        for key in keys:
+            value = self.read(key)
+            if value is not None:
+                found[key] = parse(value.value, self.uri / key)
+        return found
+
+    def write(self, key, value):
+        self._scheduler.turn(f"write {key}")
+        return self._put(key, value)
+
+    def write_if(self, key, value, *, generation, same_is_success=False):
+        self._scheduler.turn(f"write {key} if {'absent' if generation is None else 'unchanged'}")
+        current = self.values.get(key)
+        if generation is None and not self.if_absent_holds:
+            return self._put(key, value)
+        if (None if current is None else current.generation) == generation:
+            return self._put(key, value)
+        if same_is_success and current is not None and current.value == value:
+            return current.generation
+        raise PreconditionFailedError("changed by someone else", path=key, current=current)
+
+    def delete(self, key):
+        self._scheduler.turn(f"delete {key}")
+        self.values.pop(key, None)
+
+    def delete_if(self, key, *, generation):
+        self._scheduler.turn(f"delete {key} if unchanged")
+        current = self.values.get(key)
+        if current is not None and current.generation != generation:
+            raise PreconditionFailedError("changed by someone else", path=key, current=current)
+        self.values.pop(key, None)
+
+    def list(self, prefix=""):
+        self._scheduler.turn(f"list {prefix}")
+        return sorted(key for key in self.values if key.startswith(prefix))
+
+    def children(self, prefix):
+        folder = f"{prefix.removesuffix('/')}/"
+        return [key for key in self.list(folder) if "/" not in key[len(folder) :]]
+
+    def _put(self, key, value):
+        self._stamp += 1
+        generation = str(self._stamp).encode()
+        self.values[key] = Versioned(bytes(value), generation)
+        return generation
