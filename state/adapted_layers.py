@@ -17,7 +17,7 @@ from flax import nnx
 from state.lora import kernel_delta, make_adapters, output_delta
 from state.products import Product, contracted_axes, product_of
 from state.quantization import METHODS, Method, QuantizationSettings
-from state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
+from state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics, sharding_of
 
 __all__ = [
     "LAYER_TYPES",
@@ -92,8 +92,9 @@ def merge_adapters(layer: Any) -> None:
     arrays = kernel.get_value(), a.get_value(), b.get_value()
     if isinstance(arrays[0], jax.ShapeDtypeStruct):
         return
-    values = [None if isinstance(array, jax.core.Tracer) else array.sharding for array in arrays]
-    places = None if values[0] is None else (values[0], values[2])
+    # Arrays under trace are nowhere, and those that were gathered are in host memory.
+    kernel_place, b_place = sharding_of(arrays[0]), sharding_of(arrays[2])
+    places = None if kernel_place is None or b_place is None else (kernel_place, b_place)
     merged = _merged_kernel(product, layer.kernel_lora_scale)
     weight, zeros = jax.jit(merged, out_shardings=places)(*arrays)
     if places is not None:

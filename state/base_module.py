@@ -32,6 +32,7 @@ from state.operation_cache import OperationCacheMixin
 from state.paths import named_leaves, rebuild
 from state.quantized_weight import PackedParam
 from state.registry import register
+from state.state_sharding import own_variables
 
 if TYPE_CHECKING:
     import optax
@@ -144,18 +145,20 @@ class EasyDeLBaseModule(
 
     @property
     def graphstate(self) -> nnx.State[Any, Any]:
-        """The parameters that training changes."""
-        return nnx.state(self, self.trainable_filter)
+        """The parameters that training changes; later changes of the module are its own."""
+        parameters: nnx.State[Any, Any] = own_variables(nnx.state(self, self.trainable_filter))
+        return parameters
 
     @property
     def graphother(self) -> nnx.State[Any, Any]:
         """Everything that is in the module's state and not in `graphstate`."""
-        return nnx.split(self, self.trainable_filter, ...)[2]
+        others: nnx.State[Any, Any] = own_variables(nnx.split(self, self.trainable_filter, ...)[2])
+        return others
 
     def split_module(self) -> tuple[Any, nnx.State[Any, Any]]:
-        """Returns the module as (graphdef, state)."""
+        """Returns the module as (graphdef, state); later changes of the module are its own."""
         graphdef, state = nnx.split(self)
-        return graphdef, state
+        return graphdef, own_variables(state)
 
     def merge_module(self, graphdef: Any, state: nnx.State[Any, Any]) -> Self:
         """Returns a module made of a graphdef and a state, as `split_module` gave them."""
@@ -163,8 +166,9 @@ class EasyDeLBaseModule(
         return merged
 
     def split_params(self) -> nnx.State[Any, Any]:
-        """Returns the parameters as an NNX State."""
-        return nnx.state(self, nnx.Param)
+        """Returns the parameters as an NNX State; later changes of the module are its own."""
+        params: nnx.State[Any, Any] = own_variables(nnx.state(self, nnx.Param))
+        return params
 
     def split_params_dict(self) -> dict[str, Any]:
         """Returns the parameters as a nested dict of arrays."""

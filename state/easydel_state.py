@@ -1,9 +1,11 @@
 """EasyDeLState: parameters, optimizer state and step of a model in training, as one pytree."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
+import numpy as np
 import optax
 from flax import nnx, struct
 
@@ -15,7 +17,7 @@ from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
 from state.placement import leaf_bytes
 from state.stable_placement import Placement, at_home, settled
-from state.state_sharding import StateShardingMixin, params_by_rules, place_step
+from state.state_sharding import StateShardingMixin, own_variables, params_by_rules, place_step
 from state.state_storage import StateStorageMixin
 
 __all__ = ["EasyDeLState"]
@@ -60,6 +62,11 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             value = getattr(self, name)
             if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # The static parts can't change; copies of them would compile every step anew.
+        copied: Self = jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)
+        return copied
 
     @classmethod
     def create(
@@ -120,8 +127,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         if model is not None:
             trainable = getattr(model, "trainable_filter", nnx.Param)
             graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
-            # New Variables around the same arrays: later changes of the model are its own.
-            graphstate, graphother = jax.tree.map(lambda leaf: leaf, (graphstate, graphother))
+        graphstate, graphother = own_variables((graphstate, graphother))
         home = home_of((graphstate, graphother))
         state = cls(
             step=place_step(0 if step is None else step, home),
@@ -129,7 +135,10 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             graphstate=graphstate,
             graphother=at_home(graphother, home),
             tx=tx,
-            opt_state=opt_state,
+            # Optax makes counters on the first device: a step would move them, and compile again.
+            opt_state=jax.tree.map(
+                lambda leaf: leaf if np.ndim(leaf) else at_home(leaf, home), opt_state
+            ),
             apply_fn=apply_fn,
             hyperparameters=FrozenJSON(hyperparameters, name="hyperparameters"),
             tx_init=None if tx_init is None else FrozenJSON(tx_init, name="tx_init"),

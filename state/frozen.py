@@ -58,6 +58,10 @@ class FrozenJSON(Mapping[str, Any]):
             return dict(self._data) == dict(other)
         return NotImplemented
 
+    def __reduce__(self) -> tuple[type["FrozenJSON"], tuple[dict[str, Any]]]:
+        # A MappingProxyType can be neither copied nor pickled.
+        return FrozenJSON, (self.to_dict(),)
+
     def __repr__(self) -> str:
         return f"FrozenJSON({self.text})"
 

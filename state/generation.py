@@ -18,6 +18,7 @@ from state.generation_arguments import (
     checked_sampling,
     config_value,
     end_tokens,
+    padding_token,
     sampling_key,
 )
 from state.generation_loop import Stop, with_cache, without_cache
@@ -87,9 +88,10 @@ class EasyGenerationMixin:
             temperature: divides the logits, 1 by default; 0 takes the likeliest token.
             top_p: draw from the likeliest tokens whose probabilities sum up to this.
             top_k: draw from this many likeliest tokens.
-            eos_token_id: stop a row at one of these; by default the config's, () for none.
-            pad_token_id: what follows a row's end; by default the config's, else its first
-                end-of-sequence token, else 0.
+            eos_token_id: stop a row at one of these; by default those of the model's
+                generation_config.json, else of its config; () for none.
+            pad_token_id: what follows a row's end; by default found in the same way, else its
+                first end-of-sequence token, else 0.
             rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
 
         Raises:
@@ -107,9 +109,7 @@ class EasyGenerationMixin:
         limit = checked_room(mask, max_new_tokens, longest)
         sampling = checked_sampling(do_sample, temperature, top_p, top_k)
         eos = end_tokens(self.config, eos_token_id)
-        if pad_token_id is None:
-            pad_token_id = config_value(self.config, "pad_token_id")
-        pad = pad_token_id if pad_token_id is not None else next(iter(eos), 0)
+        pad = padding_token(self.config, pad_token_id, eos)
         graphdef, state = nnx.split(self)
         run = with_cache if self.takes_cache else without_cache
         tokens, lengths = run(

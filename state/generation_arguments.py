@@ -14,8 +14,12 @@ from flax import nnx
 
 from state.errors import ArgumentError
 from state.generation_loop import Sampling
+from state.source_folder import parse_json
 
 HostArray = np.ndarray[Any, Any]
+
+GENERATION_FILE = "generation_config.json"
+"""Where transformers keeps a model's end tokens; config.json may name fewer of them."""
 
 
 def checked_prompt(
@@ -24,10 +28,19 @@ def checked_prompt(
     """The prompt as int32 and the mask as bool, both (batch, tokens).
 
     Raises:
-        ArgumentError: no token ids, ids outside of the vocabulary, a mask of another shape or of
-            other numbers than 0 and 1, or padding elsewhere than on the left.
+        ArgumentError: no token ids, rows of different lengths, ids outside of the vocabulary, a
+            mask of another shape or of other numbers than 0 and 1, or padding elsewhere than on
+            the left.
     """
-    prompt = np.asarray(input_ids)
+    try:
+        prompt = np.asarray(input_ids)
+    except ValueError as exc:
+        raise ArgumentError(
+            path="input_ids",
+            expected="rows of one length",
+            found=str(exc),
+            next_step="pad the shorter ones on the left, and pass attention_mask",
+        ) from exc
     if prompt.ndim != 2 or 0 in prompt.shape or not np.issubdtype(prompt.dtype, np.integer):
         raise ArgumentError(
             path="input_ids",
@@ -92,8 +105,9 @@ def checked_sampling(
     """How tokens are chosen.
 
     Raises:
-        ArgumentError: a value out of range, or `do_sample` contradicts the others.
+        ArgumentError: no number, a value out of range, or `do_sample` contradicts the others.
     """
+    temperature, top_p = _number("temperature", temperature), _number("top_p", top_p)
     if temperature is not None and not (temperature >= 0 and math.isfinite(temperature)):
         raise ArgumentError(path="temperature", expected="0 or more", found=temperature)
     if top_p is not None and not 0 < top_p <= 1:
@@ -135,9 +149,36 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
 
 
 def end_tokens(config: Any, given: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The tokens that end a row: those given, else the config's, else none."""
-    value = config_value(config, "eos_token_id") if given is None else given
-    return () if value is None else tuple(int(token) for token in np.atleast_1d(value))
+    """The tokens that end a row: those given, else the model's own, else none.
+
+    Raises:
+        ArgumentError: they are no integers.
+    """
+    value = generation_value(config, "eos_token_id") if given is None else given
+    if value is None:
+        return ()
+    return tuple(_token("eos_token_id", token) for token in np.atleast_1d(value))
+
+
+def padding_token(config: Any, given: int | None, eos: tuple[int, ...]) -> int:
+    """The token after a row's end: the one given, else the model's own, else the first of `eos`.
+
+    Raises:
+        ArgumentError: it is no integer.
+    """
+    value = generation_value(config, "pad_token_id") if given is None else given
+    return _token("pad_token_id", next(iter(eos), 0) if value is None else value)
+
+
+def generation_value(config: Any, name: str) -> Any:
+    """What generation_config.json says, if the model came with one, else the config's field.
+
+    Raises:
+        ConversionError: the file holds no JSON object.
+    """
+    raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
+    said = None if raw is None else parse_json(raw, GENERATION_FILE).get(name)
+    return config_value(config, name) if said is None else said
 
 
 def config_value(config: Any, name: str) -> Any:
@@ -147,14 +188,39 @@ def config_value(config: Any, name: str) -> Any:
 
 
 def sampling_key(rng: Any) -> jax.Array:
-    """A JAX key from a key, a seed or `nnx.Rngs`; that of seed 0 from None."""
-    if rng is None or isinstance(rng, int):
-        return jax.random.key(rng or 0)
+    """A JAX key from a key, a seed or `nnx.Rngs`; that of seed 0 from None.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
     if isinstance(rng, nnx.Rngs):
         drawn: jax.Array = rng()
         return drawn
-    key: jax.Array = rng
-    return key
+    if isinstance(rng, jax.Array | np.ndarray):
+        is_key = rng.ndim == 0 and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
+        is_raw_key = rng.ndim == 1 and rng.dtype == np.uint32
+        if is_key or is_raw_key:
+            return jnp.asarray(rng)
+    try:
+        return jax.random.key(0 if rng is None else operator.index(rng))
+    except TypeError as exc:
+        raise ArgumentError(
+            path="rng", expected="one JAX key, a seed or nnx.Rngs", found=repr(rng)
+        ) from exc
+
+
+def _number(name: str, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError) as exc:
+        raise ArgumentError(path=name, expected="a number", found=repr(value)) from exc
+
+
+def _token(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as exc:
+        raise ArgumentError(path=name, expected="integers", found=repr(value)) from exc
 
 
 def _listed(values: dict[str, Any]) -> str:

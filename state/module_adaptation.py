@@ -13,6 +13,7 @@ from state.names import EasyDeLQuantizationMethods
 from state.paths import named_leaves, rebuild
 from state.quantization import QuantizationSettings
 from state.quantized_weight import PackedParam
+from state.state_sharding import own_variables
 
 __all__ = ["ModuleAdaptationMixin"]
 
@@ -136,12 +137,14 @@ class ModuleAdaptationMixin:
     def split_lora_params(self) -> tuple[nnx.State[Any, Any], nnx.State[Any, Any]]:
         """Returns the parameters as (base, adapters); the module stays as it is.
 
+        Later changes of the module are its own: both stay as they are.
+
         Raises:
             ArgumentError: if the model has no adapters.
         """
         self._require_lora("split_lora_params")
         adapters, base, _ = nnx.state(self, nnx.LoRAParam, nnx.Param, ...)
-        return base, adapters
+        return own_variables(base), own_variables(adapters)
 
     def merge_lora_params(self, lora: Any = None) -> Self:
         """Merges adapters back: a given tree into the module, or the module's own into its weights.

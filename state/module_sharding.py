@@ -31,7 +31,7 @@ def module_plan(
     leaves are, else from the config.
 
     Raises:
-        ArgumentError: if the rules are none, or if nothing names a mesh.
+        ArgumentError: if the rules are none, if nothing names a mesh, or if it is none.
     """
     rules: PartitionRules | None = check_rules(partition_rules)
     if rules is None and config is not None:
@@ -43,6 +43,13 @@ def module_plan(
             path="mesh",
             expected="a mesh: as an argument, in the model's config, or that the leaves are on",
             found="none of them",
+        )
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise ArgumentError(
+            path="mesh",
+            expected="a jax.sharding.Mesh",
+            found=repr(mesh),
+            next_step="state.make_mesh(dims) makes one",
         )
     axis = getattr(config, "partition_axis", None)
     axis_rules = None if axis is None else axis.axis_rules()

@@ -65,7 +65,7 @@ def make_optimizer(
         for one is used for the other.
 
     Raises:
-        OptimizerError: if the name or an argument is unknown.
+        OptimizerError: if the name or an argument is unknown, or a value is none that it takes.
     """
     description = FrozenJSON({"name": name, **arguments}, name="optimizer description")
     return _build(description), description.to_dict()
@@ -97,16 +97,29 @@ def _build(description: FrozenJSON) -> optax.GradientTransformation:
             arguments[key] = _schedule(value)
         elif key in _DTYPE_ARGUMENTS and value is not None:
             arguments[key] = _dtype(key, value)
-    tx: optax.GradientTransformation = factory(**arguments)
+        else:
+            _refuse_text(key, value)
+    tx: optax.GradientTransformation = _call(f"optimizer {name!r}", factory, arguments)
     if max_grad_norm is not None:
+        if not _is_number(max_grad_norm) or max_grad_norm <= 0:
+            raise OptimizerError(
+                path="max_grad_norm", expected="a number above 0", found=repr(max_grad_norm)
+            )
         tx = optax.chain(optax.clip_by_global_norm(float(max_grad_norm)), tx)
     if accumulate_steps is not None:
-        tx = optax.MultiSteps(tx, every_k_schedule=int(accumulate_steps)).gradient_transformation()
+        if type(accumulate_steps) is not int or accumulate_steps < 1:
+            raise OptimizerError(
+                path="accumulate_steps",
+                expected="a whole number, 1 or more",
+                found=repr(accumulate_steps),
+            )
+        tx = optax.MultiSteps(tx, every_k_schedule=accumulate_steps).gradient_transformation()
     return tx
 
 
 def _schedule(value: Any) -> Any:
     if not isinstance(value, Mapping):
+        _refuse_text("learning_rate", value)
         return value
     arguments = dict(value)
     name = arguments.pop("schedule", None)
@@ -118,7 +131,28 @@ def _schedule(value: Any) -> Any:
             found=repr(name),
         )
     _check_arguments(f"schedule {name!r}", factory, arguments)
-    return factory(**arguments)
+    return _call(f"schedule {name!r}", factory, arguments)
+
+
+def _call(what: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        return factory(**arguments)
+    except (TypeError, ValueError) as error:
+        raise OptimizerError(
+            path=what,
+            expected="arguments that Optax takes",
+            found=f"{dict(arguments)}: {error}",
+        ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse_text(key: str, value: Any) -> None:
+    """Optax would take these, and fail in the first step."""
+    if isinstance(value, str) or (isinstance(value, Mapping) and "schedule" in value):
+        raise OptimizerError(path=key, expected="a number", found=repr(value))
 
 
 def _check_arguments(

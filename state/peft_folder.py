@@ -204,11 +204,15 @@ def _modules_found(
             elif (got := header.tensors[tensors[letter]].shape) != shape:
                 problems.append(f"shape of {tensors[letter]}: expected {shape}, found {got}")
     if problems or not names:
+        weights = any(".base_layer." in tensor for tensor in header.tensors)
         raise ConversionError(
             path=f"{folder.uri}/{WEIGHTS_FILE}",
             expected="A and B of modules that the model has",
             found=f"{len(problems)} problem(s)" if names else "no adapters",
-            next_step="load it into the model that it was trained for",
+            next_step="peft put the model's own weights beside adapters: save it with "
+            "save_embedding_layers=False, or merge it (merge_and_unload), and load the result"
+            if weights
+            else "load it into the model that it was trained for",
             problems=problems,
         )
     return {

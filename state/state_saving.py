@@ -6,12 +6,13 @@ state around them.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from state.checkpoint import META_FORMAT, META_VERSION
@@ -74,7 +75,8 @@ def save_easydel_state(
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
-    model = state.model
+    # Not `state.model`: what its user did to that module is not in the state.
+    model = state.merge(state.graphstate)
     config = getattr(model, "config", None)
     if not arguments.mismatch_allowed:
         _check_against_config(model, config)
@@ -120,7 +122,8 @@ def store(
     enabled = arguments.enable is not False
 
     def prepare() -> tuple[StoreURI, int, dict[str, Any]]:
-        step = int(state_step) if arguments.step is None else arguments.step
+        _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
+        step = _number(state_step) if arguments.step is None else arguments.step
         full_meta = {
             "format": META_FORMAT,
             "version": META_VERSION,
@@ -170,6 +173,28 @@ def store(
         handle.wait()
         say(arguments.verbose, f"step {step} is durable")
     return handle
+
+
+def _refuse_donated(leaves: Sequence[Any]) -> None:
+    gone = sum(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+    if gone:
+        raise ArgumentError(
+            path="save_state",
+            expected="a state whose arrays are there",
+            found=f"{gone} arrays that are gone: a step was given this state's memory (donation)",
+            next_step="save the state that the step returned",
+        )
+
+
+def _number(state_step: Any) -> int:
+    if np.ndim(state_step) != 0:
+        raise ArgumentError(
+            path="save_state: the state's step",
+            expected="one number",
+            found=f"an array of shape {np.shape(state_step)}, as of several states in one",
+            next_step="pass step=, or save each of the states by itself",
+        )
+    return int(state_step)
 
 
 def cast_parameters(tree: Any, dtype: Any) -> Any:

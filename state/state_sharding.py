@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from state.errors import ArgumentError, NotInitializedError, TreeStructureError
 from state.gather import gather_tree
+from state.mesh import home_of
 from state.module_sharding import module_plan
 from state.optimizer_sharding import explain_optimizer, optimizer_shardings
 from state.paths import named_leaves
@@ -17,9 +18,10 @@ from state.placement import ShardingReport
 from state.put import put_leaf, put_tree
 from state.stable_placement import placement_of, settled
 
-__all__ = ["StateShardingMixin", "params_by_rules", "place_step"]
+__all__ = ["StateShardingMixin", "own_variables", "params_by_rules", "place_step"]
 
 _MISSING = object()
+_LAST_STEP = int(np.iinfo(np.int32).max)
 
 
 class StateShardingMixin:
@@ -49,6 +51,13 @@ class StateShardingMixin:
     def _replaced(self, **updates: Any) -> Self:
         """Returns a copy with other values; see `replace`."""
         whole: Any = self
+        for name in updates.keys() & {"graphstate", "graphother"}:
+            updates[name] = own_variables(updates[name])
+        if isinstance(updates.get("step"), bool | int | float | np.number):
+            home = home_of((whole.graphstate, whole.graphother))
+            updates["step"] = place_step(updates["step"], home)
+        if "tx_init" not in updates and updates.get("tx", whole.tx) is not whole.tx:
+            updates["tx_init"] = None  # it describes the old optimizer
         state: Self = dataclasses.replace(whole, **updates)
         moved = updates.keys() & {"graphstate", "graphother", "opt_state"}
         return settled(state) if moved and "placement" not in updates else state
@@ -180,13 +189,22 @@ class StateShardingMixin:
         return report.raise_for_problems(strict=True) if strict else report
 
 
+def own_variables(tree: Any) -> Any:
+    """Returns the tree with Variables of its own around the same arrays.
+
+    Those of `nnx.split` and `nnx.state` are the module's: calling it would change the state too.
+    """
+    return jax.tree.map(lambda leaf: leaf, tree)
+
+
 def place_step(step: Any, home: Sharding | None) -> Any:
     """Returns a step number as an int32 scalar, where the state's other leaves are.
 
     A step that is placed like the rest of the state lets a jitted training step be compiled once.
 
     Raises:
-        ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or below 0.
+        ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or one that
+            is below 0, or does not fit into 32 bits.
     """
     dtype = getattr(step, "dtype", None)
     dtype = np.asarray(step).dtype if dtype is None else dtype
@@ -196,9 +214,11 @@ def place_step(step: Any, home: Sharding | None) -> Any:
             expected="a whole number of steps: an integer, or an integer scalar array",
             found=repr(step),
         )
-    if isinstance(step, int | np.integer) and step < 0:
+    if isinstance(step, int | np.integer | np.ndarray) and not 0 <= int(step) <= _LAST_STEP:
         raise ArgumentError(
-            path="step", expected="a whole number of steps: an integer, 0 or more", found=step
+            path="step",
+            expected=f"a whole number of steps: an integer, 0 or more, at most {_LAST_STEP}",
+            found=step,
         )
     if isinstance(step, jax.ShapeDtypeStruct | jax.core.Tracer):
         return step

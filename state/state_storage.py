@@ -278,14 +278,34 @@ class StateStorageMixin:
         loaded: Self = state
         return loaded
 
-    def to_torch(self) -> dict[str, Any]:
-        """Returns the model's weights as PyTorch tensors, by their names in `transformers`."""
-        weights: dict[str, Any] = _state(self).model.to_torch()
+    def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
+        """Returns the state's weights as PyTorch tensors, by their names in `transformers`.
+
+        Args:
+            float_dtype: cast floating weights to this, and make quantized ones floating again.
+
+        Raises:
+            ArgumentError: PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+        """
+        # Not `state.model`: what its user did to that module is not in the state.
+        whole = _state(self)
+        weights: dict[str, Any] = whole.merge(whole.graphstate).to_torch(float_dtype=float_dtype)
         return weights
 
-    def to_pytorch(self) -> Any:
-        """Returns the model as a `transformers` model."""
-        return _state(self).model.to_pytorch()
+    def to_pytorch(self, *, float_dtype: Any = None) -> Any:
+        """Returns the state's weights as a `transformers` model, in evaluation mode.
+
+        Args:
+            float_dtype: as in `to_torch`.
+
+        Raises:
+            ArgumentError: transformers or PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConfigError: the family can't express the model's options.
+        """
+        whole = _state(self)
+        return whole.merge(whole.graphstate).to_pytorch(float_dtype=float_dtype)
 
 
 def _state(state: StateStorageMixin) -> "EasyDeLState":

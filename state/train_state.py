@@ -16,7 +16,7 @@ from state.optax_numerics import optax_numerics
 from state.optimizer_sharding import init_optimizer
 from state.paths import rebuild
 from state.state_saving import SaveArguments
-from state.state_sharding import place_step
+from state.state_sharding import own_variables, place_step
 
 if TYPE_CHECKING:
     from storage.checkpointer import SaveHandle
@@ -94,6 +94,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             params, apply_fn = take_apart(params, apply_fn)
         else:
             check_leaves(params)
+            params = own_variables(params)
         if tx is not None and opt_state is None:
             opt_state = init_optimizer(tx, params)
         return cls(

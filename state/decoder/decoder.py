@@ -212,8 +212,9 @@ class DecoderForCausalLM(EasyDeLBaseModule):
                 with `scan_layers` stacks its layers once; by default they are stacked here.
 
         Raises:
-            ArgumentError: shapes that don't go together, a cache without room for the tokens
-                (outside of jit, where its length is known), or labels and `logits_to_keep`.
+            ArgumentError: shapes that don't go together, ids that are no integers, a cache without
+                room for the tokens (outside of jit, where its length is known), or labels and
+                `logits_to_keep`.
         """
         _check_shapes(input_ids, attention_mask=attention_mask, labels=labels)
         hidden, cache = self.model(input_ids, attention_mask, position_ids, cache, stacked_layers)
@@ -254,6 +255,8 @@ def _check_shapes(input_ids: jax.Array, **others: jax.Array | None) -> None:
         raise ArgumentError(
             path="input_ids", expected="shape (batch, tokens)", found=f"shape {input_ids.shape}"
         )
+    if not jnp.issubdtype(input_ids.dtype, jnp.integer):
+        raise ArgumentError(path="input_ids", expected="integers", found=f"{input_ids.dtype}")
     for name, array in others.items():
         if array is not None and array.shape != input_ids.shape:
             raise ArgumentError(

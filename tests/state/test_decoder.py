@@ -219,3 +219,10 @@ def test_cache_is_a_pytree_of_fixed_shapes():
     assert np.asarray(keys)[0, :, 0, 0].tolist() == [1, 1, 0, 0]
     assert int(written.length) == 0
     assert np.asarray(cache.advance(2).visible(1))[0, 0].tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_])
+def test_token_ids_that_are_no_integers_are_refused(dtype):
+    model = DecoderForCausalLM(CONFIG, rngs=nnx.Rngs(0))
+    with pytest.raises(ArgumentError, match="input_ids: expected integers; found"):
+        model(np.zeros((1, 3), dtype))

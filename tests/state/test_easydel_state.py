@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,3 +245,95 @@ def test_shard_with_shape_takes_shardings_or_abstract_arrays(state):
         equal(back, state)
     with pytest.raises(TreeStructureError, match="shard_with_shape"):
         elsewhere.shard_with_shape(state.free_opt_state().shardings)
+
+
+def counts(state):
+    return [int(leaf) for leaf in jax.tree.leaves(state.graphother) if leaf.dtype == jnp.uint32]
+
+
+def with_dropout():
+    model = my_model()
+    model.noise = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+    return model
+
+
+@pytest.mark.parametrize("how", ["create", "replace"])
+def test_calling_a_module_changes_no_state_that_was_made_of_its_parts(how):
+    model = with_dropout()
+    if how == "create":
+        state = EasyDeLState.create(**parts(model))
+    else:
+        state = EasyDeLState.create(model=model)
+        state = state.replace(graphother=nnx.state(model, nnx.Not(nnx.Param)))
+    before = np.array(state.params["layers"][0]["bias"])
+    model(batch())
+    model.layers[0].bias.set_value(jnp.ones((64,)))
+    assert counts(state) == [0]
+    np.testing.assert_array_equal(state.params["layers"][0]["bias"], before)
+
+
+def test_what_is_done_to_the_merged_model_is_not_saved(state, tmp_path):
+    state.model.quantize("8bit")
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)
+    assert not loaded.model.is_quantized
+    equal(loaded.graphstate, state.graphstate)
+
+
+def test_a_state_is_copied_and_pickled_whole(state):
+    noted = state.replace(hyperparameters={"rates": [1, 2.5], "nested": {"a": None}})
+    twin = copy.deepcopy(noted)
+    assert jax.tree.structure(twin) == jax.tree.structure(noted)
+    assert twin.hyperparameters == noted.hyperparameters
+    equal(twin, noted)
+    for one, other in zip(jax.tree.leaves(twin), jax.tree.leaves(noted), strict=True):
+        assert one.sharding == other.sharding
+        assert one is not other
+    again = pickle.loads(pickle.dumps(noted.hyperparameters))
+    assert again == noted.hyperparameters
+    assert again["nested"] == {"a": None}
+
+
+@pytest.mark.parametrize("step", [2**31, np.int64(2**31 + 5), np.array(-1)])
+def test_a_step_that_does_not_fit_into_int32_is_refused(step):
+    with pytest.raises(ArgumentError, match=r"step: expected a whole number.*at most 21474"):
+        EasyDeLState.create(model=my_model(), step=step)
+
+
+def test_a_replaced_step_is_an_int32_scalar_where_the_old_one_was(state):
+    other = state.replace(step=5)
+    assert (int(other.step), other.step.dtype, other.step.weak_type) == (5, jnp.int32, False)
+    assert other.step.sharding == state.step.sharding
+    for wrong in (1.5, -1):
+        with pytest.raises(ArgumentError, match="step: expected a whole number of steps"):
+            state.replace(step=wrong)
+
+
+def test_several_states_in_one_can_not_be_saved_without_a_step(tmp_path):
+    twins = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), my_model().to_state())
+    with pytest.raises(ArgumentError, match=r"found an array of shape \(2,\).*pass step="):
+        twins.save_state(tmp_path / "run", verbose=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_optimizer_drops_the_description_of_the_old_one(state, tmp_path):
+    slower, described = make_optimizer("adamw", learning_rate=1e-5)
+    assert state.replace(tx=state.tx).tx_init == TX_INIT
+    assert state.replace(tx=slower, tx_init=described).tx_init == described
+    other = state.replace(tx=slower)
+    assert other.tx_init is None
+    other.save_state(tmp_path / "run", wait=True, verbose=False)
+    with pytest.raises(ValueError, match="tx"):
+        EasyDeLState.load_state(tmp_path / "run", verbose=False)
+
+
+def test_a_state_that_was_donated_is_not_saved_and_says_why(state, tmp_path):
+    jax.jit(train_step, donate_argnums=0)(state, batch())
+    with pytest.raises(ArgumentError, match=r"donation.*save the state that the step returned"):
+        state.save_state(tmp_path / "run", verbose=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_mesh_is_refused(state):
+    with pytest.raises(ArgumentError, match=r"mesh: expected a jax.sharding.Mesh; found \(2, 4\)"):
+        state.shard_model(mesh=(2, 4))

@@ -1,6 +1,7 @@
 """Generation: the tokens of transformers, padding, ends, sampling, compilations."""
 
 import contextlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,12 @@ import pytest
 import torch
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
+from transformers import LlamaForCausalLM
 
 from state import generation_loop
 from state.decoder.config import DecoderConfig
 from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError
+from state.errors import ArgumentError, ConversionError
 from state.generation_arguments import checked_sampling
 from state.generation_loop import Stop
 from state.sampling import filter_logits, sample
@@ -89,6 +91,38 @@ def test_the_configs_end_token_is_the_default(pair):
     other = DecoderForCausalLM(config)
     nnx.update(other, nnx.state(ours))
     assert other.generate(ids, max_new_tokens=5).lengths.tolist() == [1]
+
+
+def test_end_tokens_of_the_generation_config_come_before_those_of_the_config(pair, tmp_path):
+    theirs = pair[0]
+    ids = tokens(3, 6, seed=3)
+    free = torch_generate(theirs, ids, max_new_tokens=12, eos_token_id=[], pad_token_id=5)
+    save(theirs, tmp_path)
+    ends = [95, int(free[0, 8])]
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": ends, "pad_token_id": 5}))
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert theirs.config.eos_token_id == 2
+    expected = torch_generate(theirs, ids, max_new_tokens=12)
+    ours = DecoderForCausalLM.from_pretrained(tmp_path)
+    found = ours.generate(ids, max_new_tokens=12)
+    np.testing.assert_array_equal(found.sequences, expected)
+    assert found.lengths[0] <= 3
+    ours.to_state().save_state(tmp_path / "run", step=1, wait=True, verbose=False)
+    loaded = DecoderForCausalLM.from_pretrained(tmp_path / "run")
+    np.testing.assert_array_equal(loaded.generate(ids, max_new_tokens=12).sequences, expected)
+    file.write_text("[]")
+    with pytest.raises(ConversionError, match=r"generation_config.json: expected a JSON object"):
+        DecoderForCausalLM.from_pretrained(tmp_path).generate(ids)
+
+
+def test_a_seed_is_any_integer_and_an_old_key_is_a_key(pair):
+    ids = tokens(1, 6)
+    sampled = [
+        pair[1].generate(ids, max_new_tokens=8, temperature=3.0, rng=rng).sequences.tolist()
+        for rng in (3, np.int64(3), jnp.int32(3), jax.random.key(3), jax.random.PRNGKey(3))
+    ]
+    assert all(tokens == sampled[0] for tokens in sampled)
 
 
 @contextlib.contextmanager
@@ -408,6 +442,13 @@ def test_a_model_without_a_cache_generates_the_same_tokens(pair):
         ({"temperature": -1.0}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_k": -1}, "top_k"),
+        ({"temperature": "hot"}, "temperature: expected a number; found 'hot'"),
+        ({"eos_token_id": 2.5}, "eos_token_id: expected integers; found .*2.5"),
+        ({"eos_token_id": [[1, 2]]}, "eos_token_id: expected integers"),
+        ({"pad_token_id": "0"}, "pad_token_id: expected integers; found '0'"),
+        ({"rng": 1.5}, "rng: expected one JAX key, a seed or nnx.Rngs; found 1.5"),
+        ({"rng": jax.random.split(jax.random.key(0))}, "rng: expected one JAX key"),
+        ({"input_ids": [[3, 4], [5]]}, "rows of one length.*pad the shorter ones on the left"),
     ],
 )
 def test_wrong_arguments_are_named(pair, changes, said):

@@ -324,7 +324,7 @@ def test_wrong_gradients_are_found_while_tracing_and_leave_the_state_as_it_was()
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["all", "adapters of 8bit weights"])
 def test_a_state_on_one_device_compiles_its_step_once(adapted):
-    """Its step, its random keys and new adapters are bound to the device that its weights are on."""
+    """Its step, random keys and new adapters are bound to the device that its weights are on."""
     device = jax.devices()[3]
     model = my_model()
     nnx.update(model, jax.device_put(nnx.state(model, nnx.Param), device))
@@ -338,3 +338,19 @@ def test_a_state_on_one_device_compiles_its_step_once(adapted):
         for _ in range(3):
             state, _ = step(state, ids)
     assert len(count) == 1
+
+
+@pytest.mark.parametrize("made", ["create", "replace"])
+def test_an_optimizer_state_or_a_step_from_elsewhere_compiles_nothing_again(made):
+    model, tx = my_model().shard_model(), optax.adam(1e-2)
+    if made == "create":
+        opt_state = tx.init(nnx.state(model, nnx.Param))
+        state = EasyDeLState.create(model=model, tx=tx, opt_state=opt_state)
+    else:
+        state = model.to_state(tx).replace(step=3)
+    step, ids = fresh_step(), my_batch()
+    with compilations() as compiled:
+        for _ in range(3):
+            state, _ = step(state, ids)
+    assert len(compiled) == 1
+    assert state.step.weak_type is False

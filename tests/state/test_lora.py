@@ -167,6 +167,32 @@ def test_split_and_merge_of_a_tree_undo_each_other():
     np.testing.assert_array_equal(logits(other), wanted)
 
 
+def test_what_was_split_off_stays_as_it_is_when_the_model_changes():
+    model = adapted(decoder())
+    _, whole = model.split_module()
+    parts = *model.split_lora_params(), model.split_params(), model.graphstate, whole
+    before = [jax.tree.map(np.asarray, nnx.to_pure_dict(part)) for part in parts]
+    wanted = logits(model)
+    model.merge_lora_params()
+    for part, values in zip(parts, before, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(part), values)
+    np.testing.assert_array_equal(logits(model.merge_params(parts[2])), wanted)
+
+
+@pytest.mark.parametrize("method", [None, "nf4"])
+def test_adapters_of_a_gathered_model_are_merged(method):
+    model = decoder().shard_model()
+    model = adapted(model if method is None else model.quantize(method, 16))
+    wanted = logits(model)
+    model.gather_model()
+    if method is None:
+        model.merge_lora_params()
+        np.testing.assert_allclose(logits(model), wanted, rtol=1e-4, atol=1e-5)
+    model.unwrap_lora_to_layers()
+    assert not model.lora_is_enabled
+    np.testing.assert_allclose(logits(model), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_adapters_that_do_not_fit_are_all_listed_and_none_is_taken():
     model = adapted(my_model())
     wanted = logits(model)

@@ -83,6 +83,26 @@ def test_dtypes_are_given_by_name():
         ({"name": "adam", "learning_rate": {"schedule": "eval"}}, "found 'eval'"),
         ({"name": "adam", "learning_rate": {"schedule": "linear"}}, "schedule 'linear'"),
         ({"learning_rate": 1}, "found None"),
+        ({"name": "adam", "learning_rate": "fast"}, "learning_rate: expected a number"),
+        ({"name": "adamw", "learning_rate": 1, "weight_decay": "a"}, "weight_decay: expected a nu"),
+        ({"name": "sgd", "learning_rate": 1, "momentum": {"schedule": "linear"}}, "momentum: exp"),
+        ({"name": "adam", "learning_rate": 1, "max_grad_norm": -1.0}, "max_grad_norm: expected"),
+        ({"name": "adam", "learning_rate": 1, "max_grad_norm": "x"}, "max_grad_norm: expected"),
+        ({"name": "adam", "learning_rate": 1, "accumulate_steps": 0}, "1 or more; found 0"),
+        ({"name": "adam", "learning_rate": 1, "accumulate_steps": 2.5}, "1 or more; found 2.5"),
+        (
+            {
+                "name": "adam",
+                "learning_rate": {
+                    "schedule": "warmup_cosine_decay",
+                    "init_value": 0.0,
+                    "peak_value": 1.0,
+                    "warmup_steps": 10,
+                    "decay_steps": 5,
+                },
+            },
+            "schedule 'warmup_cosine_decay': expected arguments that Optax takes",
+        ),
     ],
 )
 def test_what_is_not_on_the_list_is_refused(arguments, message):

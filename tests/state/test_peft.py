@@ -258,6 +258,27 @@ def test_tensors_that_do_not_fit_are_all_listed(folder, tmp_path):
         assert text in str(caught.value)
 
 
+def test_weights_that_peft_saved_beside_adapters_are_refused_with_the_way_to_leave_them_out(
+    folder, tmp_path
+):
+    from transformers import LlamaForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = peft.get_peft_model(
+            LlamaForCausalLM.from_pretrained(folder),
+            peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False),
+        ).eval()
+        theirs.save_pretrained(tmp_path / "with")
+        theirs.save_pretrained(tmp_path / "without", save_embedding_layers=False)
+    with pytest.raises(ConversionError, match="save_embedding_layers=False") as caught:
+        loaded(folder).load_adapter(tmp_path / "with")
+    assert "lm_head.base_layer.weight" in str(caught.value)
+    ids = tokens(2, 9)
+    model = loaded(folder).load_adapter(tmp_path / "without")
+    assert_close(our_logits(model, ids), torch_logits(theirs, ids))
+
+
 def test_pickled_adapters_are_never_read(folder, tmp_path):
     adapted(folder).save_adapter(tmp_path)
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
@@ -294,6 +315,18 @@ def test_a_quantized_model_is_exported_as_what_it_stands_for_in_a_stated_dtype(f
     tensors = model.to_torch(float_dtype="bfloat16")
     assert tensors["model.layers.0.self_attn.q_proj.weight"].dtype == torch.bfloat16
     assert model.is_quantized
+
+
+def test_a_state_exports_its_own_weights_whatever_became_of_its_model(folder):
+    state = loaded(folder, quantization_method="nf4", quantization_block_size=16).to_state()
+    expected = our_logits(state.model, tokens(1, 8))
+    state.model.dequantize().half()
+    with pytest.raises(ConversionError, match="float_dtype"):
+        state.to_torch()
+    assert {tensor.dtype for tensor in state.to_torch(float_dtype="bfloat16").values()} == {
+        torch.bfloat16
+    }
+    assert_close(torch_logits(state.to_pytorch(float_dtype="float32"), tokens(1, 8)), expected)
 
 
 # -- modules that join kernels, by rules alone --------------------------------------------------

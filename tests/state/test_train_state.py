@@ -451,3 +451,11 @@ def test_an_nnx_state_is_saved_and_goes_back_into_its_module(tmp_path):
         nnx.merge(graphdef, loaded.params)(jnp.ones(4)),
         nnx.merge(graphdef, state.params)(jnp.ones(4)),
     )
+
+
+def test_calling_a_module_changes_no_state_that_was_made_of_its_variables():
+    module = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    state = TrainState.create(params=nnx.state(module, nnx.Param))
+    before = np.array(jax.tree.leaves(state.params)[1])
+    module.kernel.set_value(jnp.zeros((2, 3)))
+    np.testing.assert_array_equal(jax.tree.leaves(state.params)[1], before)
