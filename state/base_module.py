@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from state.config import EDPretrainedConfig
 from state.dtypes import floating_dtype
+from state.errors import ArgumentError
 from state.flops import FlopsMixin
 from state.generation import EasyGenerationMixin
 from state.hub import EasyBridgeMixin
@@ -76,7 +77,7 @@ class EasyDeLBaseModule(
         self.config = config
         self.dtype = floating_dtype(dtype, argument="dtype")
         self.param_dtype = floating_dtype(param_dtype, argument="param_dtype")
-        self.precision = precision
+        self.precision = _checked_precision(precision)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -249,3 +250,23 @@ class EasyDeLBaseModule(
         return EasyDeLState.create(
             model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments
         )
+
+
+def _checked_precision(precision: Any) -> Any:
+    """Returns a precision that JAX knows.
+
+    Raises:
+        ArgumentError: a name that it does not know.
+    """
+    presets = jax.lax.DotAlgorithmPreset.__members__
+    if isinstance(precision, str) and precision.upper() not in presets:
+        try:
+            jax.lax.Precision(precision)
+        except ValueError as error:
+            raise ArgumentError(
+                path="precision",
+                expected="None, 'default', 'high', 'highest', or an algorithm such as "
+                "'BF16_BF16_F32'",
+                found=repr(precision),
+            ) from error
+    return precision

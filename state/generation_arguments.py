@@ -116,9 +116,11 @@ def checked_sampling(
         top_k = checked_integer("top_k", top_k, least=0)
     given = {"temperature": temperature or None, "top_p": top_p, "top_k": top_k}
     asked = {name: value for name, value in given.items() if value is not None}
-    if do_sample is False and asked:
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    asked_for = {name: value for name, value in asked.items() if value != neutral[name]}
+    if do_sample is False and asked_for:
         raise ArgumentError(
-            path="do_sample=False", expected="no arguments of sampling", found=_listed(asked)
+            path="do_sample=False", expected="no arguments of sampling", found=_listed(asked_for)
         )
     if do_sample and temperature == 0:
         raise ArgumentError(
@@ -129,7 +131,7 @@ def checked_sampling(
         temperature=jnp.float32(max(temperature or 1.0, smallest)),
         top_p=jnp.float32(1.0 if top_p is None else max(top_p, smallest)),
         top_k=jnp.int32(top_k or 0),
-        random=bool(do_sample or asked) and temperature != 0,
+        random=bool(do_sample or (asked and do_sample is None)) and temperature != 0,
     )
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from state.errors import TreeStructureError
 from storage import trees
 
-__all__ = ["NamedLeaf", "is_variable", "named_leaves", "rebuild", "tree_problems"]
+__all__ = ["NamedLeaf", "is_variable", "named_leaves", "rebuild", "tree_problems", "variable_paths"]
 
 
 class NamedLeaf:
@@ -48,6 +48,11 @@ def named_leaves(tree: Any) -> list[NamedLeaf]:
         named = tuple(axes) if axes is not None else None
         found += [NamedLeaf(next(paths), leaf, named, type(node)) for leaf in leaves]
     return found
+
+
+def variable_paths(tree: Any) -> list[str]:
+    """Returns the "/"-joined path of each Variable of an NNX state, sorted."""
+    return sorted("/".join(map(str, path)) for path, _ in nnx.to_flat_state(tree))
 
 
 def tree_problems(expected: Any, given: Any) -> list[str]:

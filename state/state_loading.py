@@ -27,7 +27,7 @@ from state.module_sharding import module_plan
 from state.names import TaskType
 from state.optimizer_sharding import init_optimizer, optimizer_shardings
 from state.optimizers import optimizer_from_description
-from state.paths import is_variable
+from state.paths import is_variable, variable_paths
 from state.progress import say, size_text
 from state.quantized_loading import fill_model, quantizes, refuse_float_optimizer
 from state.quantized_weight import PackedParam
@@ -94,7 +94,7 @@ def load_easydel_state(
     checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
     meta = checkpoint.meta
     model = _agreed_target(checkpoint, arguments)
-    _, params, other = nnx.split(model, _trainable(model), ...)
+    _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
     with_optimizer = arguments.optimizer == "require" and "optimizer" in checkpoint.items
     if with_optimizer and quantizes(checkpoint, arguments.quantization):
         refuse_float_optimizer(checkpoint, model)
@@ -117,7 +117,7 @@ def load_easydel_state(
         opt_state = checkpoint.restore("optimizer", targets["optimizer"], cast=bool(casts))
     model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
     model = apply_shard_fns(model, arguments.shard_fns)
-    graphdef, params, other = nnx.split(model, _trainable(model), ...)
+    graphdef, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
     if arguments.shard_fns and opt_state is not None:
         opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
     state = state_class(
@@ -339,8 +339,27 @@ def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
         )
 
 
-def _trainable(model: Any) -> Any:
-    return getattr(model, "trainable_filter", nnx.Param)
+def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
+    """Returns the filter of what is trained: what the state that was saved had, else the model's.
+
+    Raises:
+        ArgumentError: if the model lacks some of it, as it would be quantized while loading.
+    """
+    stored = checkpoint.meta.get("trainable")
+    if stored is None:
+        return getattr(model, "trainable_filter", nnx.Param)
+    trained = frozenset(stored)
+    missing = trained - set(variable_paths(nnx.state(model)))
+    if missing:
+        raise ArgumentError(
+            f"{len(missing)} of the {len(trained)} variables that were trained are not there",
+            path=checkpoint.uri,
+            expected="the model as it was saved",
+            found="one with other variables",
+            next_step="load it without quantization, or train a state made of the loaded model",
+            problems=sorted(missing)[:20],
+        )
+    return lambda path, value: "/".join(map(str, path)) in trained
 
 
 def _abstract(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ from state.dtypes import floating_dtype
 from state.errors import ArgumentError, TreeStructureError
 from state.frozen import FrozenJSON
 from state.models import abstract_model, module_settings
-from state.paths import is_variable, tree_problems
+from state.paths import is_variable, tree_problems, variable_paths
 from state.placement import leaf_bytes
 from state.progress import say, size_text
 from state.quantized_weight import PackedParam
@@ -92,6 +92,7 @@ def save_easydel_state(
         "model_type": getattr(config, "model_type", None),
         "config": config_json,
         "module": module_settings(model),
+        "trainable": _unusual_split(model, state.graphstate),
         "tx_init": state.tx_init,
         "hyperparameters": state.hyperparameters,
     }
@@ -100,6 +101,13 @@ def save_easydel_state(
     )
     assets = dict(getattr(config, "tokenizer_files", None) or {})
     return store(state.step, save_directory, items, meta, arguments, info=info, assets=assets)
+
+
+def _unusual_split(model: Any, graphstate: Any) -> list[str] | None:
+    """Returns what is trained, by path, if a model of this class would not be split so itself."""
+    own = variable_paths(graphstate)
+    usual = variable_paths(nnx.state(model, getattr(model, "trainable_filter", nnx.Param)))
+    return None if own == usual else own
 
 
 def store(

@@ -5,6 +5,7 @@ JAX-free. Tensors are read one by one, when they are asked for.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tempfile
@@ -18,7 +19,7 @@ import numpy as np
 from state import families
 from state.config import AutoEasyDeLConfig, EDPretrainedConfig
 from state.decoder.config import DecoderConfig
-from state.errors import ConversionError
+from state.errors import ConfigError, ConversionError
 from state.gguf import GGUFFile
 from state.source_folder import SourceFolder, parse_json
 from state.weight_ops import Array, Shape
@@ -236,7 +237,31 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
 def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
     given = dict(updates or {})
     ours = {name: given.pop(name) for name in families.OURS_ALONE if name in given}
-    return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+    config = AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+    _check_read(config, set(given) - set(data))
+    return config
+
+
+def _check_read(config: EDPretrainedConfig, added: set[str]) -> None:
+    """Checks that keys which config.json does not have were read, and not only carried along.
+
+    Raises:
+        ConfigError: some were not: their names are mistaken.
+    """
+    fields = {entry.name for entry in dataclasses.fields(config)}
+    if "hf_extra" in fields:
+        unread = added & set(getattr(config, "hf_extra", ()))
+    else:
+        unread = added - fields
+    unread = {name for name in unread if not name.endswith("_token_id")}
+    if unread:
+        raise ConfigError(
+            path="config_kwargs",
+            expected="keys of config.json, or options of the model: "
+            f"{', '.join(sorted(fields - type(config).JSON_EXCLUDED - {'hf_extra'}))}",
+            found=f"unknown: {', '.join(sorted(unread))}",
+            next_step="correct these names",
+        )
 
 
 def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:

@@ -71,6 +71,17 @@ def test_a_dtype_that_does_not_exist_changes_no_module_and_saves_nothing(state, 
         )
 
 
+def test_a_precision_that_does_not_exist_is_refused(state, run):
+    refused(
+        state,
+        lambda: EasyDeLState.load_state(run, verbose=False, precision="zzz"),
+        ArgumentError,
+        "precision: expected None, 'default', 'high', 'highest'",
+        "'zzz'",
+    )
+    assert EasyDeLState.load_state(run, precision="highest", verbose=False).model.precision
+
+
 def test_quantizing_twice_is_refused():
     model = make_decoder(SMALL).quantize("nf4")
     for method in ("nf4", "8bit"):

@@ -457,6 +457,14 @@ def test_wrong_arguments_are_named(pair, changes, said):
         pair[1].generate(**arguments)
 
 
+def test_neutral_values_do_not_contradict_greedy_choice(pair):
+    prompt = np.array([[3, 4, 5]])
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    greedy = pair[1].generate(prompt, max_new_tokens=6)
+    again = pair[1].generate(prompt, max_new_tokens=6, do_sample=False, **neutral)
+    assert np.array_equal(again.sequences, greedy.sequences)
+
+
 def test_cache_sizes_are_checked():
     model = DecoderForCausalLM(
         DecoderConfig(

@@ -79,6 +79,15 @@ def test_options_of_ours_and_of_the_config_are_taken(folder):
     assert model.model.norm.eps == 1e-3
 
 
+def test_config_kwargs_that_nothing_reads_are_refused_by_name(folder):
+    wrong = {"max_position_embedding": 64, "rms_norm_eps": 1e-3}
+    with pytest.raises(ConfigError, match=r"config_kwargs: .*found unknown: max_position_embed"):
+        DecoderForCausalLM.from_pretrained(folder, config_kwargs=wrong)
+    known = {"sep_token_id": 3}  # carried along: exports have it
+    model = DecoderForCausalLM.from_pretrained(folder, config_kwargs=known)
+    assert model.config.to_hf()["sep_token_id"] == 3
+
+
 def test_a_folder_in_a_store_serves_both_ways(folder, gcs):
     model = DecoderForCausalLM.from_pretrained(folder)
     uri = f"{gcs.bucket_uri}/models/tiny"

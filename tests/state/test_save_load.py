@@ -487,3 +487,24 @@ def test_meta_holds_nothing_but_json(trained):
         "quantization": None,
         "lora": None,
     }
+
+
+def test_a_state_that_trains_a_part_comes_back_training_that_part(tmp_path):
+    """A model split by hand: what was frozen stays so, and has no optimizer state."""
+    model = my_model().shard_model()
+    graphdef, trained, frozen = nnx.split(model, nnx.PathContains("layers"), ...)
+    parts = {"graphdef": graphdef, "graphstate": trained, "graphother": frozen}
+    tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
+    state = EasyDeLState.create(**parts, tx=tx, tx_init=tx_init, init_opt_state=True)
+    state, _ = train_step(state, batch())
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    again = EasyDeLState.load_state(tmp_path / "run", mesh=model.mesh, verbose=False)
+    Checkpointer.for_run(tmp_path / "run").close()
+    assert set(again.params) == set(state.params) == {"layers"}
+    assert jax.tree.structure(again.graphother) == jax.tree.structure(state.graphother)
+    (one, _), (other, _) = train_step(state, batch()), train_step(again, batch())
+    pairs = zip(jax.tree.leaves(one.opt_state), jax.tree.leaves(other.opt_state), strict=True)
+    assert all(np.array_equal(left, right) for left, right in pairs)
+    embedding = "embed_tokens", "embedding"
+    before, after = model.params[embedding[0]], other.model.params[embedding[0]]
+    assert np.array_equal(before[embedding[1]], after[embedding[1]])
