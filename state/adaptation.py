@@ -29,6 +29,7 @@ __all__ = [
     "adaptable_layers",
     "dequantize_layers",
     "give_adapters",
+    "matching_layers",
     "merge_layers",
     "plain_class",
     "quantize_layers",
@@ -73,7 +74,7 @@ def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
         ArgumentError: if no layer matches, or the group size divides the inputs of some layers
             not; lists all of them. The model is as it was.
     """
-    layers = _matching(model, "quantization_pattern", settings.pattern)
+    layers = matching_layers(model, "quantization_pattern", settings.pattern)
     lengths = {path: layer.kernel.shape[contracted_axes(layer)[-1]] for path, layer in layers}
     problems = [
         f"{path}: {length} inputs"
@@ -105,7 +106,7 @@ def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> 
     Raises:
         ArgumentError: if no layer matches. The model is as it was.
     """
-    layers = _matching(model, "lora_pattern", settings.pattern)
+    layers = matching_layers(model, "lora_pattern", settings.pattern)
     key = jax.random.key(0) if rngs is None else rngs.params()
     for number, (_, layer) in enumerate(layers):
         add_adapters(layer, settings.rank, settings.scale, jax.random.fold_in(key, number))
@@ -125,7 +126,12 @@ def unwrap_layers(model: Any) -> None:
             remove_adapters(layer)
 
 
-def _matching(model: Any, argument: str, pattern: str) -> Layers:
+def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
+    """Returns the layers that can be adapted and whose path a pattern matches.
+
+    Raises:
+        ArgumentError: if there are none; lists the layers that could match.
+    """
     layers = adaptable_layers(model)
     compiled = re.compile(pattern)
     matching = [(path, layer) for path, layer in layers if compiled.search(path)]

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from state.lora import kernel_delta, make_adapters, output_delta
+from state.mesh import sharding_of
 from state.products import Product, contracted_axes, product_of
 from state.quantization import METHODS, Method, QuantizationSettings
-from state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics, sharding_of
+from state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
 
 __all__ = [
     "LAYER_TYPES",

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
-from state.errors import ArgumentError, NotInitializedError
+from state.errors import ArgumentError, NotInitializedError, require_optimizer
 from state.frozen import FrozenJSON
 from state.mesh import home_of
 from state.optax_numerics import optax_numerics
@@ -217,14 +217,13 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             NotInitializedError: if there is no optimizer or no optimizer state (AssertionError).
             TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
         """
-        if self.tx is None or self.opt_state is None:
-            raise NotInitializedError(
-                path="apply_gradients",
-                expected="an optimizer and its state",
-                found=f"tx={'None' if self.tx is None else 'set'}, "
-                f"opt_state={'None' if self.opt_state is None else 'set'}",
-                next_step="create the state with tx= and init_opt_state=True, or call init_tx",
-            )
+        require_optimizer(
+            self.tx,
+            self.opt_state,
+            path="apply_gradients",
+            next_step="create the state with tx= and init_opt_state=True, or call init_tx",
+        )
+        assert self.tx is not None
         grads = rebuild(self.graphstate, grads, path="grads")
         with optax_numerics():
             updates, opt_state = self.tx.update(grads, self.opt_state, self.graphstate)

@@ -107,6 +107,22 @@ class OptimizerNotFoundError(StateError, FileNotFoundError):
     """A checkpoint that holds no optimizer state."""
 
 
+def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> None:
+    """Checks that a state can take a step.
+
+    Raises:
+        NotInitializedError: if it lacks the optimizer or its state; says which.
+    """
+    if tx is None or opt_state is None:
+        raise NotInitializedError(
+            path=path,
+            expected="an optimizer and its state",
+            found=f"tx={'None' if tx is None else 'set'}, "
+            f"opt_state={'None' if opt_state is None else 'set'}",
+            next_step=next_step,
+        )
+
+
 def require_known(argument: str, value: Any, known: Sequence[str]) -> None:
     """Checks that a value is among the known ones.
 

@@ -21,9 +21,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, Sharding
 
 from state.errors import ArgumentError
+from state.mesh import sharding_of
 from state.products import Product
 from state.quantization import check_pattern, settings_from_dict
-from state.quantized_weight import axes_of, sharding_of, short_spec
+from state.quantized_weight import axes_of
+from state.specs import short_spec
 
 __all__ = ["LoraSettings", "kernel_delta", "make_adapters", "output_delta"]
 

@@ -20,7 +20,15 @@ from jax.sharding import (
 
 from state.errors import ShardingError
 
-__all__ = ["MESH_AXES", "compiling_mesh", "home_of", "make_mesh", "mesh_of", "mesh_text"]
+__all__ = [
+    "MESH_AXES",
+    "compiling_mesh",
+    "home_of",
+    "make_mesh",
+    "mesh_of",
+    "mesh_text",
+    "sharding_of",
+]
 
 MESH_AXES = ("dp", "fsdp", "tp", "sp")
 """Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
@@ -146,6 +154,11 @@ def mesh_of(tree: Any) -> Mesh | None:
         if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
             return place.mesh
     return None
+
+
+def sharding_of(leaf: Any) -> Any:
+    """Returns where an array is; None for a tracer, which is nowhere, and for what is no array."""
+    return None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
 
 
 def home_of(tree: Any) -> Sharding | None:

@@ -30,6 +30,7 @@ from state.paths import named_leaves
 from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
 from state.quantized_weight import check_trainable
 from state.sharding import plan
+from state.specs import short_spec
 
 __all__ = ["explain_optimizer", "init_optimizer", "init_program", "optimizer_shardings"]
 
@@ -185,10 +186,8 @@ def _place(
     if parameter is not None and isinstance(parameter.sharding, NamedSharding):
         entries = _entries_left(prefix, shape, parameter)
         if entries is not None:
-            while entries and entries[-1] is None:
-                entries.pop()
             place = parameter.sharding
-            kept = NamedSharding(place.mesh, PartitionSpec(*entries), memory_kind=place.memory_kind)
+            kept = NamedSharding(place.mesh, short_spec(entries), memory_kind=place.memory_kind)
             return _Place(_FACTORED, kept, parameter)
     if isinstance(replicated, NamedSharding) and prod(shape) >= LARGE_LEAF_ELEMENTS:
         mesh = replicated.mesh

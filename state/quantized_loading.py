@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from state.adaptation import adaptable_layers
+from state.adaptation import matching_layers
 from state.adapted_layers import pack_kernel
 from state.checkpoint import StoredCheckpoint
 from state.errors import ArgumentError
@@ -129,10 +128,12 @@ def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, 
     Args:
         model: a floating model; its leaves may be abstract.
         settings: whose pattern says which.
+
+    Raises:
+        ArgumentError: if the pattern matches none.
     """
-    pattern = re.compile(settings.pattern)
-    layers = adaptable_layers(model)
-    return {f"{path}/kernel": layer for path, layer in layers if pattern.search(path)}
+    layers = matching_layers(model, "quantization_pattern", settings.pattern)
+    return {f"{path}/kernel": layer for path, layer in layers}
 
 
 def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -18,9 +18,11 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from state.errors import OptimizerError
+from state.mesh import sharding_of
 from state.names import EasyDeLQuantizationMethods
 from state.paths import named_leaves
 from state.quantization import METHODS, QuantizationSettings, group_length
+from state.specs import entry_axes, short_spec
 
 __all__ = [
     "PackedParam",
@@ -29,8 +31,6 @@ __all__ = [
     "check_trainable",
     "dequantize",
     "qwix_numerics",
-    "sharding_of",
-    "short_spec",
 ]
 
 
@@ -240,7 +240,7 @@ def _sharded(
         local[axis] = None
         free = [other for other in range(len(shape)) if other not in contracted]
         for other in free:
-            both = (*_names(local[other]), *_names(entry))
+            both = (*entry_axes(local[other]), *entry_axes(entry))
             if shape[other] % _parts(place, both) == 0:
                 local[other] = both
                 break
@@ -261,25 +261,8 @@ def _sharded(
     return jax.jit(shardwise, out_shardings=ends)
 
 
-def _names(entry: Any) -> tuple[str, ...]:
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
 def _parts(place: NamedSharding, entry: Any) -> int:
-    return math.prod(place.mesh.shape[axis] for axis in _names(entry))
-
-
-def short_spec(entries: Iterable[Any]) -> PartitionSpec:
-    """Returns a spec without trailing Nones, as plans spell it: jit knows no two spellings."""
-    kept = list(entries)
-    while kept and kept[-1] is None:
-        kept.pop()
-    return PartitionSpec(*kept)
-
-
-def sharding_of(value: Any) -> Any:
-    """Returns where an array is; None for a tracer, which is nowhere."""
-    return None if isinstance(value, jax.core.Tracer) else getattr(value, "sharding", None)
+    return math.prod(place.mesh.shape[axis] for axis in entry_axes(entry))
 
 
 def _scale_axes(names: tuple[str | None, ...], made: Any) -> tuple[str | None, ...]:

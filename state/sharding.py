@@ -29,6 +29,7 @@ from state.mesh import MESH_AXES, make_mesh, mesh_of, mesh_text
 from state.partition_axis import AxisEntry, PartitionAxis
 from state.paths import NamedLeaf, named_leaves
 from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, ShardingReport, leaf_bytes
+from state.specs import entry_axes, short_spec, splitting_axes
 
 __all__ = [
     "AUTOMATIC_MINIMUM_ELEMENTS",
@@ -132,10 +133,8 @@ def _place(
         # An axis name that ends in "?" is a wish: split where it divides, else whole.
         found = [] if name is not None and name.endswith("?") else problems
         divisor = _check_dimension(dimension, entry, shape, name, mesh, units, found)
-        kept.append(_splitting(entry, mesh) if divisor is not None else None)
+        kept.append(splitting_axes(entry, mesh) if divisor is not None else None)
         shards *= divisor or 1
-    while kept and kept[-1] is None:
-        kept.pop()
     nbytes = leaf_bytes(named.leaf)
     whole = shards == 1 and not problems and prod(shape) >= LARGE_LEAF_ELEMENTS
     return LeafPlacement(
@@ -143,7 +142,7 @@ def _place(
         shape=shape,
         dtype=str(getattr(named.leaf, "dtype", type(named.leaf).__name__)),
         rule=rule,
-        spec=PartitionSpec(*kept),
+        spec=short_spec(kept),
         nbytes=nbytes,
         bytes_per_device=nbytes // shards,
         problems=tuple(problems),
@@ -170,12 +169,6 @@ def _is_catch_all(pattern: str) -> bool:
         return re.search(pattern, "") is not None
     except re.error:  # "axes (embed, mlp)" and the like are no patterns
         return False
-
-
-def _splitting(entry: AxisEntry, mesh: Mesh | AbstractMesh) -> AxisEntry:
-    """Returns the entry without axes of size 1, which split nothing."""
-    names = tuple(axis for axis in _mesh_axes(entry) if mesh.shape[axis] > 1)
-    return names if len(names) > 1 else names[0] if names else None
 
 
 def _entries_by_rule(
@@ -215,7 +208,7 @@ def _entries_by_axes(
             problems.append(f"unknown axis name {name!r} (known: {', '.join(axis_rules)})")
         entry = axis_rules.get(name) if name is not None else None
         # One mesh axis can split a leaf once: the first dimension that asks for it has it.
-        free = tuple(axis for axis in _mesh_axes(entry) if axis not in taken)
+        free = tuple(axis for axis in entry_axes(entry) if axis not in taken)
         taken.update(free)
         entries.append(free[0] if len(free) == 1 else free or None)
     return rule, entries
@@ -242,7 +235,7 @@ def _check_dimension(
     problems: list[str],
 ) -> int | None:
     """Returns how many parts a dimension is cut into, or None if it cannot be."""
-    mesh_axes = _mesh_axes(entry)
+    mesh_axes = entry_axes(entry)
     unknown = [axis for axis in mesh_axes if axis not in mesh.shape]
     if unknown:
         problems.append(f"unknown mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})")
@@ -262,12 +255,6 @@ def _check_dimension(
         )
         return None
     return parts
-
-
-def _mesh_axes(entry: AxisEntry) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def axis_units(config: Any) -> dict[str, int]:

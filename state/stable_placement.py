@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Shard
 from state.mesh import compiling_mesh, mesh_of
 from state.module_sharding import module_plan
 from state.optimizer_sharding import optimizer_shardings
+from state.specs import entry_axes, short_spec, splitting_axes
 
 __all__ = ["Placement", "at_home", "placement_of", "settled"]
 
@@ -135,7 +136,7 @@ def _constrained(leaf: Any, spec: PartitionSpec, mesh: AbstractMesh) -> Any:
 
 def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bool:
     """Says whether a spec can place a leaf: specs may come from a state on another mesh."""
-    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    entries = [entry_axes(entry) for entry in spec]
     if len(entries) > len(shape) or any(
         axis not in mesh.shape for names in entries for axis in names
     ):
@@ -153,20 +154,8 @@ def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...
             place = getattr(leaf, "sharding", None)
         if mesh is None or not isinstance(place, NamedSharding) or place.mesh != mesh:
             return None
-        specs.append(_splitting(place.spec, mesh))
+        specs.append(short_spec(splitting_axes(entry, mesh) for entry in place.spec))
     return tuple(specs)
-
-
-def _splitting(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
-    """Returns a spec as the compiler writes it: without axes of size 1 and trailing Nones."""
-    entries: list[Any] = []
-    for entry in spec:
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        names = tuple(name for name in names if mesh.shape[name] > 1)
-        entries.append(names if len(names) > 1 else names[0] if names else None)
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)
 
 
 def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from state.errors import ArgumentError, NotInitializedError, TreeStructureError
 from state.gather import gather_tree
-from state.mesh import home_of
+from state.mesh import home_of, sharding_of
 from state.module_sharding import module_plan
 from state.optimizer_sharding import explain_optimizer, optimizer_shardings
 from state.paths import named_leaves
@@ -156,18 +156,15 @@ class StateShardingMixin:
                 for leaf, place in zip(leaves, wanted, strict=True)
             ]
             placement = placement_of(jax.tree.unflatten(structure, known))
-            return self._replaced_as(restored, placement)
+            whole: Any = restored
+            noted: Self = dataclasses.replace(whole, placement=placement)
+            return noted
         return settled(restored)
-
-    def _replaced_as(self, state: Self, placement: Any) -> Self:
-        whole: Any = state
-        noted: Self = dataclasses.replace(whole, placement=placement)
-        return noted
 
     @property
     def shardings(self) -> Self:
         """The state with the sharding of each leaf in its place, None where there is none."""
-        placed: Self = jax.tree.map(_sharding_of, self)
+        placed: Self = jax.tree.map(sharding_of, self)
         return placed
 
     def explain_sharding(
@@ -250,10 +247,6 @@ def _abstract(tree: Any, report: ShardingReport) -> Any:
         tree,
         report.shardings(tree),
     )
-
-
-def _sharding_of(leaf: Any) -> Any:
-    return None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
 
 
 def _placed(leaf: Any, place: Any) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from state.errors import ArgumentError, TreeStructureError, require_optimizer
 from state.mesh import mesh_of
 from state.paths import named_leaves, rebuild
 from state.put import put_leaf
@@ -153,14 +153,12 @@ def _check_state(state: Any) -> None:
             expected="a TrainState or an EasyDeLState",
             found=type(state).__name__,
         )
-    if state.tx is None or state.opt_state is None:
-        raise NotInitializedError(
-            path="TrainStep: state",
-            expected="an optimizer and its state",
-            found=f"tx={'None' if state.tx is None else 'set'}, "
-            f"opt_state={'None' if state.opt_state is None else 'set'}",
-            next_step="create the state with tx= (EasyDeLState: and init_opt_state=True)",
-        )
+    require_optimizer(
+        state.tx,
+        state.opt_state,
+        path="TrainStep: state",
+        next_step="create the state with tx= (EasyDeLState: and init_opt_state=True)",
+    )
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -98,8 +98,7 @@ def collect_garbage(run: Run, *, by: str, clock: Clock = utc_now) -> list[Garbag
         UnsupportedFormatError: as `find_garbage`.
         StorageError: the store refuses; what was removed until then stays removed.
     """
-    if any(garbage.kind is GarbageKind.ABANDONED for garbage in find_garbage(run, clock=clock)):
-        _end_dead_attempt(run, by=by, clock=clock)
+    _end_dead_attempt(run, by=by, clock=clock)
     files = Files.open(run.uri)
     removed = []
     for garbage in find_garbage(run, clock=clock):
@@ -206,8 +205,11 @@ def _is_dead(lease: Lease, now: datetime) -> bool:
 def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
     """Begin an attempt after a dead writer's, so that it could publish nothing if it woke up."""
     lease = read_lease(run.objects)
-    if lease is None or lease.released or not _is_dead(lease, clock()):
+    now = clock()
+    if lease is None or lease.released or not _is_dead(lease, now):
         return
+    if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
+        return  # it left nothing that would have to go
 
     def latest() -> int:
         step = run.latest_step()

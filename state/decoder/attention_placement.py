@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from state.mesh import compiling_mesh
 from state.partition_axis import AxisEntry, PartitionAxis
+from state.specs import entry_axes
 
 __all__ = ["place_keys", "place_queries"]
 
@@ -67,8 +68,7 @@ def _fitting(entry: Any, size: int, mesh: AbstractMesh, taken: set[str]) -> Any:
     """
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return entry
-    names = (entry,) if isinstance(entry, str) else entry
-    names = tuple(name for name in names if name in mesh.shape and name not in taken)
+    names = tuple(name for name in entry_axes(entry) if name in mesh.shape and name not in taken)
     taken.update(names)
     if size % prod(mesh.shape[name] for name in names):
         return PartitionSpec.UNCONSTRAINED

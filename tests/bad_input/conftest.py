@@ -13,6 +13,7 @@ from examples.demo.servers import control_plane
 from state import EasyDeLState
 from storage.checkpointer import Checkpointer
 from storage.run import Run
+from tests.contract.subjects import make_state
 from tests.service.stores import begin_saving
 from tests.tiny import TinyRun, leaves_of, make_run
 
@@ -110,3 +111,18 @@ def raised(kind: type[Exception], call: Callable[[], object]) -> Exception:
         call()
     assert type(caught.value) is kind
     return caught.value
+
+
+@pytest.fixture(scope="module")
+def state() -> EasyDeLState:
+    """A sharded state of a user's own model, at step 0."""
+    return make_state()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, state: EasyDeLState) -> Path:
+    """A run with step 0 of the state."""
+    run = tmp_path_factory.mktemp("bad-state") / "run"
+    state.save_state(run, wait=True, verbose=False)
+    Checkpointer.for_run(run).close()
+    return run

@@ -6,26 +6,11 @@ import pytest
 
 from state import EasyDeLState
 from state.errors import ArgumentError
-from storage.checkpointer import Checkpointer
 from tests.bad_input.refusals import refused
-from tests.contract.subjects import DECODER, make_decoder, make_state
+from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import batch, my_model
 
 SMALL = DECODER.replace(num_hidden_layers=1)
-
-
-@pytest.fixture(scope="module")
-def state():
-    return make_state()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, state):
-    """A run with step 0 of the state."""
-    run = tmp_path_factory.mktemp("bad-state") / "run"
-    state.save_state(run, wait=True, verbose=False)
-    Checkpointer.for_run(run).close()
-    return run
 
 
 @pytest.fixture(scope="module")

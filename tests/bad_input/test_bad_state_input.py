@@ -9,26 +9,10 @@ from jax.sharding import PartitionSpec
 from state import EasyDeLState, TrainState
 from state.errors import ArgumentError, OptimizerError, ShardingError, TreeStructureError
 from state.mesh import make_mesh
-from storage.checkpointer import Checkpointer
 from storage.errors import TreeMismatchError
 from tests.bad_input.refusals import refused
-from tests.contract.subjects import SGD, TX, make_state, ones_like
+from tests.contract.subjects import SGD, TX, ones_like
 from tests.state.my_model import my_model
-
-
-@pytest.fixture(scope="module")
-def state():
-    return make_state()
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, state):
-    """A run with step 0 of the state."""
-    run = tmp_path_factory.mktemp("bad-state") / "run"
-    state.save_state(run, wait=True, verbose=False)
-    Checkpointer.for_run(run).close()
-    return run
-
 
 # -- the documented errors ---------------------------------------------------------------------
 

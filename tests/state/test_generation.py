@@ -1,6 +1,5 @@
 """Generation: the tokens of transformers, padding, ends, sampling, compilations."""
 
-import contextlib
 import json
 
 import jax
@@ -19,6 +18,7 @@ from state.errors import ArgumentError, ConversionError
 from state.generation_arguments import checked_sampling
 from state.generation_loop import Stop
 from state.sampling import filter_logits, sample
+from tests.state.compilations import compilations
 from tests.state.hf_models import our_logits, save, tiny_llama, tokens
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
@@ -123,22 +123,6 @@ def test_a_seed_is_any_integer_and_an_old_key_is_a_key(pair):
         for rng in (3, np.int64(3), jnp.int32(3), jax.random.key(3), jax.random.PRNGKey(3))
     ]
     assert all(tokens == sampled[0] for tokens in sampled)
-
-
-@contextlib.contextmanager
-def compilations():
-    """Counts what JAX compiles, whatever asks for it."""
-    seen = []
-
-    def listener(event, duration, **details):
-        if event == "/jax/core/compile/backend_compile_duration":
-            seen.append(details)
-
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
-        yield seen
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
 
 
 def test_a_second_call_and_nearby_lengths_compile_nothing(pair):

@@ -1,7 +1,5 @@
 """States under jax.jit, jax.grad, jax.eval_shape and donation."""
 
-from contextlib import contextmanager
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from state.decoder import DecoderForCausalLM
 from state.easydel_state import EasyDeLState
 from state.errors import ArgumentError
 from state.mesh import make_mesh, mesh_of
+from tests.state.compilations import compilations
 from tests.state.my_model import batch as my_batch
 from tests.state.my_model import my_model, train_step
 from tests.tiny import TINY, batch, leaves_of, make_state
@@ -25,22 +24,6 @@ CHAIN = optax.chain(
         optax.inject_hyperparams(optax.adamw)(learning_rate=optax.linear_schedule(1e-2, 0.0, 50)), 2
     ).gradient_transformation(),
 )
-
-
-@contextmanager
-def compilations():
-    """Counts what XLA compiles inside, by JAX's own events."""
-    count = []
-
-    def listen(event, duration, **kwargs):
-        if "backend_compile" in event:
-            count.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield count
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def tiny(dims=(2, 4, 1, 1)):
