@@ -37,6 +37,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "partition_axis": ["PartitionAxis"],
         "quantization": ["QuantizationSettings"],
         "router_loss": ["load_balancing_loss"],
+        "run_saver": ["RunSaver"],
         "sharding": ["make_mesh"],
         "train_state": ["TrainState"],
         "train_step": ["TrainStep"],

@@ -14,6 +14,7 @@ from storage.dtypes import dtype_named
 from storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
 from storage.leaf_forms import dtype_name, is_key_dtype
 from storage.manifest import LeafRecord, Manifest
+from storage.reader import CheckpointReader
 from storage.run import Run, StepInfo
 from storage.step_states import StepState
 from storage.uri import CheckpointRef, parse_ref
@@ -41,7 +42,8 @@ class StoredCheckpoint:
         self.info = info
         self.uri = run.step_uri(info)
         self.manifest: Manifest = run.manifest(info)
-        self.meta: Mapping[str, Any] = read_meta(self.uri)
+        self._reader = CheckpointReader.open(self.uri, self.manifest)
+        self.meta: Mapping[str, Any] = read_meta(self._reader)
         self._check_meta()
 
     @classmethod
@@ -154,7 +156,7 @@ class StoredCheckpoint:
         """
         from storage.restore import restore_item
 
-        return restore_item(self.uri, item, target, cast=cast)
+        return restore_item(self._reader, item, target, cast=cast)
 
     def restore_some(
         self, item: str, target: Any, paths: Collection[str], *, cast: bool = False
@@ -167,7 +169,7 @@ class StoredCheckpoint:
         """
         from storage.restore import restore_leaves
 
-        return restore_leaves(self.uri, item, target, paths, cast=cast)
+        return restore_leaves(self._reader, item, target, paths, cast=cast)
 
     def _problems(self, item: str, tree: Any, cast: bool) -> list[str]:
         stored = self.leaves(item)

@@ -59,7 +59,7 @@ class SkippedSave(SaveHandle):
 
     def __init__(self, *, step: int, uri: StoreURI) -> None:
         super().__init__(step=step, attempt=0, uri=uri)
-        self.finish(None)
+        self.skip()
 
     def __repr__(self) -> str:
         return f"SkippedSave(step={self.step}, {self.uri})"

@@ -54,10 +54,13 @@ if TYPE_CHECKING:
         list_runs,
         resolve_checkpoint,
     )
+    from storage.run_retention import apply_retention
     from storage.safetensors_stream import TensorSource, plan_shards, write_index, write_shard
-    from storage.save_handle import SaveHandle
+    from storage.save_handle import SaveHandle, SaveState
+    from storage.save_policy import DueReason, SavePolicy
     from storage.trash import Tombstone, delete_step, undelete_step
     from storage.uri import CheckpointRef, StoreURI, confine, parse_ref, parse_uri
+    from storage.verify import VerifyReport, verify_step
 
 __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
@@ -109,9 +112,12 @@ __getattr__, __dir__, _ = lazy_loader.attach(
             "resolve_checkpoint",
         ],
         "safetensors_stream": ["TensorSource", "plan_shards", "write_index", "write_shard"],
-        "save_handle": ["SaveHandle"],
+        "run_retention": ["apply_retention"],
+        "save_handle": ["SaveHandle", "SaveState"],
+        "save_policy": ["DueReason", "SavePolicy"],
         "trash": ["Tombstone", "delete_step", "undelete_step"],
         "uri": ["CheckpointRef", "StoreURI", "confine", "parse_ref", "parse_uri"],
+        "verify": ["VerifyReport", "verify_step"],
     },
 )
 
@@ -126,6 +132,7 @@ __all__ = [
     "CheckpointRef",
     "Checkpointer",
     "CorruptionError",
+    "DueReason",
     "FencedError",
     "Files",
     "Garbage",
@@ -149,6 +156,8 @@ __all__ = [
     "RunNotFoundError",
     "SaveError",
     "SaveHandle",
+    "SavePolicy",
+    "SaveState",
     "StepExistsError",
     "StepInFlightError",
     "StepInUseError",
@@ -164,6 +173,8 @@ __all__ = [
     "TreeMismatchError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
+    "VerifyReport",
+    "apply_retention",
     "collect_garbage",
     "confine",
     "delete_step",
@@ -175,6 +186,7 @@ __all__ = [
     "plan_shards",
     "resolve_checkpoint",
     "undelete_step",
+    "verify_step",
     "write_index",
     "write_shard",
 ]

@@ -14,6 +14,7 @@ from storage.attempts import (
     ensure_newest,
     holds_lease,
     list_attempts,
+    note_durable,
     release,
     renew,
     set_aside,
@@ -127,6 +128,11 @@ class AttemptKeeper:
                 next_step="Stop this process; see the run for what was kept.",
             )
             raise self._fenced
+
+    def note(self, step: int) -> None:
+        """Note in the lease that `step`, just published in this attempt, is there."""
+        if self._attempt is not None:
+            note_durable(self._objects, self._attempt, step)
 
     def drop(self) -> None:
         """Write no more in this attempt; the next save begins another. The lease is kept."""

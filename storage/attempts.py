@@ -18,7 +18,14 @@ from pydantic import Field
 from storage.clock import Clock, Moment, from_rfc3339, rfc3339, utc_now
 from storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
 from storage.files import Files
-from storage.layout import ATTEMPTS, LEASE_FILE, MAX_NUMBER, attempt_file, parse_attempt_file
+from storage.layout import (
+    ATTEMPTS,
+    LEASE_FILE,
+    MAX_NUMBER,
+    attempt_file,
+    manifest_file,
+    parse_attempt_file,
+)
 from storage.objects import ObjectStore
 from storage.records import Record
 
@@ -32,6 +39,8 @@ __all__ = [
     "ensure_newest",
     "holds_lease",
     "list_attempts",
+    "note_durable",
+    "noted_step",
     "read_lease",
     "release",
     "renew",
@@ -45,6 +54,8 @@ CLOCK_MARGIN_SECONDS = 15.0
 """How far two clocks may be apart: another writer waits this long after an expiry."""
 
 _CAS_TRIES = 50
+
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 @dataclass(frozen=True)
@@ -84,16 +95,19 @@ class Lease(Record):
         expires: RFC 3339 in UTC.
         released: the writer gave it back; anybody may take it at once.
         instance: of the process, among those that share the writer's id.
+        durable: (step, attempt) that was reported durable last; a start that is shown an old list
+            of manifests keeps it all the same.
     """
 
     FORMAT: ClassVar[str] = "cairn.lease"
     VERSION: ClassVar[int] = 1
 
     writer: str
-    attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    attempt: Number
     expires: Moment
     released: bool = False
     instance: str = ""
+    durable: tuple[Number, Number] | None = None
 
     def is_alive(self, now: datetime) -> bool:
         """True until it is released or has expired, the clock margin included."""
@@ -212,8 +226,54 @@ def begin_attempt(
                 release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
+            _forget_durable_above(objects, begun)
             return begun
         number += 1  # another start came first, and may have saved: ask again what to keep
+
+
+def noted_step(objects: ObjectStore) -> int:
+    """The step that was reported durable last, if its manifest is there; else -1.
+
+    It is read by name, so that a store that shows an old list can't hide it. Ask while holding the
+    lease.
+    """
+    lease = read_lease(objects)
+    if lease is None or lease.durable is None:
+        return -1
+    return lease.durable[0] if objects.read(manifest_file(*lease.durable)) is not None else -1
+
+
+def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
+    """Note in the lease that `step`, published in `attempt`, is about to be reported durable.
+
+    Does nothing if the lease is another's by now: who took it looked at the manifests after this
+    one was published.
+    """
+    _note(objects, attempt, (step, attempt.number))
+
+
+def _forget_durable_above(objects: ObjectStore, attempt: Attempt) -> None:
+    """An attempt that goes back keeps no step above its base."""
+    lease = read_lease(objects)
+    if lease is not None and lease.durable is not None and lease.durable[0] > attempt.base_step:
+        _note(objects, attempt, None)
+
+
+def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
+    for _ in range(_CAS_TRIES):
+        found = objects.read(LEASE_FILE)
+        if found is None:
+            return
+        lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
+        if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
+            return
+        noted = lease.model_copy(update={"durable": durable})
+        try:
+            objects.write_if(LEASE_FILE, noted.to_bytes(), generation=found.generation)
+            return
+        except PreconditionFailedError:
+            continue
+    raise _contended(objects)
 
 
 def _create(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
@@ -240,11 +300,13 @@ def renew(
     """
     for _ in range(_CAS_TRIES):
         found = objects.read(LEASE_FILE)
+        held = None
         if found is None:
             ensure_newest(objects, attempt)
         else:
-            _ensure_own(objects, attempt, Lease.parse(found.value, objects.uri / LEASE_FILE))
-        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl)
+            held = Lease.parse(found.value, objects.uri / LEASE_FILE)
+            _ensure_own(objects, attempt, held)
+        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
         try:
             objects.write_if(
                 LEASE_FILE,
@@ -318,9 +380,16 @@ def _last_folder(objects: ObjectStore) -> int:
     return max((number for number in numbers if number is not None), default=0)
 
 
-def _lease(writer: str, number: int, instance: str, clock: Clock, ttl: float) -> Lease:
-    expires = rfc3339(clock() + timedelta(seconds=ttl))
-    return Lease(writer=writer, attempt=number, expires=expires, instance=instance)
+def _lease(
+    writer: str, number: int, instance: str, clock: Clock, ttl: float, before: Lease | None
+) -> Lease:
+    return Lease(
+        writer=writer,
+        attempt=number,
+        expires=rfc3339(clock() + timedelta(seconds=ttl)),
+        instance=instance,
+        durable=before.durable if before is not None else None,
+    )
 
 
 def _take_lease(
@@ -334,6 +403,7 @@ def _take_lease(
     writer, number = attempt.writer, attempt.number
     for _ in range(_CAS_TRIES):
         found = objects.read(LEASE_FILE)
+        held = None
         if found is not None:
             held = Lease.parse(found.value, objects.uri / LEASE_FILE)
             if held.writer != writer and held.is_alive(clock()):
@@ -350,7 +420,7 @@ def _take_lease(
             if before is not None and not held.released and held.instance != attempt.instance:
                 raise _replaced(objects, before, held)
             number = max(number, held.attempt)
-        lease = _lease(writer, number, attempt.instance, clock, ttl)
+        lease = _lease(writer, number, attempt.instance, clock, ttl, held)
         try:
             objects.write_if(
                 LEASE_FILE,

@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from storage.blocks import Box, bands, boxes, copy_permuted
+from storage.blocks import PIECE_BYTES, Box, bands, boxes, chunk_boxes, copy_permuted
+from storage.checked_reads import CheckedReads
 from storage.four_bits import PackedReads
 
 __all__ = ["BlockPlan", "stream_blocks"]
-
-_PIECE_BYTES = 8 << 20
-"""Bytes asked of TensorStore at a time: a few chunks, decoded in parallel. Larger ones cost memory
-(its threads keep some of what they free) and gain no speed; smaller ones are slower."""
 
 _PIECES_AHEAD = 2
 
@@ -79,15 +76,11 @@ class BlockPlan:
         if self.as_stored and math.prod(shape) * self.itemsize <= self.max_bytes:
             yield band
             return
-        chunk = math.prod(min(c, n) for c, n in zip(self.chunks, shape, strict=True))
-        phase = [part.start % c for part, c in zip(band, self.chunks, strict=True)]
-        limit = max(_PIECE_BYTES // self.itemsize, chunk, 1)
-        for box in boxes(shape, limit, grid=self.chunks, phase=phase):
-            yield tuple(_shifted(part, whole.start) for part, whole in zip(box, band, strict=True))
+        yield from chunk_boxes(band, self.chunks, PIECE_BYTES // self.itemsize)
 
 
 def stream_blocks(
-    array: ts.TensorStore | PackedReads,
+    array: ts.TensorStore | PackedReads | CheckedReads,
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:

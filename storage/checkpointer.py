@@ -1,41 +1,39 @@
 """Save a training job's state: asynchronous, sharded, fenced, durable. Imports JAX and Orbax.
 
-    caller's thread      check, claim an attempt, start Orbax (device to host)      -> SaveHandle
-    background thread    Orbax commits -> sync -> list -> fence -> manifest         -> durable
+    caller's thread      check, claim an attempt, hold the arrays (device to host)  -> SaveHandle
+    background thread    write -> Orbax commits -> sync -> fence -> manifest        -> durable
 
 One save is in flight at a time; the next waits for it. Nothing is skipped. Every step is an
 ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 """
 
 import getpass
-import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
+
+import jax
 
 from storage import exit_guard, processes
-from storage.annotations import Annotation
-from storage.assets import checked_assets
 from storage.attempt_keeper import AttemptKeeper
-from storage.attempts import LEASE_TTL_SECONDS
-from storage.chunk_codec import checksummed_chunks
+from storage.attempts import LEASE_TTL_SECONDS, noted_step
 from storage.clock import Clock, utc_now
 from storage.errors import (
-    InvalidURIError,
     SaveError,
     StepExistsError,
 )
-from storage.layout import check_step, step_dir
-from storage.leaf_forms import store_form
-from storage.leaf_records import LeafDraft, draft_leaves
+from storage.layout import step_dir
 from storage.manifest import ModelInfo
-from storage.orbax_save import META_ITEM, StoredItem, orbax_folder, start_save
-from storage.records import canonical_json
+from storage.orbax_save import (
+    META_ITEM,
+    SaveResponse,
+    orbax_folder,
+    start_save,
+)
 from storage.run import Run
 from storage.save_handle import SaveHandle
 from storage.save_job import (
@@ -45,12 +43,18 @@ from storage.save_job import (
     outcome_key,
     remove_leftovers,
 )
-from storage.trees import flatten
-from storage.uri import StoreURI, check_segment, parse_uri
+from storage.save_metrics import (
+    prepare_metrics,
+    record_outcome,
+    record_refusal,
+    record_started,
+)
+from storage.save_request import PreparedSave, SaveRequest, prepare
+from storage.tree_handler import HeldItem
+from storage.unchanged import Unchanged
+from storage.uri import StoreURI, parse_uri
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
-
-_RESERVED_ITEMS: Final = frozenset({META_ITEM, "metrics", "descriptor", "default", "auto"})
 
 
 def default_writer_id() -> str:
@@ -100,8 +104,10 @@ class Checkpointer:
         self._latest: int | None = None
         self._goes_back = False
         self._current: SaveHandle | None = None
+        self._unchanged: dict[str, Unchanged] = {}
         self._lock = threading.RLock()
         self._closed = False
+        prepare_metrics()
 
     def __repr__(self) -> str:
         return f"Checkpointer({str(self.uri)!r}, writer_id={self.writer_id!r})"
@@ -162,54 +168,71 @@ class Checkpointer:
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
         """
+        request = SaveRequest(
+            step=step,
+            items=items,
+            meta=meta,
+            model=model,
+            assets=assets,
+            metrics=metrics,
+            labels=labels,
+            overwrite=bool(overwrite),
+        )
+        try:
+            handle = self._save(request)
+        except Exception as exc:
+            record_refusal(exc, step=step, uri=self.uri)
+            raise
+        record_started(handle)
+        return handle
+
+    def _save(self, request: SaveRequest) -> SaveHandle:
         started = time.monotonic()
+        step = request.step
         with self._lock:
-            (stored, leaves, meta_copy, annotation), files = processes.together(
-                lambda: (
-                    self._prepare(step, items, meta, metrics, labels),
-                    _prepare_model(model, assets),
-                ),
+            prepared = processes.together(
+                lambda: self._prepare(request),
                 same={
                     "run": lambda _: str(self.uri),
                     "step": lambda _: step,
-                    "overwrite": lambda _: bool(overwrite),
-                    "labels": lambda _: dict(labels or {}),
-                    "meta": lambda made: made[0][2],
-                    "assets": lambda made: sorted(made[1]),
-                    "items": lambda made: [leaf[:4] for leaf in made[0][1]],
+                    "overwrite": lambda _: request.overwrite,
+                    "labels": lambda _: dict(request.labels or {}),
+                    "meta": lambda made: made.meta,
+                    "assets": lambda made: sorted(made.assets),
+                    "items": lambda made: [leaf[:4] for leaf in made.leaves],
                 },
             )
-            number = processes.agree(lambda: self._claim(step, overwrite))
+            number = processes.agree(lambda: self._claim(step, request.overwrite))
             folder = self.uri / step_dir(number, step)
             handle = SaveHandle(step=step, attempt=number, uri=folder)
-            with ExitStack() as guard:
-                table = guard.enter_context(checksummed_chunks(folder.orbax_path()))
-                try:
-                    job = SaveJob(
-                        handle=handle,
-                        response=start_save(folder, stored, meta_copy),
-                        guard=guard.pop_all(),
-                        table=table,
-                        items=tuple(sorted([*items, META_ITEM])),
-                        leaves=leaves,
-                        model=model,
-                        assets=files,
-                        annotation=annotation,
-                        goes_back=self._goes_back,
-                        objects=self._run.objects,
-                        keeper=self._keeper,
-                        clock=self._clock,
-                        writer=self.writer_id,
-                    )
-                    self._start(job)
-                except BaseException as exc:
-                    # Whatever Orbax still writes into this attempt's folder, nobody looks at.
-                    self._keeper.drop()
-                    processes.report_failure(outcome_key(handle), exc)
-                    if not isinstance(exc, Exception):  # an interrupt stays what it is
-                        raise
-                    remove_leftovers(self._run.objects, handle)
-                    raise failure(exc, folder) from exc
+            handle.nbytes = prepared.nbytes
+            handle.when_done(record_outcome)
+            try:
+                held = prepared.hold(self._unchanged)
+                job = SaveJob(
+                    handle=handle,
+                    start=_starting(folder, held, prepared.meta),
+                    items=held,
+                    names=tuple(sorted([*request.items, META_ITEM])),
+                    leaves=prepared.leaves,
+                    model=request.model,
+                    assets=prepared.assets,
+                    annotation=prepared.annotation,
+                    goes_back=self._goes_back,
+                    objects=self._run.objects,
+                    keeper=self._keeper,
+                    clock=self._clock,
+                    writer=self.writer_id,
+                )
+                self._start(job)
+            except BaseException as exc:
+                # Whatever Orbax still writes into this attempt's folder, nobody looks at.
+                self._keeper.drop()
+                processes.report_failure(outcome_key(handle), exc)
+                if not isinstance(exc, Exception):  # an interrupt stays what it is
+                    raise
+                remove_leftovers(self._run.objects, handle)
+                raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
         return handle
 
@@ -259,15 +282,8 @@ class Checkpointer:
     def _saved(self, step: int) -> None:
         self._latest = step
 
-    def _prepare(
-        self,
-        step: int,
-        items: Mapping[str, Any],
-        meta: Mapping[str, Any],
-        metrics: Mapping[str, Any] | None,
-        labels: Mapping[str, str] | None,
-    ) -> tuple[dict[str, StoredItem], tuple[LeafDraft, ...], dict[str, Any], bytes | None]:
-        """Everything that can be wrong with the call itself, before anything is written."""
+    def _prepare(self, request: SaveRequest) -> PreparedSave:
+        """Once the save before this one has ended."""
         if self._closed:
             raise SaveError(
                 "the checkpointer is closed",
@@ -275,24 +291,7 @@ class Checkpointer:
                 next_step="Make a new one, or use Checkpointer.for_run.",
             )
         self._settle()
-        check_step(step)
-        stored: dict[str, StoredItem] = {}
-        leaves: list[LeafDraft] = []
-        for name, tree in items.items():
-            check_segment(name, within=f"item {name!r}")
-            if name in _RESERVED_ITEMS or name.startswith("_"):
-                raise InvalidURIError(
-                    "invalid item name",
-                    path=repr(name),
-                    expected=f"a name other than {', '.join(sorted(_RESERVED_ITEMS))}",
-                    found="a reserved one",
-                )
-            flat = flatten(tree)
-            stored[name] = StoredItem(*store_form(flat))
-            leaves += draft_leaves(name, flat, stored[name])
-        meta_copy: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
-        annotation = Annotation.of(labels, metrics)
-        return stored, tuple(leaves), meta_copy, annotation.to_bytes() if annotation else None
+        return prepare(request)
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
@@ -314,7 +313,7 @@ class Checkpointer:
             if latest is not None and step <= latest and not overwrite:
                 raise self._exists(step, latest)
             self._goes_back = latest is not None and step < latest
-            return -1 if latest is None else latest
+            return max(-1 if latest is None else latest, noted_step(self._run.objects))
 
         return self._keeper.begin(base_step).number
 
@@ -328,11 +327,18 @@ class Checkpointer:
         )
 
 
-def _prepare_model(model: ModelInfo | None, assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """The files of the model, once it is sure that the manifest can name it and them."""
-    if model is not None:
-        canonical_json(model.config, path="model.config")
-    return checked_assets(assets)
+def _starting(
+    folder: StoreURI, held: Mapping[str, HeldItem], meta: Mapping[str, Any]
+) -> Callable[[], SaveResponse]:
+    """What has Orbax begin.
+
+    It takes some tens of milliseconds, which the caller need not wait for. With several processes
+    it uses devices, whose order of use must be the same in all: then it begins here.
+    """
+    if jax.process_count() == 1:
+        return lambda: start_save(folder, held, meta)
+    response = start_save(folder, held, meta)
+    return lambda: response
 
 
 def _forget_runs() -> None:

@@ -7,9 +7,17 @@ chunks of about 4 MiB. Reading any element costs its whole inner chunk, checksum
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
-__all__ = ["CHUNK_BYTES", "LEAST_CHUNK_BYTES", "SQUARE_ABOVE_BYTES", "inner_chunk_shape"]
+__all__ = [
+    "CHUNK_BYTES",
+    "LEAST_CHUNK_BYTES",
+    "SHARD_BYTES",
+    "SQUARE_ABOVE_BYTES",
+    "ChunkShapes",
+    "inner_chunk_shape",
+    "outer_shard_shape",
+]
 
 CHUNK_BYTES: Final = 4 << 20
 """Inner chunks hold at most this many bytes where the shard's divisors allow it."""
@@ -18,8 +26,38 @@ LEAST_CHUNK_BYTES: Final = 16 << 10
 """Chunks are never smaller: each costs 20 bytes and some microseconds. A raveled model whose size
 has a large prime factor has no divisor near `CHUNK_BYTES`; its chunks are larger instead."""
 
+SHARD_BYTES: Final = 64 << 20
+"""Outer shards hold at most this many bytes where the divisors allow it: they are written, and
+sent to a store, as a whole."""
+
 SQUARE_ABOVE_BYTES: Final = 64 << 20
 """Arrays above this are cut into squares, others into row strips: a reader holds a whole one."""
+
+
+class ChunkShapes(NamedTuple):
+    """How one array was cut.
+
+    Attributes:
+        shard: outer shape, in elements per axis.
+        chunk: inner shape; divides `shard`.
+    """
+
+    shard: tuple[int, ...]
+    chunk: tuple[int, ...]
+
+
+def outer_shard_shape(part_shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """How the part of an array that one writer holds is cut into outer shards: by leading axes.
+
+    Args:
+        part_shape: shape of that part, no axis of size 0.
+        itemsize: bytes per element as stored.
+    """
+    part = tuple(int(size) for size in part_shape)
+    limit = max(1, SHARD_BYTES // itemsize)
+    if math.prod(part) <= limit:
+        return part
+    return _strip(part, limit, LEAST_CHUNK_BYTES // itemsize)
 
 
 def inner_chunk_shape(

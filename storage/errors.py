@@ -64,6 +64,9 @@ class StorageError(Exception):
 
     The message says where (path), what was expected, what was found, and what to do next; each
     part stays available as an attribute.
+
+    Attributes:
+        problems: where several things are wrong at once, every one of them in a line.
     """
 
     def __init__(
@@ -74,12 +77,15 @@ class StorageError(Exception):
         expected: object = "",
         found: object = "",
         next_step: str = "",
+        problems: Iterable[str] = (),
     ) -> None:
         self.path = str(path)
         self.expected = str(expected)
         self.found = str(found)
         self.next_step = next_step
-        super().__init__(_compose(message, self.path, self.expected, self.found, next_step))
+        self.problems = tuple(problems)
+        lead = _compose(message, self.path, self.expected, self.found, next_step)
+        super().__init__("\n  - ".join((lead, *self.problems)))
 
 
 def _compose(message: str | None, path: str, expected: str, found: str, next_step: str) -> str:
@@ -148,24 +154,13 @@ class TreeMismatchError(StorageError, ValueError):
         problems: every difference, one line each.
     """
 
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        path: object = "",
-        expected: object = "",
-        found: object = "",
-        next_step: str = "",
-        problems: Iterable[str] = (),
-    ) -> None:
-        self.problems = tuple(problems)
-        super().__init__(message, path=path, expected=expected, found=found, next_step=next_step)
-        if self.problems:
-            self.args = ("\n  - ".join((str(self.args[0]), *self.problems)),)
-
 
 class CorruptionError(StorageError):
-    """Stored bytes fail their check."""
+    """Stored bytes fail their check.
+
+    Attributes:
+        problems: every file or leaf that fails, one line each, where more than one was looked at.
+    """
 
 
 class PreconditionFailedError(StorageError):

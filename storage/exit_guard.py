@@ -4,6 +4,9 @@ The interpreter stops its worker threads before it runs `atexit` callbacks, and 
 threads. So waiting happens in `threading`'s own exit hook, which runs last in, first out and so
 before that of `concurrent.futures`; the exit status is set in `atexit`, after everything else that
 was registered later has run.
+
+A process that was told to end, and has no time left for a save, says so by `leave`: then it waits
+for none.
 """
 
 import atexit
@@ -13,13 +16,17 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 import traceback
 from typing import Final, Protocol
 
-__all__ = ["FAILED_STATUS", "guard", "release"]
+__all__ = ["FAILED_STATUS", "LEAVE_SECONDS", "guard", "leave", "release"]
 
 FAILED_STATUS: Final = 1
 """Exit status of a process whose last save failed without anyone having been told."""
+
+LEAVE_SECONDS: Final = 3.0
+"""How long the exit handlers of others may take in a process that `leave`s."""
 
 
 class Closing(Protocol):
@@ -33,6 +40,7 @@ _open: dict[int, Closing] = {}
 _lock = threading.Lock()
 _forked = False
 _failed = False
+_leaving = False
 
 
 def guard(closing: Closing) -> None:
@@ -47,8 +55,20 @@ def release(closing: Closing) -> None:
         _open.pop(id(closing), None)
 
 
+def leave() -> None:
+    """From now on the process ends without waiting for saves, and with a failure.
+
+    For one that has given up on a save: what still writes it would hold the process for longer
+    than it has. It still runs to its end by itself, and so do the exit handlers of others.
+    """
+    global _leaving
+    _leaving = True
+
+
 def _close_all() -> None:
     global _failed
+    if _leaving:
+        _leave()
     while _open:
         with _lock:
             _, closing = _open.popitem()
@@ -59,6 +79,21 @@ def _close_all() -> None:
             traceback.print_exc()
     if _forked and multiprocessing.parent_process() is not None:
         _set_status()  # such a process ends without `atexit`
+
+
+def _leave() -> None:
+    """End here, before the interpreter would wait for threads that may never come to an end."""
+    global _failed
+    _failed = True
+    print("cairn: a save was abandoned, the process does not wait for it", file=sys.stderr)
+
+    def limit() -> None:
+        time.sleep(LEAVE_SECONDS)
+        _set_status()
+
+    threading.Thread(target=limit, name="cairn-leave", daemon=True).start()
+    atexit._run_exitfuncs()
+    _set_status()
 
 
 def _set_status() -> None:
@@ -74,8 +109,8 @@ def _set_status() -> None:
 
 def _forget() -> None:
     """A forked child has none of its parent's threads: it guards what it opens itself."""
-    global _lock, _forked, _failed
-    _lock, _forked, _failed = threading.Lock(), True, False
+    global _lock, _forked, _failed, _leaving
+    _lock, _forked, _failed, _leaving = threading.Lock(), True, False, False
     _open.clear()
 
 

@@ -83,7 +83,8 @@ def fork_run(
     )
     run = _create(source, target, lineage, by=by, clock=clock)
     attempt = _attempt(run, by=by, clock=clock)
-    copied = manifest.model_copy(update={"attempt": attempt.number, "writer": by})
+    changes = {"attempt": attempt.number, "writer": by}
+    copied = Manifest.model_validate(manifest.model_dump() | changes)  # in the present version
     if run.objects.read(manifest_file(copied.step, copied.attempt)) is None:
         keeper = _LeaseKeeper(run, attempt, clock)
         _copy_objects(source, step, run, copied, keeper, progress)

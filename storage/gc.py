@@ -8,13 +8,20 @@ is long gone. Set-aside steps stay: a rollback can be undone.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storage.attempts import Lease, begin_attempt, list_attempts, read_lease, release
+from storage.attempts import (
+    Lease,
+    begin_attempt,
+    list_attempts,
+    noted_step,
+    read_lease,
+    release,
+)
 from storage.clock import Clock, from_rfc3339, utc_now
 from storage.errors import LeaseHeldError, StorageError
 from storage.exports import ExportKey, find_export
@@ -86,12 +93,19 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     ]
 
 
-def collect_garbage(run: Run, *, by: str, clock: Clock = utc_now) -> list[Garbage]:
+def collect_garbage(
+    run: Run,
+    *,
+    by: str,
+    progress: Callable[[Garbage], None] | None = None,
+    clock: Clock = utc_now,
+) -> list[Garbage]:
     """Remove what `find_garbage` finds; what was removed. An interrupted call is just repeated.
 
     Args:
         run: the run.
         by: who asks; the writer of the attempt that ends a dead writer's.
+        progress: called after each removal; what it raises ends the collection.
         clock: tells the time.
 
     Raises:
@@ -116,6 +130,8 @@ def collect_garbage(run: Run, *, by: str, clock: Clock = utc_now) -> list[Garbag
         else:
             files.delete_tree(garbage.name)
         removed.append(garbage)
+        if progress is not None:
+            progress(garbage)
     return removed
 
 
@@ -213,7 +229,7 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
 
     def latest() -> int:
         step = run.latest_step()
-        return -1 if step is None else step
+        return max(-1 if step is None else step, noted_step(run.objects))
 
     with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
         begun = begin_attempt(run.objects, writer=by, base_step=latest, clock=clock)

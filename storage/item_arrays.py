@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from storage.checked_reads import CheckedReads
+from storage.chunk_digests import ChunkDigests
+from storage.chunk_shape import ChunkShapes
+from storage.digests import digest_text, parse_digest
 from storage.dtypes import dtype_named
 from storage.errors import (
     CorruptionError,
@@ -19,6 +23,7 @@ from storage.errors import (
     translate,
 )
 from storage.four_bits import PackedReads, packed_axis
+from storage.local_shards import StoredCut
 from storage.manifest import LeafRecord
 from storage.orbax_tree import StoredForm, StoredTree
 from storage.uri import StoreURI
@@ -65,6 +70,7 @@ class ItemArrays:
         forms: Mapping[str, StoredForm],
         records: Mapping[str, LeafRecord] | None,
         context: ts.Context,
+        digests: Callable[[], ChunkDigests] | None = None,
     ) -> None:
         """See `CheckpointReader`.
 
@@ -74,6 +80,8 @@ class ItemArrays:
             forms: its leaves that are stored in another form, by path.
             records: the manifest's leaves of it, by path; None without a manifest.
             context: TensorStore context that has `NODE_POOL`.
+            digests: gives the digests of its chunks, asked for once and when the first leaf is
+                read; None if it has none. With them the manifest's leaves are checked by chunk.
         """
         self.uri = uri
         self.tree = tree
@@ -81,6 +89,9 @@ class ItemArrays:
         self._records = records
         self._context = context
         self._open: dict[str, ts.TensorStore] = {}
+        self._digests = digests
+        self._loaded: ChunkDigests | None = None
+        self._known_whole: set[str] = set()
         empty = {path for path, form in forms.items() if form.kind == "empty"}
         known = records if records is not None else {*tree.arrays, *empty}
         self._paths = dict.fromkeys(sorted(known))
@@ -121,17 +132,70 @@ class ItemArrays:
         self._check(info)
         return info
 
-    def array(self, path: str) -> ts.TensorStore | PackedReads:
+    def array(self, path: str) -> ts.TensorStore | PackedReads | CheckedReads:
         """The stored array of a leaf, open for reading, indexed as the leaf is.
 
+        With digests, what is read of it is compared with them first.
+
         Raises:
-            CorruptionError: it is not there, or its description is damaged.
+            CorruptionError: it is not there, its description is damaged, or it lacks digests.
             StoreUnavailableError: the store gives no answer.
         """
-        array, form = self._opened(path), self._forms.get(path)
-        if form is None or form.kind != "packed":
+        stored, form = self._opened(path), self._forms.get(path)
+        array: ts.TensorStore | PackedReads = stored
+        shape: tuple[int, ...] = tuple(stored.shape)
+        if form is not None and form.kind == "packed":
+            array = PackedReads(stored, form.dtype, self._packed_axis(path, form, stored))
+            shape = form.shape
+        record = self._records.get(path) if self._records is not None else None
+        if self._digests is None or record is None or record.chunks is None:
             return array
-        return PackedReads(array, form.dtype, self._packed_axis(path, form, array))
+        chunks = record.chunks
+        digests = self._digests_of(record, shape)
+
+        def check(index: tuple[int, ...], found: int) -> None:
+            expected = digests.expected(path, chunks, index)
+            if expected != found:
+                raise self._not_what_was_saved(path, index, expected, found)
+
+        return CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
+
+    def form(self, path: str) -> StoredForm | None:
+        """How a leaf is stored, if not as it is."""
+        return self._forms.get(path)
+
+    def stored_cut(self, path: str) -> StoredCut | None:
+        """How to read a leaf's stored shards past TensorStore; None if it takes more than bytes.
+
+        Raises:
+            CorruptionError: the leaf lacks digests, or they are not the manifest's.
+        """
+        record = self._records.get(path) if self._records is not None else None
+        form = self._forms.get(path)
+        if record is None or record.chunks is None or record.shards is None:
+            return None
+        if self._digests is None or (form is not None and form.kind == "packed"):
+            return None
+        dtype, shape = dtype_named(record.dtype if form is None else "uint8"), record.shape
+        if form is not None and form.kind == "key":
+            dtype = np.dtype(np.uint32)
+            shape = (*record.shape, *record.chunks[len(record.shape) :])
+        chunks = record.chunks
+        digests = self._digests_of(record, shape)
+        return StoredCut(
+            name=path.replace("/", "."),
+            dtype=dtype,
+            cut=ChunkShapes(record.shards, chunks),
+            expected=lambda index: digests.expected(path, chunks, index),
+            where=self.where(path),
+        )
+
+    def read_box(self, info: LeafInfo) -> tuple[int, ...]:
+        """The shape of what to read of a leaf at a time: an outer shard, or whole chunks."""
+        record = self._records.get(info.path) if self._records is not None else None
+        if record is not None and record.shards is not None:
+            return record.shards
+        return info.chunks or info.shape
 
     def wait(self, pending: Any, path: str) -> np.ndarray:
         """What a read of the leaf's array gave, in the leaf's own dtype.
@@ -148,6 +212,45 @@ class ItemArrays:
                 return stored.view(dtype_named(name))
             case _:
                 return stored
+
+    def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> ChunkDigests:
+        """The item's digests, once those of the leaf are known to be all there."""
+        if self._loaded is None:
+            self._loaded = self._digests() if self._digests else ChunkDigests()
+        path, chunks = record.path, record.chunks or ()
+        if path in self._known_whole:
+            return self._loaded
+        total = self._loaded.total(path)
+        if total is None or len(chunks) != len(shape) or 0 in chunks:
+            raise CorruptionError(
+                "stored data of a leaf can't be checked",
+                path=self.where(path),
+                expected=f"digests of its chunks of {list(chunks)}, as in the manifest",
+                found="none" if total is None else f"a stored array of {list(shape)}",
+                next_step=NEXT_STEP,
+            )
+        recorded = parse_digest(record.digest or "")
+        if recorded is not None and recorded != total:
+            raise CorruptionError(
+                "digests of a leaf that are not the manifest's",
+                path=self.where(path),
+                expected=record.digest or "",
+                found=digest_text(total),
+                next_step=NEXT_STEP,
+            )
+        self._known_whole.add(path)
+        return self._loaded
+
+    def _not_what_was_saved(
+        self, path: str, index: tuple[int, ...], expected: int | None, found: int
+    ) -> CorruptionError:
+        return CorruptionError(
+            "stored data of a leaf is not what was saved",
+            path=f"{self.where(path)}, chunk {list(index)}",
+            expected="a digest of it" if expected is None else digest_text(expected),
+            found="none" if expected is None else digest_text(found),
+            next_step=NEXT_STEP,
+        )
 
     def _told(self, path: str) -> LeafInfo | None:
         """A leaf as the metadata alone tells it; None if it must be opened to know."""

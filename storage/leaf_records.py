@@ -1,4 +1,4 @@
-"""What the manifest says about leaves: drafted from the arrays, completed once Orbax has cut them.
+"""What the manifest says about leaves: drafted from the arrays, completed once they are written.
 
 Imports JAX.
 """
@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from storage.chunk_codec import ChunkTable
+from storage.chunk_digests import ChunkDigests
+from storage.chunk_shape import ChunkShapes
+from storage.digests import digest_text
+from storage.errors import CorruptionError
 from storage.four_bits import packed_axis
+from storage.held_arrays import ArrayLayout
 from storage.leaf_forms import dtype_name
 from storage.manifest import LeafRecord
 from storage.orbax_save import StoredItem
@@ -29,7 +33,7 @@ class LeafDraft(NamedTuple):
         shape: logical global shape.
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
-        packed: the axis along which two elements are stored in a byte, else None.
+        cut: how it is stored, in its own elements; None if nothing is stored.
     """
 
     item: str
@@ -37,35 +41,60 @@ class LeafDraft(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     spec: Spec | None
-    packed: int | None
+    cut: ChunkShapes | None
 
 
-def draft_leaves(item: str, leaves: Mapping[str, Any], stored: StoredItem) -> list[LeafDraft]:
+def draft_leaves(
+    item: str, leaves: Mapping[str, Any], stored: StoredItem, layouts: Mapping[str, ArrayLayout]
+) -> list[LeafDraft]:
     """One draft per leaf. Holds no array, so that the caller's may be freed.
 
     Args:
         item: the item's name.
         leaves: as they were given, by path.
-        stored: as they go to Orbax.
+        stored: as they are stored.
+        layouts: how they are cut.
     """
     packed = {
         path: packed_axis(form.shape, stored.leaves[path].shape)
         for path, form in stored.forms.items()
         if form.kind == "packed"
     }
-    return [
-        LeafDraft(
-            item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf), packed.get(path)
+    drafts = []
+    for path, leaf in leaves.items():
+        cut = layouts[path].cut if path in layouts else None
+        if cut is not None and path in packed:
+            cut = ChunkShapes(*(_elements(part, packed[path]) for part in cut))
+        drafts.append(
+            LeafDraft(item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf), cut)
         )
-        for path, leaf in leaves.items()
-    ]
+    return drafts
 
 
-def leaf_records(drafts: Iterable[LeafDraft], table: ChunkTable) -> tuple[LeafRecord, ...]:
-    """The manifest's leaves; one that stores no array has no shards and no chunks."""
+def leaf_records(
+    drafts: Iterable[LeafDraft], digests: Mapping[str, ChunkDigests], *, path: object
+) -> tuple[LeafRecord, ...]:
+    """The manifest's leaves; one that stores no array has no shards and no chunks.
+
+    Args:
+        drafts: all leaves.
+        digests: of all chunks, by item.
+        path: the step's folder, for the error.
+
+    Raises:
+        CorruptionError: a leaf that stores an array has no digests: some process did not write it.
+    """
     records = []
     for draft in drafts:
-        cut = table.get((draft.item, draft.path.replace("/", ".")))
+        total = digests[draft.item].total(draft.path) if draft.cut else 0
+        if total is None:
+            raise CorruptionError(
+                "a leaf was not written",
+                path=f"{path}: {draft.item}/{draft.path}",
+                expected="digests of its chunks",
+                found="none",
+                next_step="Save again; the step is not listed.",
+            )
         records.append(
             LeafRecord(
                 item=draft.item,
@@ -73,17 +102,16 @@ def leaf_records(drafts: Iterable[LeafDraft], table: ChunkTable) -> tuple[LeafRe
                 shape=draft.shape,
                 dtype=draft.dtype,
                 spec=draft.spec,
-                chunks=_elements(cut.chunk, draft.packed) if cut else None,
-                shards=_elements(cut.shard, draft.packed) if cut else None,
+                chunks=draft.cut.chunk if draft.cut else None,
+                shards=draft.cut.shard if draft.cut else None,
+                digest=digest_text(total),
             )
         )
     return tuple(records)
 
 
-def _elements(stored: tuple[int, ...], packed: int | None) -> tuple[int, ...]:
-    """The shape of a stored part, counted in the leaf's elements."""
-    if packed is None:
-        return stored
+def _elements(stored: tuple[int, ...], packed: int) -> tuple[int, ...]:
+    """The shape of a stored part of packed bytes, counted in the leaf's elements."""
     return (*stored[:packed], 2 * stored[packed], *stored[packed + 1 :])
 
 

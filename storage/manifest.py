@@ -1,21 +1,28 @@
 """The manifest of a step: what was saved, written once Orbax has committed.
 
 Its presence makes a step verified complete. It names every leaf, every file, every asset and the
-environment, so that nothing that lists, plans or converts has to open the data.
+environment, so that nothing that lists, plans or converts has to open the data. It carries a
+checksum of itself, so that what it says of all the others can be relied on.
 """
 
-from typing import Annotated, Any, ClassVar, Final, NamedTuple
+import re
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from typing_extensions import override
 
 from storage.clock import Moment
+from storage.errors import CorruptionError
 from storage.layout import MAX_NUMBER
-from storage.records import Record, sha256_of
+from storage.records import Record, canonical_json, sha256_of
 
 __all__ = ["AssetRecord", "LeafRecord", "Manifest", "ManifestSummary", "ModelInfo", "ObjectRecord"]
 
 MAX_BYTES: Final = 2**53 - 1
 """Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
+
+_CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
+"""As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
 
 Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -39,7 +46,7 @@ class LeafRecord(_Part):
         spec: per axis: mesh axis, list of them, or None; None if not sharded by name.
         chunks: shape of the smallest part that can be read; None if not an array.
         shards: shape of one stored file's part; None if not an array.
-        digest: of the leaf's bytes, "algorithm:hex", if taken.
+        digest: of the leaf's elements, "algorithm:hex", if taken.
     """
 
     item: str
@@ -66,12 +73,14 @@ class ObjectRecord(_Part):
     Attributes:
         name: path relative to the step's folder.
         size: bytes.
-        crc32c: eight hexadecimal digits, if known.
+        crc32c: eight hexadecimal digits; None only in manifests of older releases.
+        content: what `ContentSum.text` gave; None where nobody had the bytes at hand.
     """
 
     name: str
     size: Natural
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
+    content: Annotated[str, Field(pattern=r"^sum-64:[0-9a-f]{16}$")] | None = None
 
 
 class AssetRecord(_Part):
@@ -105,6 +114,9 @@ class ModelInfo(_Part):
 class Manifest(Record):
     """Everything about one committed step.
 
+    Its JSON has, beside the attributes, `checksum`: the SHA-256 of the same JSON without it. One
+    of version 1 has none, and is written again as it was read.
+
     Attributes:
         step: step number.
         attempt: the attempt that wrote it.
@@ -119,7 +131,7 @@ class Manifest(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     step: Number
     attempt: Number
@@ -132,11 +144,47 @@ class Manifest(Record):
     model: ModelInfo | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
 
+    _version: int = PrivateAttr(VERSION)
+
     @model_validator(mode="after")
     def _check_bytes(self) -> "Manifest":
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
+
+    @override
+    def to_bytes(self) -> bytes:
+        body = self.model_dump() | {"format": self.FORMAT, "version": self._version}
+        data = canonical_json(body)
+        if self._version == 1:
+            return data
+        return canonical_json(body | {"checksum": sha256_of(data)})
+
+    @classmethod
+    @override
+    def parse(cls, data: bytes, path: object) -> Self:
+        manifest = super().parse(data, path)
+        if _CHECKSUM.search(data) is None:
+            manifest._version = 1
+        return manifest
+
+    @classmethod
+    @override
+    def _check_stored(cls, data: bytes, body: dict[str, Any], version: int, path: object) -> None:
+        """Compare the checksum with the bytes as they are stored, to the last bit."""
+        told = body.pop("checksum", None)
+        if version == 1 and told is None:
+            return
+        match = _CHECKSUM.search(data)
+        found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
+        if version == 1 or match is None or match.group(1).decode() != found:
+            raise CorruptionError(
+                "the manifest is not what was written",
+                path=path,
+                expected=f"bytes whose checksum is {str(told)[:80]}" if told else "a checksum",
+                found=found,
+                next_step="Restore the object from a backup, or use another step.",
+            )
 
     @property
     def nbytes(self) -> int:
@@ -165,6 +213,7 @@ class ManifestSummary(NamedTuple):
 
         Raises:
             UnsupportedFormatError: it can't be read.
+            CorruptionError: it is not what was written.
         """
         body = Manifest.body(data, path)
         created, objects = body.get("created"), body.get("objects")

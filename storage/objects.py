@@ -23,12 +23,25 @@ from storage.errors import (
 from storage.records import canonical_json, load_json
 from storage.uri import StoreURI, check_segment, parse_uri
 
-__all__ = ["DEADLINE_SECONDS", "ObjectStore", "Versioned", "store_context"]
+__all__ = [
+    "DEADLINE_SECONDS",
+    "ObjectStore",
+    "Versioned",
+    "patient_context",
+    "store_context",
+]
 
 DEADLINE_SECONDS = 90.0
 """How long one call may take, retries included, before the store counts as unavailable."""
 
 _RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "4s"}
+_PATIENT_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "16s"}
+_PATIENT_DEADLINE_SECONDS = 600.0
+_SILENCE = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "20",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
 _READS_AT_ONCE = 64
 _PARSED_KEPT = 100_000
 _HIDDEN_SUFFIXES = (".__lock",)
@@ -47,6 +60,10 @@ class Versioned(NamedTuple):
 @functools.cache
 def store_context() -> ts.Context:
     """The one TensorStore context of this process: shared connections, retries that end."""
+    # Read by TensorStore before its first request: a connection that falls silent is cut, and the
+    # request made again. Without that it waits for good.
+    for name, value in _SILENCE.items():
+        os.environ.setdefault(name, value)
     return ts.Context(
         {
             "gcs_request_retries": _RETRIES,
@@ -54,6 +71,13 @@ def store_context() -> ts.Context:
             "file_io_sync": True,
         }
     )
+
+
+@functools.cache
+def patient_context() -> ts.Context:
+    """For the arrays of a save, too long to be given up lightly: it asks for about two minutes."""
+    retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
+    return ts.Context(retries, parent=store_context())
 
 
 _open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
@@ -67,14 +91,20 @@ class ObjectStore:
     `InvalidURIError` for a key that is not a plain relative path.
     """
 
-    def __init__(self, uri: StoreURI) -> None:
+    def __init__(self, uri: StoreURI, *, patient: bool = False) -> None:
+        """Of the folder `uri`.
+
+        Args:
+            uri: it need not exist.
+            patient: ask a store that fails for minutes, not for seconds.
+        """
         self.uri = uri
+        self._patient = patient
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
         spec = uri.kvstore_spec()
+        context = patient_context() if patient else store_context()
         try:
-            self._kv = ts.KvStore.open(spec, context=store_context()).result(
-                timeout=DEADLINE_SECONDS
-            )
+            self._kv = ts.KvStore.open(spec, context=context).result(timeout=self._deadline())
         except (ValueError, OSError) as exc:
             raise translate(exc, path=uri) from exc
 
@@ -237,9 +267,21 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> builtins.list[str]:
         """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
+        if self.uri.scheme == "gs":
+            return self._listed(prefix)
         found = self._wait(self._kv.list(_range(prefix)), prefix)
         names = (key.decode("utf-8", "surrogateescape") for key in found)
         return sorted(name for name in names if not name.endswith(_HIDDEN_SUFFIXES))
+
+    def _listed(self, prefix: str) -> builtins.list[str]:
+        """As `list`, past TensorStore: it takes a listing that GCS refuses for one that ends."""
+        from storage.files import Files
+
+        _range(prefix)  # checks it
+        folder = prefix.rpartition("/")[0]
+        shown = f"{folder}/" if folder else ""
+        names = (f"{shown}{entry.name}" for entry in Files.open(self.uri).walk(folder))
+        return sorted(name for name in names if name.startswith(prefix))
 
     def children(self, prefix: str) -> builtins.list[str]:
         """Names of the objects directly in the folder `prefix`, sorted, without walking below it.
@@ -261,7 +303,14 @@ class ObjectStore:
             InvalidURIError: `prefix` is empty or no path.
         """
         self._checked(prefix.removesuffix("/"))
-        self._wait(self._kv.delete_range(_range(prefix)), prefix)
+        if self.uri.scheme != "gs":
+            self._wait(self._kv.delete_range(_range(prefix)), prefix)
+            return
+        names = self.list(prefix)
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            for name, future in [(name, self._kv.write(name, None)) for name in window]:
+                self._wait(future, name)
 
     def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(JSON object, generation) at `key`, or None.
@@ -296,15 +345,18 @@ class ObjectStore:
             check_segment(segment, within=f"{self.uri}/{key}")
         return key
 
+    def _deadline(self) -> float:
+        return _PATIENT_DEADLINE_SECONDS if self._patient else DEADLINE_SECONDS
+
     def _wait(self, future: Any, key: str) -> Any:
         try:
-            return future.result(timeout=DEADLINE_SECONDS)
+            return future.result(timeout=self._deadline())
         except TimeoutError as exc:
             future.cancel()
             raise StoreUnavailableError(
                 "the store does not answer",
                 path=f"{self.uri}/{key}",
-                expected=f"an answer within {DEADLINE_SECONDS:g} s",
+                expected=f"an answer within {self._deadline():g} s",
                 found="none; a write may or may not have been done",
                 next_step="Check that the store can be reached from here, then try again.",
             ) from exc

@@ -1,4 +1,7 @@
-"""Start an asynchronous Orbax save of one step, with our options. Imports JAX and Orbax."""
+"""Start an asynchronous Orbax save of one step, with our own handler of trees.
+
+Imports JAX and Orbax.
+"""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -7,15 +10,15 @@ from typing import Any, Final, NamedTuple, Protocol
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from storage import processes
 from storage.errors import InvalidURIError
 from storage.leaf_forms import LeafForm
 from storage.records import canonical_json
-from storage.trees import nest
+from storage.tree_handler import HeldItem, HeldTree, HeldTreeHandler
 from storage.uri import StoreURI
 
 __all__ = [
     "CUSTOM_KEY",
-    "DATA_FILE_BYTES",
     "META_ITEM",
     "SaveResponse",
     "StoredItem",
@@ -30,12 +33,11 @@ META_ITEM: Final = "meta"
 CUSTOM_KEY: Final = "cairn"
 """Our part of Orbax's custom metadata: which items there are, and leaves stored in another form."""
 
-DATA_FILE_BYTES: Final = 64 << 20
 _TIMEOUT_SECONDS: Final = 3600
 
 
 class StoredItem(NamedTuple):
-    """One tree as it is handed to Orbax.
+    """One tree as it is stored.
 
     Attributes:
         leaves: by path, without those that have no elements.
@@ -76,25 +78,32 @@ def orbax_folder(uri: StoreURI) -> str:
 
 
 def start_save(
-    folder: StoreURI, items: Mapping[str, StoredItem], meta: Mapping[str, Any]
+    folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
 ) -> SaveResponse:
     """Begin to write a step into `folder`, which must not exist; all processes call this.
 
-    When it returns, everything has been copied off the devices or is held: the arrays may be
-    donated or deleted. The rest happens in Orbax's threads.
+    With several processes this waits for the others and uses devices: call it where their order
+    is the same in all of them.
     """
-    trees: dict[str, Any] = {name: nest(item.leaves) for name, item in items.items() if item.leaves}
+    save = processes.save_key(folder)
+    trees: dict[str, Any] = {
+        name: HeldTree(item, save=save) for name, item in items.items() if item.held
+    }
     trees[META_ITEM] = dict(meta)
     custom = {
         "version": 1,
         "items": sorted([*items, META_ITEM]),
         "meta_digest": meta_digest(meta),
         "forms": {
-            name: {path: [form.kind, list(form.shape), form.dtype] for path, form in forms.items()}
-            for name, (_, forms) in items.items()
-            if forms
+            name: {
+                path: [form.kind, list(form.shape), form.dtype] for path, form in item.forms.items()
+            }
+            for name, item in items.items()
+            if item.forms
         },
     }
+    # From here on devices are used for all: one that failed on the way must not be waited for.
+    processes.meet(save, "start")
     with _context(items):
         response: SaveResponse = ocp.save_checkpointables_async(
             orbax_folder(folder), trees, custom_metadata={CUSTOM_KEY: custom}
@@ -102,19 +111,18 @@ def start_save(
     return response
 
 
-def _context(items: Mapping[str, StoredItem]) -> Any:
+def _context(items: Mapping[str, HeldItem]) -> Any:
     context = ocp.Context()
-    saving = context.array.saving
-    saving.use_compression = False  # zstd saves 10 % of weights for 3 to 6 times the time
-    saving.ocdbt_target_data_file_size = DATA_FILE_BYTES
-    # With one process there is nothing to share out; it would only compile a slice per leaf.
-    saving.use_replica_parallel = jax.process_count() > 1
     # The folder is new by construction: attempts are numbered, and a step is tried once in each.
     context.file.skip_sync_file_validations = True
     context.asynchronous.timeout_secs = _TIMEOUT_SECONDS
+    if jax.process_count() > 1:
+        # Orbax's own waits for other processes take 300 s to notice that one has failed. Ours are
+        # in `processes.meet` and `processes.share_outcome`; Orbax saves as if each were alone.
+        context.multiprocessing.active_processes = {int(jax.process_index())}
     registry = ocp.handlers.local_registry(include_global_registry=True)
     registry.add(ocp.handlers.JsonHandler, checkpointable_name=META_ITEM)
     for name in items:
-        registry.add(ocp.handlers.PyTreeHandler, checkpointable_name=name)
+        registry.add(HeldTreeHandler, checkpointable_name=name)
     context.checkpointables.registry = registry
     return context

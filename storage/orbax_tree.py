@@ -57,12 +57,14 @@ class StepMetadata:
         committed: Orbax recorded the time of the commit.
         ours: items that Cairn saved; there is nothing on disk of those without a stored leaf.
         forms: by item and path, the leaves that are stored in another form.
+        meta_digest: of the JSON item's canonical form, if recorded.
     """
 
     items: tuple[str, ...] | None
     committed: bool
     ours: frozenset[str] = frozenset()
     forms: Mapping[str, Mapping[str, StoredForm]] = field(default_factory=dict)
+    meta_digest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
         ours = frozenset(map(str, custom.get("items", ())))
+        digest = custom.get("meta_digest")
         forms = {
             str(item): {
                 str(leaf): StoredForm(str(kind), tuple(map(int, shape)), str(dtype))
@@ -122,7 +125,7 @@ def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
         raise _unexpected(path, "items, and forms of [kind, shape, dtype]", exc) from exc
     items = tuple(sorted({*handlers, *ours})) if isinstance(handlers, dict) else None
     committed = parsed.get("commit_timestamp_nsecs") is not None
-    return StepMetadata(items, committed, ours, forms)
+    return StepMetadata(items, committed, ours, forms, None if digest is None else str(digest))
 
 
 def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:

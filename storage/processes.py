@@ -8,6 +8,7 @@ nobody is left waiting at the next barrier.
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
@@ -22,11 +23,14 @@ from storage import errors
 from storage.errors import SaveError, StorageError
 
 __all__ = [
+    "MEET_SECONDS",
     "OUTCOME_SECONDS",
     "POLL_SECONDS",
     "agree",
     "is_primary",
+    "meet",
     "report_failure",
+    "save_key",
     "share_outcome",
     "together",
     "wait_for",
@@ -35,8 +39,11 @@ __all__ = [
 OUTCOME_SECONDS: Final = 1200
 """How long the other processes wait for process 0 to publish a step."""
 
-POLL_SECONDS: Final = 1.0
-"""How often a process that waits for its save asks whether another one has failed."""
+MEET_SECONDS: Final = 3600.0
+"""How long the processes wait for one that is alive, has not failed, and does not come."""
+
+POLL_SECONDS: Final = 1
+"""How often a process that waits for others asks whether one of them has failed."""
 
 R = TypeVar("R")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -149,12 +156,84 @@ def wait_for(work: Callable[[], object], key: str) -> None:
     threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
     client = signaling_client.get_signaling_client()
     while not finished.wait(POLL_SECONDS):
-        said = client.key_value_try_get(_failure_key(key))
-        if said is not None:
-            heard = json.loads(said)
-            raise _from_json(heard, process=heard["process"])
+        _raise_reported(client, key)
     if outcome[0] is not None:
         raise outcome[0]
+
+
+def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
+    """Wait until every process is at `place`; give up once one has failed. Uses no device.
+
+    One that dies is noticed by JAX's coordination service, which then ends the others.
+
+    Args:
+        key: of the failure, see `report_failure`.
+        place: the same on all processes, met at once only.
+        seconds: how long to wait for one that neither comes nor fails.
+
+    Raises:
+        StorageError: another process reported a failure.
+        SaveError: some did not come in time.
+    """
+    if jax.process_count() == 1:
+        return
+    client = signaling_client.get_signaling_client()
+    arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
+    client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
+    deadline = time.monotonic() + seconds
+    while not _all_met(client, arrivals, all_there):
+        _raise_reported(client, key)
+        if time.monotonic() > deadline:
+            raise SaveError(
+                "some processes did not come",
+                path=key,
+                expected=f"all {jax.process_count()} at {place!r} within {seconds:.0f} s",
+                found=_processes(_absent(client, arrivals)) + " missing",
+                next_step="See their logs.",
+            )
+
+
+def _all_met(client: Any, arrivals: str, all_there: str) -> bool:
+    """Whether all have come, after at most `POLL_SECONDS`. Process 0 counts, and tells the rest."""
+    if not is_primary():
+        return _is_set(client, all_there)
+    absent = _absent(client, arrivals)
+    if absent and _is_set(client, f"{arrivals}/{absent[0]}"):
+        absent = _absent(client, arrivals)
+    if absent:
+        return False
+    client.key_value_set(all_there, "here")
+    client.key_value_delete(f"{arrivals}/")
+    return True
+
+
+def _absent(client: Any, arrivals: str) -> list[int]:
+    there = {name.rpartition("/")[2] for name, _ in client.key_value_dir_get(f"{arrivals}/")}
+    return [index for index in range(jax.process_count()) if str(index) not in there]
+
+
+def _is_set(client: Any, name: str) -> bool:
+    """Whether a key has a value, after at most `POLL_SECONDS`."""
+    try:
+        client.blocking_key_value_get(name, POLL_SECONDS)
+    except jax.errors.JaxRuntimeError as exc:
+        if "DEADLINE_EXCEEDED" not in str(exc):
+            raise
+        return False
+    return True
+
+
+def _raise_reported(client: Any, key: str) -> None:
+    """Raise what another process, or this one, has reported under `key`."""
+    said = client.key_value_try_get(_failure_key(key))
+    if said is not None:
+        heard = json.loads(said)
+        raise _from_json(heard, process=heard["process"])
+
+
+def save_key(step_folder: object) -> str:
+    """Under what the processes of a job meet for the save into a folder; each is used once."""
+    return f"cairn/{step_folder}"
 
 
 def report_failure(key: str, error: BaseException) -> None:

@@ -2,14 +2,17 @@
 
 It reads what Orbax writes: zarr arrays (version 3, and 2 of older checkpoints) in an OCDBT
 database or in plain folders. Chunks that carry a crc32c are checked by TensorStore as they are
-decoded; a chunk that is absent is an error, never zeros.
+decoded; a chunk that is absent is an error, never zeros. Where a manifest names digests of chunks,
+nothing of a chunk is handed out that is not what was saved. See ADR 0008.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import google_crc32c
@@ -19,6 +22,7 @@ import tensorstore as ts
 from storage import layout, orbax_tree
 from storage.array_index import Index, explicit_index, permutation, selected_box
 from storage.block_stream import BlockPlan, stream_blocks
+from storage.chunk_digests import FILE_PREFIX, ChunkDigests
 from storage.errors import (
     CorruptionError,
     InvalidSliceError,
@@ -31,11 +35,13 @@ from storage.files import Files
 from storage.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from storage.manifest import Manifest
 from storage.objects import ObjectStore, store_context
+from storage.step_files import check_step_files
 from storage.uri import StoreURI
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
 META_ITEM = "meta"
+_FILES_AT_ONCE = 16
 _CONTEXT = {
     NODE_POOL: {"total_bytes_limit": 32 << 20},
     # A thread that decodes holds a chunk: on a machine with many cores their number must not
@@ -74,16 +80,19 @@ class CheckpointReader:
         Args:
             step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
             manifest: the step's manifest. With it, leaves are listed without opening them, and
-                what is stored is checked against it.
+                what is stored is checked against it: all files but the large ones of values now,
+                those as they are read.
 
         Raises:
             StepNotFoundError: there is no such folder.
             NotACheckpointError: the folder is no committed checkpoint.
-            CorruptionError: its metadata can't be read.
+            CorruptionError: its metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
         found = ObjectStore(step_uri).read_many([orbax_tree.STEP_METADATA, layout.COMMIT_FILE])
         described, marker = found[orbax_tree.STEP_METADATA], found[layout.COMMIT_FILE]
+        if manifest is not None and (described or marker):
+            check_step_files(step_uri, manifest)
         step = orbax_tree.StepMetadata(None, committed=False)
         if described is not None:
             step = orbax_tree.parse_step_metadata(
@@ -97,6 +106,24 @@ class CheckpointReader:
             folders = (entry.name for entry in Files.open(step_uri).list() if entry.is_dir)
             step = dataclasses.replace(step, items=tuple(folders))
         return cls(step_uri, step, manifest)
+
+    @property
+    def meta_digest(self) -> str | None:
+        """Of the JSON item, as the save recorded it; None if it did not."""
+        return self._step.meta_digest
+
+    def names(self) -> list[str]:
+        """Names of all items, those of JSON too."""
+        return sorted(self._names)
+
+    def arrays(self, item: str) -> ItemArrays | None:
+        """The arrays of an item; None if the step has no tree of that name.
+
+        Raises:
+            CorruptionError: its metadata can't be read.
+            StoreUnavailableError: the store gives no answer.
+        """
+        return self._find(item)
 
     def items(self) -> list[str]:
         """Names of the items that are trees of arrays; JSON items are not."""
@@ -133,7 +160,7 @@ class CheckpointReader:
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
             InvalidSliceError: `index` does not fit the leaf's shape.
-            CorruptionError: stored bytes are missing or fail their check.
+            CorruptionError: stored bytes are missing, fail their check or are not what was saved.
             StoreUnavailableError: the store gives no answer.
         """
         stored = self._item(item)
@@ -156,7 +183,7 @@ class CheckpointReader:
         """A leaf in consecutive C-contiguous blocks of at most `max_bytes`, with all its axes.
 
         Reads follow the stored chunks: whole rows of chunks are read ahead and handed out in
-        slices, so that a chunk is decoded once unless a row of them is larger than
+        slices, so that a chunk is decoded and checked once unless a row of them is larger than
         `blocks.BAND_BYTES`. Beside the caller's blocks this holds about twice the larger of that
         and `max_bytes`, and never more than a few chunks beyond.
 
@@ -173,7 +200,7 @@ class CheckpointReader:
         Raises:
             LeafNotFoundError: the step has no such item or leaf.
             InvalidSliceError: `index`, `axis` or `transpose` does not fit the leaf's shape.
-            CorruptionError: stored bytes are missing or fail their check.
+            CorruptionError: stored bytes are missing, fail their check or are not what was saved.
             StoreUnavailableError: the store gives no answer.
         """
         stored = self._item(item)
@@ -251,7 +278,18 @@ class CheckpointReader:
             leaves = (record for record in self.manifest.leaves if record.item == name)
             records = {record.path: record for record in leaves}
         forms = self._step.forms.get(name, {})
-        return ItemArrays(self.uri / name, tree, forms, records, self._context)
+        files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
+        digests = functools.partial(self._digests_in, files) if files else None
+        return ItemArrays(self.uri / name, tree, forms, records, self._context, digests)
+
+    def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
+        with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
+            found = list(pool.map(self._file, files))
+        parts = [
+            ChunkDigests.parse(data or b"", path=self.uri / file)
+            for file, data in zip(files, found, strict=True)
+        ]
+        return ChunkDigests().merged(*parts)
 
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""

@@ -103,6 +103,7 @@ class Record(BaseModel):
 
         Raises:
             UnsupportedFormatError: another format, a newer version, or fields that don't fit.
+            CorruptionError: the bytes fail the check that they carry.
         """
         body = cls.body(data, path)
         try:
@@ -126,6 +127,7 @@ class Record(BaseModel):
 
         Raises:
             UnsupportedFormatError: no JSON, another format, or a newer version.
+            CorruptionError: the bytes fail the check that they carry.
         """
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
@@ -145,4 +147,9 @@ class Record(BaseModel):
                 found=f"version {found_version!r}",
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
+        cls._check_stored(data, body, found_version, path)
         return body
+
+    @classmethod
+    def _check_stored(cls, data: bytes, body: dict[str, Any], version: int, path: object) -> None:
+        """What a subclass checks of the stored bytes; it takes out the keys that are no fields."""

@@ -1,75 +1,79 @@
-"""Read an item back into the caller's tree: resharded, strict, verified. Imports JAX and Orbax.
+"""Read an item back into the caller's tree: resharded, strict, verified. Imports JAX.
 
-Every process reads only the slices that its own devices hold. All differences between the target
-and what is stored are found first, from metadata, and raised in one error.
+Every process reads only what its own devices hold, in parallel, straight into the memory that
+becomes the arrays. All differences between the target and what is stored are found first, from
+metadata, and raised in one error; no value is handed out before all that were read are checked.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from orbax.checkpoint import v1 as ocp
 
 from storage import processes, trees
-from storage.errors import (
-    CorruptionError,
-    NotACheckpointError,
-    NotFoundError,
-    StepNotFoundError,
-    StorageError,
-    StoreUnavailableError,
-    TreeMismatchError,
-    translate,
-)
-from storage.leaf_forms import LeafForm, dtype_name, restore_form
+from storage.errors import CorruptionError, NotFoundError, TreeMismatchError
+from storage.item_arrays import ItemArrays, LeafInfo
+from storage.layout import manifest_file
+from storage.leaf_reads import LeafReads
+from storage.manifest import Manifest
 from storage.objects import ObjectStore
-from storage.orbax_save import CUSTOM_KEY, META_ITEM, meta_digest, orbax_folder
-from storage.orbax_tree import STEP_METADATA, parse_json_object
-from storage.reader import CheckpointReader
-from storage.target_leaves import TargetLeaf, target_leaf
+from storage.reader import META_ITEM, CheckpointReader
+from storage.records import canonical_json
+from storage.target_leaves import PlacedLeaf, TargetLeaf, target_leaf
 from storage.uri import StoreURI
 
-__all__ = ["read_meta", "restore_item", "restore_leaves", "stored_items", "stored_tree"]
+__all__ = [
+    "open_step",
+    "read_meta",
+    "restore_item",
+    "restore_leaves",
+    "stored_items",
+    "stored_tree",
+]
 
-_META_FILE: Final = f"{META_ITEM}/data.json"
-_LEAF_IN_TEXT: Final = re.compile(r'"([^"\s]+?)/(?:c(?:/\d+)*|zarr\.json)"')
+_STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
+_HOST_BYTES: Final = 1 << 30
+"""Bytes of leaves that wait on the host for their transfer to devices other than the CPU's."""
+
+Step = StoreURI | CheckpointReader
 
 
-class _Stored(NamedTuple):
-    """What the metadata of one item says.
+def open_step(step_uri: StoreURI) -> CheckpointReader:
+    """The reader of a step, its files checked against the step's manifest if it lies in a run.
 
-    Attributes:
-        structure: Orbax's tree of the item, to be filled with abstract leaves.
-        paths: the path of each leaf of `structure`, in order.
-        leaves: logical shape and dtype by path, those without data included.
-        forms: of the leaves stored differently, by path.
-        shapes: as stored, by path.
+    Raises:
+        StepNotFoundError: there is no such folder.
+        NotACheckpointError: the folder holds no committed Orbax checkpoint.
+        CorruptionError: the metadata can't be read, or files are not what was saved.
+        StoreUnavailableError: the store gives no answer.
     """
-
-    structure: Any
-    paths: list[str]
-    leaves: dict[str, jax.ShapeDtypeStruct]
-    forms: dict[str, LeafForm]
-    shapes: dict[str, tuple[int, ...]]
+    return CheckpointReader.open(step_uri, _manifest_of(step_uri))
 
 
-def stored_items(step_uri: StoreURI) -> list[str]:
+def stored_items(step: Step) -> list[str]:
     """Names of the items of a step.
+
+    Args:
+        step: its folder, or a reader of it.
 
     Raises:
         StepNotFoundError: there is no such folder.
         NotACheckpointError: the folder holds no committed Orbax checkpoint.
     """
-    handlers, custom = _step_metadata(step_uri, step_uri)
-    return sorted(set(handlers) | set(custom.get("items", ())))
+    return _opened(step).names()
 
 
-def stored_tree(step_uri: StoreURI, item: str) -> dict[str, jax.ShapeDtypeStruct]:
+def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
     """Logical shape and dtype of every leaf of an item, by path.
+
+    Args:
+        step: its folder, or a reader of it.
+        item: its name.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -77,11 +81,15 @@ def stored_tree(step_uri: StoreURI, item: str) -> dict[str, jax.ShapeDtypeStruct
         NotFoundError: the step has no such item.
         CorruptionError: the metadata can't be read.
     """
-    return _stored(step_uri, item, step_uri).leaves
+    arrays = _arrays(_opened(step), item, step)
+    return {path: _logical(arrays, info) for path, info in arrays.infos().items()}
 
 
-def read_meta(step_uri: StoreURI) -> dict[str, Any]:
+def read_meta(step: Step) -> dict[str, Any]:
     """The JSON item of a step.
+
+    Args:
+        step: its folder, or a reader of it.
 
     Raises:
         StepNotFoundError: there is no such folder.
@@ -89,31 +97,30 @@ def read_meta(step_uri: StoreURI) -> dict[str, Any]:
         NotFoundError: the step has no JSON item.
         CorruptionError: the JSON is not what was saved.
     """
-    _, custom = _step_metadata(step_uri, step_uri)
-    found = ObjectStore.open(step_uri).read(_META_FILE)
-    if found is None:
+    reader = _opened(step)
+    if META_ITEM not in reader.names():
         raise NotFoundError(
             "the step has no JSON item",
-            path=step_uri,
-            expected=_META_FILE,
-            found="none",
+            path=reader.uri,
+            expected=f"an item {META_ITEM!r}",
+            found=f"items {', '.join(reader.names())}",
             next_step="Load another step; plain Orbax reads the arrays of this one.",
         )
-    meta = parse_json_object(found.value, path=step_uri / _META_FILE)
-    expected = custom.get("meta_digest")
-    if expected not in (None, meta_digest(meta)):
+    meta = reader.meta()
+    found = f"sha256:{sha256(canonical_json(meta)).hexdigest()}"
+    if reader.meta_digest not in (None, found):
         raise CorruptionError(
             "the JSON item changed",
-            path=step_uri / _META_FILE,
-            expected=expected,
-            found=meta_digest(meta),
+            path=reader.uri / META_ITEM,
+            expected=reader.meta_digest,
+            found=found,
             next_step="Load another step, or restore this file from a backup.",
         )
     return meta
 
 
 def restore_item(
-    step_uri: StoreURI,
+    step: Step,
     item: str,
     target: Any,
     *,
@@ -123,31 +130,31 @@ def restore_item(
     """The item, in the containers of `target`.
 
     Args:
-        step_uri: the step's folder.
+        step: the step's folder, or a reader of it.
         item: its name, such as "model".
         target: a tree whose leaves say what to make: `jax.ShapeDtypeStruct` or `jax.Array` (an
             array of that sharding; none means the first local device), NumPy arrays and scalars,
             Python numbers.
         cast: floating leaves may change dtype; all else must be equal.
-        path_for_errors: what errors call the checkpoint; default `step_uri`.
+        path_for_errors: what errors about the target call the checkpoint; default: its folder.
 
     Raises:
-        InvalidURIError: a store that Orbax can't read: neither a disk nor GCS.
         StepNotFoundError: there is no such folder.
         NotACheckpointError: the folder holds no committed Orbax checkpoint.
         NotFoundError: the step has no such item.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; all are listed.
-        CorruptionError: stored bytes fail their check; names the leaf.
+        CorruptionError: stored bytes fail their check; names the leaf or the file.
+        StoreUnavailableError: the store gives no answer.
     """
     leaves = restore_leaves(
-        step_uri, item, target, trees.paths(target), cast=cast, path_for_errors=path_for_errors
+        step, item, target, trees.paths(target), cast=cast, path_for_errors=path_for_errors
     )
     return trees.unflatten(target, leaves)
 
 
 def restore_leaves(
-    step_uri: StoreURI,
+    step: Step,
     item: str,
     target: Any,
     paths: Collection[str],
@@ -158,242 +165,126 @@ def restore_leaves(
     """Some leaves of an item by path, as `restore_item` would give them; no others are read.
 
     Args:
-        step_uri: the step's folder.
+        step: the step's folder, or a reader of it.
         item: its name.
         target: the whole tree, as `restore_item` takes it; it must fit as a whole.
         paths: which leaves.
         cast: floating leaves may change dtype.
-        path_for_errors: what errors call the checkpoint.
+        path_for_errors: what errors about the target call the checkpoint.
 
     Raises:
         StorageError: as `restore_item`.
     """
-    where = step_uri if path_for_errors is None else path_for_errors
+    where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # What fails on one process fails on all: none may wait for another that has given up.
-    stored, fitting = processes.together(lambda: _fitted(step_uri, item, target, cast, where))
+    arrays, infos, fitting = processes.together(lambda: _fitted(step, item, target, cast, where))
     wanted = {path: fitting[path] for path in paths}
-    values = processes.together(lambda: _read(step_uri, item, stored, wanted, where))
+    values = processes.together(lambda: _read(arrays, infos, wanted))
     return {path: wanted[path].finish(values[path]) for path in wanted}
 
 
+def _opened(step: Step) -> CheckpointReader:
+    return step if isinstance(step, CheckpointReader) else open_step(step)
+
+
+def _manifest_of(step_uri: StoreURI) -> Manifest | None:
+    """The manifest of a step that lies in a run as Cairn lays it out; None if there is none."""
+    found = _STEP_FOLDER.search(step_uri.path)
+    if found is None:
+        return None
+    run = step_uri.parent.parent.parent
+    name = manifest_file(int(found[2]), int(found[1]))
+    stored = ObjectStore.open(run).read(name)
+    return None if stored is None else Manifest.parse(stored.value, run / name)
+
+
+def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
+    arrays = None if item == META_ITEM else reader.arrays(item)
+    if arrays is None:
+        raise NotFoundError(
+            "no such item",
+            path=where,
+            expected=f"item {item!r} with a tree",
+            found=f"items {', '.join(reader.names())}",
+            next_step="Load one of these.",
+        )
+    return arrays
+
+
 def _fitted(
-    step_uri: StoreURI, item: str, target: Any, cast: bool, where: object
-) -> tuple[_Stored, dict[str, TargetLeaf]]:
+    step: Step, item: str, target: Any, cast: bool, where: object
+) -> tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]]:
     """What is stored and what is wanted, if they fit."""
-    stored = _stored(step_uri, item, where)
+    arrays = _arrays(_opened(step), item, where)
+    infos = arrays.infos()
+    stored = {path: _logical(arrays, info) for path, info in infos.items()}
     wanted = {path: target_leaf(leaf) for path, leaf in trees.flatten(target).items()}
-    problems = trees.difference(list(wanted), stored.leaves)
-    for path in sorted(wanted.keys() & stored.leaves.keys()):
-        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored.leaves[path], cast)]
+    problems = trees.difference(list(wanted), stored)
+    for path in sorted(wanted.keys() & stored.keys()):
+        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], cast)]
     if problems:
         raise TreeMismatchError(
             f"item {item!r} does not fit the target",
             path=where,
             expected=f"the {len(wanted)} leaves of the target",
-            found=f"{len(stored.leaves)} stored leaves, {len(problems)} differences",
+            found=f"{len(stored)} stored leaves, {len(problems)} differences",
             next_step="Build the target as it was saved, or load another step.",
             problems=problems,
         )
-    return stored, wanted
+    return arrays, infos, wanted
+
+
+def _logical(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct:
+    form = arrays.form(info.path)
+    if form is not None and form.kind == "key":
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=form.dtype))
+        return jax.ShapeDtypeStruct(form.shape, key.dtype)
+    return jax.ShapeDtypeStruct(info.shape, info.dtype)
+
+
+class _Filling(NamedTuple):
+    """A leaf whose parts are being read."""
+
+    path: str
+    leaf: PlacedLeaf
+    futures: list[Future[None]]
+    nbytes: int
 
 
 def _read(
-    step_uri: StoreURI,
-    item: str,
-    stored: _Stored,
-    wanted: Mapping[str, TargetLeaf],
-    where: object,
+    arrays: ItemArrays, infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
 ) -> dict[str, Any]:
-    """The leaves by path, in their logical dtypes, placed as the targets say."""
+    """The leaves by path, placed as the targets say, in the dtypes that they ask for."""
     values: dict[str, Any] = {}
-    read = [path for path in stored.paths if path in wanted]
-    if read:
-        with _mapped(where, item, read):
-            asked = {
-                path: wanted[path].abstract(
-                    stored.leaves[path], stored.forms.get(path), stored.shapes[path]
-                )
-                for path in read
-            }
-            abstract = [asked.get(path, ocp.PLACEHOLDER) for path in stored.paths]
-            with _alone():
-                loaded = ocp.load(
-                    orbax_folder(step_uri),
-                    jax.tree.unflatten(stored.structure, abstract),
-                    checkpointable_name=item,
-                )
-        found = dict(zip(stored.paths, jax.tree.leaves(loaded), strict=True))
-        values = {path: found[path] for path in read}
-        _ensure_not_narrowed(values, asked, where, item)
-    for path, form in stored.forms.items():
-        if path not in wanted:
-            continue
-        if form.kind == "empty":
-            values[path] = wanted[path].empty()
-        else:
-            values[path] = restore_form(values[path], form, wanted[path].sharding)
+    with ExitStack() as stack:
+        reads = stack.enter_context(LeafReads(arrays))
+        pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
+        filling: deque[_Filling] = deque()
+        stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])
+        waiting = 0
+        for path, target in wanted.items():
+            info = infos[path]
+            if info.chunks is None:
+                values[path] = target.empty()
+                continue
+            leaf = PlacedLeaf(target, info)
+            futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
+            filling.append(_Filling(path, leaf, futures, info.nbytes))
+            waiting += info.nbytes
+            while filling and not leaf.stays and waiting > _HOST_BYTES:
+                waiting -= filling[0].nbytes
+                _finish(arrays, filling, values)
+        while filling:
+            _finish(arrays, filling, values)
     return values
 
 
-def _alone() -> Any:
-    """An Orbax context in which reading waits for no other process: `processes.together` does."""
-    context = ocp.Context()
-    if jax.process_count() > 1:
-        context.multiprocessing.primary_host = jax.process_index()
-        context.multiprocessing.active_processes = {jax.process_index()}
-    return context
-
-
-def _ensure_not_narrowed(
-    values: Mapping[str, Any], asked: Mapping[str, Any], where: object, item: str
-) -> None:
-    """JAX makes 64-bit values 32-bit on devices unless it is told not to."""
-    problems = [
-        f"{path}: expected dtype {dtype_name(asked[path].dtype)}, JAX made "
-        f"{dtype_name(value.dtype)} of it; set jax_enable_x64 for the whole process"
-        for path, value in values.items()
-        if isinstance(value, jax.Array) and value.dtype != asked[path].dtype
-    ]
-    if problems:
-        raise TreeMismatchError(
-            f"item {item!r} does not fit the devices",
-            path=where,
-            expected="every dtype to be kept",
-            found=f"{len(problems)} that are not",
-            next_step="Turn x64 on, or restore these leaves as NumPy arrays.",
-            problems=problems,
-        )
-
-
-def _stored(step_uri: StoreURI, item: str, where: object) -> _Stored:
-    handlers, custom = _step_metadata(step_uri, where)
-    known = set(handlers) | set(custom.get("items", ()))
-    if item not in known or item == META_ITEM:
-        raise NotFoundError(
-            "no such item",
-            path=where,
-            expected=f"item {item!r} with a tree",
-            found=f"items {', '.join(sorted(known))}",
-            next_step="Load one of these.",
-        )
-    forms = {
-        path: LeafForm(kind, tuple(shape), dtype)
-        for path, (kind, shape, dtype) in custom.get("forms", {}).get(item, {}).items()
-    }
-    metadata: Any = {}
-    if item in handlers:
-        with _mapped(where, item, ()):
-            metadata = ocp.metadata(orbax_folder(step_uri), item).metadata
-        if metadata is None:
-            raise _unreadable(step_uri, item, where)
-    paths = trees.paths(metadata)
-    leaves = {
-        path: jax.ShapeDtypeStruct(np.shape(leaf), _dtype_of(leaf))
-        for path, leaf in zip(paths, jax.tree.leaves(metadata), strict=True)
-    }
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    for path, form in forms.items():
-        leaves[path] = _logical(form)
-    return _Stored(jax.tree.structure(metadata), paths, leaves, forms, shapes)
-
-
-def _unreadable(step_uri: StoreURI, item: str, where: object) -> StorageError:
-    """Why Orbax gave no metadata; it logs the reason and keeps it to itself."""
-    try:
-        CheckpointReader.open(step_uri).leaves(item)
-    except StorageError as exc:
-        return exc
-    return CorruptionError(
-        "unreadable tree metadata",
-        path=f"{where}: {item}",
-        expected="the metadata of a tree",
-        found="none that Orbax can read",
-        next_step="Load another step, or restore this one from a backup.",
-    )
-
-
-def _dtype_of(leaf: Any) -> Any:
-    """Of Orbax's metadata of a leaf; Python numbers stand for themselves there."""
-    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-
-
-def _logical(form: LeafForm) -> jax.ShapeDtypeStruct:
-    if form.kind == "key":
-        key = jax.eval_shape(lambda: jax.random.key(0, impl=form.dtype))
-        return jax.ShapeDtypeStruct(form.shape, key.dtype)
-    return jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype))
-
-
-def _step_metadata(step_uri: StoreURI, where: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(items that Orbax stored, our part of its custom metadata)."""
-    found = ObjectStore.open(step_uri).read(STEP_METADATA)
-    if found is None:
-        raise _no_checkpoint(step_uri, where)
-    body = parse_json_object(found.value, path=step_uri / STEP_METADATA)
-    handlers, custom = body.get("item_handlers"), body.get("custom_metadata")
-    if not isinstance(handlers, dict):
-        raise NotACheckpointError(
-            "not a checkpoint with items",
-            path=where,
-            expected="an Orbax checkpoint that names its items",
-            found=f"item_handlers of type {type(handlers).__name__}",
-            next_step="Save it again with save_checkpointables, or give the run's URI.",
-        )
-    ours = custom.get(CUSTOM_KEY) if isinstance(custom, dict) else None
-    return handlers, ours if isinstance(ours, dict) else {}
-
-
-def _no_checkpoint(step_uri: StoreURI, where: object) -> StorageError:
-    some = ObjectStore.open(step_uri).list()[:3]
-    if not some:
-        return StepNotFoundError(
-            "no such step",
-            path=where,
-            expected="the folder of a checkpoint",
-            found="nothing",
-            next_step="Check the path; `cairn checkpoints` lists a run's steps.",
-        )
-    return NotACheckpointError(
-        "not a checkpoint",
-        path=where,
-        expected=f"a folder with {STEP_METADATA}, written by a finished save",
-        found=f"{', '.join(some)}, …",
-        next_step="Give the folder of a step, or the run's URI.",
-    )
-
-
-@contextmanager
-def _mapped(where: object, item: str, paths: Sequence[str]) -> Iterator[None]:
-    """Turns what Orbax raises while reading into an error that names the leaf."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception as exc:
-        known = translate(exc, path=where)
-        if isinstance(known, StoreUnavailableError):
-            raise known from exc
-        text = next((text for text in _texts(exc) if "DATA_LOSS" in text), str(exc))
-        leaf = _leaf_in(_texts(exc), paths)
-        raise CorruptionError(
-            "corrupt checkpoint",
-            path=f"{where}: {item}/{leaf}" if leaf else f"{where}: {item}",
-            expected="bytes that match their checksum",
-            found=" ".join(text.split())[:400],
-            next_step="Load another step, or restore this one from a backup.",
-        ) from exc
-
-
-def _texts(error: BaseException | None) -> Iterator[str]:
-    while error is not None:
-        yield str(error)
-        error = error.__cause__ or error.__context__
-
-
-def _leaf_in(texts: Iterator[str], paths: Sequence[str]) -> str | None:
-    """The leaf whose chunk an error's text names."""
-    by_name = {path.replace("/", "."): path for path in paths}
-    for text in texts:
-        for name in _LEAF_IN_TEXT.findall(text):
-            return by_name.get(name) or str(name).replace(".", "/")
-    return None
+def _finish(arrays: ItemArrays, filling: deque[_Filling], values: dict[str, Any]) -> None:
+    """Wait for the first leaf's parts, and make it of them."""
+    first = filling[0]
+    for future in first.futures:
+        future.result()
+    filling.popleft()
+    form = arrays.form(first.path)
+    impl = form.dtype if form is not None and form.kind == "key" else None
+    values[first.path] = first.leaf.value(key_impl=impl)

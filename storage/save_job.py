@@ -10,16 +10,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 
 from storage import processes
 from storage.assets import put_assets
 from storage.attempt_keeper import AttemptKeeper
-from storage.chunk_codec import ChunkTable
+from storage.chunk_digests import FILE_PREFIX, ChunkDigests
 from storage.clock import Clock, rfc3339
 from storage.errors import FencedError, SaveError, StorageError, translate
 from storage.layout import annotation_file, step_dir
@@ -29,6 +28,7 @@ from storage.objects import ObjectStore
 from storage.orbax_save import SaveResponse
 from storage.publish import environment, list_objects, publish_manifest, sync_folder
 from storage.save_handle import SaveHandle
+from storage.tree_handler import HeldItem
 
 __all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
 
@@ -37,14 +37,13 @@ _WRITERS_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class SaveJob:
-    """One save that Orbax has started. It holds no arrays.
+    """One save, its arrays held.
 
     Attributes:
         handle: what the caller waits on.
-        response: Orbax's handle.
-        guard: keeps the chunk codec in force; closed once Orbax is done.
-        table: how each array was cut; complete once Orbax is done.
-        items: names of the stored items.
+        start: has Orbax begin; called in the background.
+        items: what is written, by name, without the item of JSON.
+        names: of all items.
         leaves: every leaf, without data.
         model: for the manifest.
         assets: small files by name.
@@ -57,10 +56,9 @@ class SaveJob:
     """
 
     handle: SaveHandle
-    response: SaveResponse
-    guard: ExitStack
-    table: ChunkTable
-    items: tuple[str, ...]
+    start: Callable[[], SaveResponse]
+    items: Mapping[str, HeldItem]
+    names: tuple[str, ...]
     leaves: tuple[LeafDraft, ...]
     model: ModelInfo | None
     assets: Mapping[str, bytes]
@@ -81,7 +79,7 @@ class SaveJob:
         key = outcome_key(handle)
         committed = False
         try:
-            processes.wait_for(self.response.result, key)
+            processes.wait_for(lambda: self.start().result(), key)
             committed = True
             if processes.is_primary():
                 self._publish()
@@ -89,14 +87,14 @@ class SaveJob:
             error = failure(exc, handle.uri)
             if not committed:
                 processes.report_failure(key, error)
-        finally:
-            self.guard.close()
         try:
             if processes.is_primary() or error is None:
                 processes.share_outcome(key, error)
         except BaseException as exc:
             error = error or failure(exc, handle.uri)
         if error is None:
+            for name, item in self.items.items():
+                item.durable(handle.uri / name)
             durable(handle.step)
         else:
             self.keeper.drop()
@@ -114,22 +112,50 @@ class SaveJob:
             attempt=attempt,
             created=rfc3339(self.clock()),
             writer=self.writer,
-            items=self.items,
-            leaves=leaf_records(self.leaves, self.table),
-            objects=list_objects(self.handle.uri),
+            items=self.names,
+            leaves=leaf_records(self.leaves, self._digests(), path=self.handle.uri),
+            objects=list_objects(
+                self.handle.uri, known=self._sums("crc32c"), contents=self._sums("content")
+            ),
             assets=put_assets(self.objects, self.assets),
             model=self.model,
             environment=job_environment(),
         )
         publish_manifest(self.objects, manifest, self.keeper.fence)
+        self.keeper.note(step)
         self.keeper.ensure_counts(step)
         if self.goes_back:
             self.keeper.begin(lambda: step)
 
+    def _digests(self) -> dict[str, ChunkDigests]:
+        """Of all chunks, by item: this process's, and what the others wrote down of theirs."""
+        found = {}
+        for name, item in self.items.items():
+            digests = item.written.digests
+            others = [
+                f"{name}/{FILE_PREFIX}{process}.json"
+                for process in range(jax.process_count())
+                if item.held and process != jax.process_index()
+            ]
+            for file, value in ObjectStore.open(self.handle.uri).read_many(others).items():
+                if value is not None:  # leaves that are missing then are named
+                    path = self.handle.uri / file
+                    digests = digests.merged(ChunkDigests.parse(value.value, path=path))
+            found[name] = digests
+        return found
+
+    def _sums(self, kind: Literal["crc32c", "content"]) -> dict[str, str]:
+        """Checksums of the value files that this process wrote, by name."""
+        return {
+            f"{name}/{file.name}": getattr(file, kind)
+            for name, item in self.items.items()
+            for file in item.written.files
+        }
+
 
 def outcome_key(handle: SaveHandle) -> str:
     """Under what the processes of a job tell each other how a save went; each is used once."""
-    return f"cairn/{handle.uri}"
+    return processes.save_key(handle.uri)
 
 
 def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:

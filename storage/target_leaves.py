@@ -1,15 +1,17 @@
 """What a leaf of a restore target asks for, and whether what is stored fits it. Imports JAX."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from storage.four_bits import packed_axis, packed_shape
-from storage.leaf_forms import STORED_DTYPES, LeafForm, dtype_name, is_key_dtype, packed_place
+from storage.item_arrays import LeafInfo
+from storage.leaf_forms import dtype_name, is_key_dtype
+from storage.regions import Region, aligned_empty
 
-__all__ = ["TargetLeaf", "target_leaf"]
+__all__ = ["PlacedLeaf", "TargetLeaf", "target_leaf"]
 
 _KINDS: dict[type, tuple[str, str]] = {
     bool: ("b", "a Python bool"),
@@ -48,6 +50,14 @@ class TargetLeaf(NamedTuple):
             wanted = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
             expected = wanted or f"dtype {dtype_name(self.dtype)}"
             problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
+        elif self.sharding is not None and not is_key_dtype(self.dtype):
+            made = jax.dtypes.canonicalize_dtype(self.dtype)
+            if made != self.dtype:
+                problems.append(
+                    f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
+                    f"{dtype_name(made)}; set jax_enable_x64 for the whole process, or restore "
+                    "it as a NumPy array"
+                )
         return problems
 
     def _takes(self, dtype: Any, cast: bool) -> bool:
@@ -56,28 +66,6 @@ class TargetLeaf(NamedTuple):
         if self.dtype == dtype:
             return True
         return cast and _is_floating(dtype) and _is_floating(self.dtype)
-
-    def abstract(
-        self, stored: jax.ShapeDtypeStruct, form: LeafForm | None, stored_shape: tuple[int, ...]
-    ) -> Any:
-        """What to ask Orbax for: the stored form, in this leaf's place.
-
-        Raises:
-            ValueError: `stored_shape` is not one that the form gives this leaf.
-        """
-        dtype, shape, sharding = self.dtype, self.shape, self.sharding
-        if form is not None and form.kind == "packed":
-            axis = packed_axis(shape, stored_shape)
-            sharding = sharding and packed_place(shape, axis, sharding)
-            shape, dtype = packed_shape(shape, axis), np.dtype(np.uint8)
-        elif form is not None and form.kind in ("widened", "bits"):
-            dtype = np.dtype(np.uint8)
-        elif dtype is not None and dtype != stored.dtype and dtype_name(dtype) not in STORED_DTYPES:
-            dtype = stored.dtype  # TensorStore can't cast to it; `finish` does
-        if sharding is not None:
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-        # A NumPy array that takes no memory: Orbax looks at its type, shape and dtype only.
-        return np.broadcast_to(np.zeros((), dtype), shape) if dtype is not None else np.ndarray
 
     def empty(self) -> Any:
         """The leaf, if it has no elements."""
@@ -94,6 +82,60 @@ class TargetLeaf(NamedTuple):
         if self.sharding is None and self.dtype is not None:
             return np.asarray(value).astype(self.dtype, copy=False)
         return value if value.dtype == self.dtype else value.astype(self.dtype)
+
+
+class PlacedLeaf:
+    """A leaf being read: the parts of it that this process holds, and what is made of them.
+
+    Attributes:
+        regions: the parts, to be filled with the stored elements.
+        stays: the memory of the parts becomes the leaf's; it need not be moved to other devices.
+    """
+
+    def __init__(self, target: TargetLeaf, info: LeafInfo) -> None:
+        """Make room for them.
+
+        Args:
+            target: what to make; it fits what is stored.
+            info: what is stored.
+        """
+        self._target = target
+        self._shape = info.shape  # of typed keys: of their words
+        origins: dict[tuple[int, ...], int] = {(0,) * len(info.shape): 0}
+        part, platforms = info.shape, {"cpu"}
+        if target.sharding is not None:
+            part = target.sharding.shard_shape(info.shape)
+            places: Mapping[Any, Any] = target.sharding.addressable_devices_indices_map(info.shape)
+            platforms = {device.platform for device in places}
+            origins = {}
+            for index in places.values():
+                origins.setdefault(_origin(index), len(origins))
+        values = aligned_empty([part] * len(origins), info.dtype)
+        self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
+        self.stays = platforms == {"cpu"}
+
+    def value(self, *, key_impl: str | None) -> Any:
+        """The leaf, in the dtype that the target asks for, once its regions are filled.
+
+        Args:
+            key_impl: of a leaf of typed PRNG keys: their implementation.
+        """
+        dtype, sharding = self._target.dtype, self._target.sharding
+        parts = [region.values for region in self.regions]
+        if key_impl is None and dtype is not None:
+            parts = [part.astype(dtype, copy=False) for part in parts]
+        whole: Any = parts[0]
+        if sharding is not None:
+            origins = (region.origin for region in self.regions)
+            by_origin = dict(zip(origins, parts, strict=True))
+            whole = jax.make_array_from_callback(
+                self._shape, sharding, lambda index: by_origin[_origin(index)]
+            )
+        return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
+
+
+def _origin(index: tuple[slice, ...] | None) -> tuple[int, ...]:
+    return tuple(part.start or 0 for part in index or ())
 
 
 def _is_floating(dtype: Any) -> bool:

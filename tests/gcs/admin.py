@@ -22,6 +22,7 @@ OPTIONS = {field.name for field in dataclasses.fields(Fault) if field.init} - {
     "predicate",
     "fired",
     "id",
+    "snapshot",
     "_happened",
     "_released",
 }

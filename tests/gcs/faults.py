@@ -1,4 +1,4 @@
-"""Faults that tests order: errors, delays, cut connections, lost answers, and a byte quota.
+"""Faults that tests order: errors, delays, cut connections, lost answers, stale lists, a quota.
 
 A fault applies to requests that match it, `count` times, after letting `skip` of them pass.
 Without any, the double does what it is asked.
@@ -14,9 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.gcs.errors import ApiError, InvalidRequestError
+from tests.gcs.listing import Snapshot
 from tests.gcs.wire import Request
 
-Kind = Literal["status", "slow", "hold", "cut_upload", "cut_download", "truncate", "lost_response"]
+Kind = Literal[
+    "status",
+    "slow",
+    "hold",
+    "cut_upload",
+    "cut_download",
+    "truncate",
+    "lost_response",
+    "stale_list",
+]
 KINDS: tuple[Kind, ...] = (
     "status",  # answers with `status` before anything happens
     "slow",  # waits `seconds` before anything happens
@@ -25,6 +35,7 @@ KINDS: tuple[Kind, ...] = (
     "cut_download",  # promises the whole object, closes the connection after `nbytes` of it
     "truncate",  # answers with the first `nbytes` only, as if the object ended there
     "lost_response",  # does the work, then closes the connection without an answer
+    "stale_list",  # lists the bucket as it was when the fault was ordered
 )
 REASONS = {
     401: "required",
@@ -56,6 +67,7 @@ class Fault:
         seconds: for `slow`.
         nbytes: for `cut_upload`, `cut_download`, `truncate`.
         fired: how often it has happened.
+        snapshot: for `stale_list`.
     """
 
     kind: Kind
@@ -69,6 +81,7 @@ class Fault:
     nbytes: int = 0
     fired: int = 0
     id: int = 0
+    snapshot: Snapshot | None = field(default=None, repr=False)
     _happened: threading.Condition = field(default_factory=threading.Condition, repr=False)
     _released: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -100,6 +113,8 @@ class Fault:
         return ApiError(self.status, reason, f"injected fault: {self.status} {reason}")
 
     def matches(self, request: Request) -> bool:
+        if self.kind == "stale_list" and request.operation != "objects.list":
+            return False
         if self.operation is not None and not re.fullmatch(self.operation, request.operation):
             return False
         if self.name is not None and not re.search(self.name, f"{request.bucket}/{request.name}"):
@@ -127,9 +142,14 @@ class Fault:
 
 
 class Faults:
-    """The faults and quotas in force."""
+    """The faults and quotas in force.
 
-    def __init__(self) -> None:
+    Args:
+        snapshot: gives the buckets as they are now; `stale_list` needs it.
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot] = Snapshot) -> None:
+        self.snapshot = snapshot
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._faults: list[Fault] = []
@@ -138,6 +158,8 @@ class Faults:
     def add(self, kind: Kind, **options: Any) -> Fault:
         """Orders a fault; `options` are the attributes of `Fault`."""
         fault = Fault(kind, **options)
+        if kind == "stale_list":
+            fault.snapshot = self.snapshot()
         with self._lock:
             fault.id = next(self._ids)
             self._faults.append(fault)

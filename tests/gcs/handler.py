@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -114,13 +114,14 @@ class Handler(BaseHTTPRequestHandler):
             ConnectionLostError: if there is nobody to answer to.
         """
         faults: list[Fault] = []
+        service = self.host.service
         try:
             if match is None:
                 raise NotFoundError(f"Not Found: {request.method} {self.path}")
             if match.operation == "upload":
                 read_name(request)
             if match.operation != "admin":
-                faults = self.host.service.faults.take(request)
+                faults = service.faults.take(request)
             for fault in faults:
                 if fault.kind in ("slow", "hold"):
                     fault.pause()
@@ -128,7 +129,9 @@ class Handler(BaseHTTPRequestHandler):
                     raise fault.error()
                 elif fault.kind == "cut_upload":
                     request.body.cut_after = fault.nbytes
-            response = match.handler(self.host.service, request)
+                elif fault.kind == "stale_list":
+                    service = replace(service, store=fault.snapshot)
+            response = match.handler(service, request)
         except ApiError as error:
             response = Response(status=304)
             if error.status not in NO_BODY:

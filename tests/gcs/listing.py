@@ -3,16 +3,56 @@
 from __future__ import annotations
 
 import base64
+import bisect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from tests.gcs.errors import InvalidRequestError
+from tests.gcs.errors import InvalidRequestError, NotFoundError
 from tests.gcs.objects import Bucket
 from tests.gcs.resources import StoredObject
 
 MAX_RESULTS = 1000
 LAST_CHARACTER = "\U0010ffff"
+
+
+class Listed(Protocol):
+    """A bucket as far as listings look at it."""
+
+    def batch(self, start: str, *, after: bool, limit: int = 256) -> list[StoredObject]: ...
+
+
+class FrozenBucket:
+    """The names and resources of a bucket at one moment, without the bytes."""
+
+    def __init__(self, objects: Iterable[StoredObject]) -> None:
+        self._objects = list(objects)
+        self._names = [stored.name for stored in self._objects]
+
+    def batch(self, start: str, *, after: bool, limit: int = 256) -> list[StoredObject]:
+        """As `Bucket.batch`."""
+        find = bisect.bisect_right if after else bisect.bisect_left
+        index = find(self._names, start)
+        return self._objects[index : index + limit]
+
+
+class Snapshot:
+    """All buckets at one moment; stands for the store where only listings are asked for."""
+
+    def __init__(self, buckets: Iterable[Bucket] = ()) -> None:
+        self._buckets = {bucket.name: FrozenBucket(bucket.all()) for bucket in buckets}
+
+    def bucket(self, name: str) -> FrozenBucket:
+        """As `Store.bucket`.
+
+        Raises:
+            NotFoundError: if there was none.
+        """
+        found = self._buckets.get(name)
+        if found is None:
+            raise NotFoundError("The specified bucket does not exist.")
+        return found
 
 
 @dataclass
@@ -110,7 +150,7 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
         raise InvalidRequestError(f"Invalid matchGlob {glob!r}: {error}") from None
 
 
-def list_page(bucket: Bucket, query: Query) -> Page:
+def list_page(bucket: Listed, query: Query) -> Page:
     """One page. Items and prefixes count alike towards the limit, in one order of names."""
     page = Page()
     position, after = max(query.prefix, query.start), False

@@ -221,5 +221,10 @@ class Bucket:
             index = find(self._names, start)
             return [self._objects[name] for name in self._names[index : index + limit]]
 
+    def all(self) -> list[StoredObject]:
+        """All live objects at one moment, in name order."""
+        with self.lock:
+            return [self._objects[name] for name in self._names]
+
     def is_empty(self) -> bool:
         return not self._objects

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from tests.gcs.faults import Faults
 from tests.gcs.handler import Handler, Served
+from tests.gcs.listing import Snapshot
 from tests.gcs.service import Service
 from tests.gcs.store import Store
 
@@ -61,7 +62,9 @@ class GcsServer:
     def __init__(self, root: Path, listener: socket.socket | None = None) -> None:
         self.root = root
         faults = Faults()
-        self.service = Service(store=Store(root, faults.admit), faults=faults)
+        store = Store(root, faults.admit)
+        faults.snapshot = lambda: Snapshot(store.buckets())
+        self.service = Service(store=store, faults=faults)
         self.requests: deque[Served] = deque(maxlen=REQUEST_LOG_LENGTH)
         self.failures: list[str] = []
         self._listener = listener if listener is not None else bind()

@@ -32,6 +32,13 @@ class Client:
     def get(self, name):
         return self.ask("GET", f"/{self.gcs.bucket}/{name}")
 
+    def delete(self, name):
+        return self.ask("DELETE", f"/storage/v1/b/{self.gcs.bucket}/o/{name}")
+
+    def list(self):
+        _, body = self.ask("GET", f"/storage/v1/b/{self.gcs.bucket}/o")
+        return [item["name"] for item in json.loads(body).get("items", ())]
+
 
 @pytest.fixture
 def plain(gcs):
@@ -93,6 +100,27 @@ def test_lost_response_has_done_its_work(gcs, plain):
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         plain.put("key", b"value")
     assert plain.get("key") == (200, b"value")
+
+
+def test_stale_list_is_that_of_the_moment_of_the_order_and_reads_are_not_stale(gcs, plain):
+    plain.put("deleted", b"1")
+    plain.put("kept", b"1")
+    gcs.faults.add("stale_list", skip=1, count=2)
+    plain.put("new", b"1")
+    plain.delete("deleted")
+    assert plain.list() == ["kept", "new"]
+    assert plain.get("new") == (200, b"1")
+    assert plain.list() == ["deleted", "kept"]
+    assert plain.get("deleted")[0] == 404
+    assert plain.list() == ["deleted", "kept"]
+    assert plain.list() == ["kept", "new"]
+
+
+def test_stale_list_can_be_ordered_over_http(gcs, plain):
+    status, _ = plain.ask("POST", "/_double/faults", b'{"kind": "stale_list"}')
+    plain.put("new", b"1")
+    assert status == 200
+    assert [plain.list(), plain.list()] == [[], ["new"]]
 
 
 def test_held_request_goes_on_when_released(gcs, plain):

@@ -101,7 +101,7 @@ def start(
 
     Args:
         folder: for its logs and results; made here.
-        scenario: name of a function in `tests.multi_process.scenarios`.
+        scenario: name of a function in `tests.multi_process.scenarios`, or "module.function".
         arguments: JSON, given to the scenario in every process.
         count: of processes.
         devices: virtual CPU devices of each process.

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -31,9 +32,9 @@ def main() -> None:
         heartbeat_timeout_seconds=int(os.environ.get("TEST_HEARTBEAT_SECONDS", "100")),
         shutdown_timeout_seconds=20,
     )
-    from tests.multi_process import scenarios
-
-    found = getattr(scenarios, options.scenario)(**options.arguments)
+    module, _, name = options.scenario.rpartition(".")
+    scenarios = import_module(f"tests.multi_process.{module or 'scenarios'}")
+    found = getattr(scenarios, name)(**options.arguments)
     for result in found if isinstance(found, Iterator) else [found]:
         options.result.write_text(json.dumps(result))
 

@@ -3,10 +3,11 @@ import math
 
 import ml_dtypes
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.blocks import BAND_BYTES, bands, boxes, copy_permuted
+from storage.block_stream import BlockPlan
+from storage.blocks import BAND_BYTES, PIECE_BYTES, bands, boxes, chunk_boxes, copy_permuted
 
 
 @st.composite
@@ -45,17 +46,48 @@ def test_cuts_fall_on_chunk_borders():
     assert [box[0].stop for box in cut] == [29, 61, 93, 100]
 
 
+def chunks_in(box, grid):
+    """Indices of the chunks that a box touches."""
+    return itertools.product(
+        *(range(part.start // chunk, -(-part.stop // chunk))
+          for part, chunk in zip(box, grid, strict=True))
+    )  # fmt: skip
+
+
+@settings(deadline=None)
+@given(gridded(), st.integers(1, 400))
+def test_boxes_of_chunks_cover_a_part_once_and_share_no_chunk(case, limit):
+    shape, grid, phase = case
+    window = tuple(slice(start, start + size) for start, size in zip(phase, shape, strict=True))
+    cut = list(chunk_boxes(window, grid, limit))
+    counts = np.zeros([part.stop for part in window], int)
+    for box in cut:
+        counts[box] += 1
+        chunks = [*chunks_in(box, grid)]
+        assert len(chunks) * math.prod(grid) <= max(limit, math.prod(grid))
+    assert (counts[window] == 1).all()
+    assert counts.sum() == math.prod(shape)
+    touched = [chunk for box in cut for chunk in chunks_in(box, grid)]
+    assert len(touched) == len(set(touched))
+
+
+def test_pieces_of_a_stream_decode_each_chunk_once():
+    window, grid = (slice(0, 8192), slice(0, 8192)), (1024, 1024)
+    for axes in ((0, 1), (1, 0)):
+        plan = BlockPlan(window, grid, axes, 0, 4, 16 << 20)
+        pieces = [piece for band in plan.bands() for piece in plan.pieces(band)]
+        touched = [chunk for piece in pieces for chunk in chunks_in(piece, grid)]
+        assert sorted(touched) == [*np.ndindex(8, 8)]
+        assert max(size_of(piece) * 4 for piece in pieces) <= PIECE_BYTES
+
+
 def decodes(shape, grid, itemsize, max_bytes):
     """How often each chunk is touched, and the largest band in bytes."""
     touched: dict[tuple[int, ...], int] = {}
     largest = 0
     for box in bands(shape, itemsize, max_bytes, grid=grid):
         largest = max(largest, size_of(box) * itemsize)
-        ranges = [
-            range(part.start // chunk, -(-part.stop // chunk))
-            for part, chunk in zip(box, grid, strict=True)
-        ]
-        for chunk in itertools.product(*ranges):
+        for chunk in chunks_in(box, grid):
             touched[chunk] = touched.get(chunk, 0) + 1
     return max(touched.values()), largest
 

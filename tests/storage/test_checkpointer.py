@@ -356,15 +356,20 @@ def test_a_lease_that_cannot_be_given_back_takes_nothing_from_what_is_durable(ru
     assert [info.step for info in Run.open(run_uri).steps()] == [1]
 
 
+@pytest.mark.parametrize("place", ["Transfers.wait", "SaveJob", "_starting"])
 def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
-    checkpointer, run_uri, monkeypatch
+    checkpointer, run_uri, monkeypatch, place
 ):
-    def interrupted(*args):
-        start_save(*args)
+    """Whether the arrays are on their way, or held, or Orbax has begun to write them."""
+
+    def interrupted(*args, **kwargs):
+        if place == "_starting":
+            start_save(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.checkpointer.start_save", interrupted)
+        module = "held_arrays" if place == "Transfers.wait" else "checkpointer"
+        patch.setattr(f"storage.{module}.{place}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(checkpointer, 1, state(7))
     handle = save(checkpointer, 1)

@@ -1,10 +1,11 @@
+import hashlib
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import UnsupportedFormatError
+from storage.errors import CorruptionError, UnsupportedFormatError
 from storage.manifest import (
     AssetRecord,
     LeafRecord,
@@ -14,6 +15,7 @@ from storage.manifest import (
     ObjectRecord,
     dtype_bits,
 )
+from storage.records import sha256_of
 
 
 def manifest(**changes):
@@ -93,8 +95,64 @@ def test_any_manifest_reads_back_with_the_same_digest(leaves, config):
 def test_the_bytes_are_canonical():
     data = manifest().to_bytes()
     body = json.loads(data)
-    assert (body["format"], body["version"]) == ("cairn.manifest", 1)
-    assert data == json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    assert (body["format"], body["version"]) == ("cairn.manifest", 2)
+    assert data == canonical(body)
+
+
+def canonical(body):
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_the_checksum_is_that_of_the_other_bytes():
+    body = json.loads(manifest().to_bytes())
+    told = body.pop("checksum")
+    assert told == f"sha256:{hashlib.sha256(canonical(body)).hexdigest()}"
+
+
+@pytest.mark.parametrize("parse", [Manifest.parse, ManifestSummary.parse])
+def test_every_flipped_bit_is_an_error_that_names_the_file(parse):
+    data = manifest().to_bytes()
+    parse(data, "p")
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"m/1\.1\.json"):
+            parse(bytes(flipped), "m/1.1.json")
+
+
+@given(data=st.data())
+def test_any_other_bytes_are_an_error(data):
+    written = manifest().to_bytes()
+    start = data.draw(st.integers(0, len(written)))
+    end = data.draw(st.integers(start, len(written)))
+    other = written[:start] + data.draw(st.binary(max_size=9)) + written[end:]
+    if other == written:
+        return
+    for parse in (Manifest.parse, ManifestSummary.parse):
+        with pytest.raises((CorruptionError, UnsupportedFormatError)):
+            parse(other, "p")
+
+
+def old(**fields):
+    """A manifest as the first version wrote it, without a checksum."""
+    body = json.loads(manifest().to_bytes())
+    del body["checksum"]
+    return canonical(body | {"version": 1} | fields)
+
+
+def test_a_manifest_of_version_1_is_read_and_written_again_as_it_was():
+    read = Manifest.parse(old(), "p")
+    assert read.step == manifest().step
+    assert read.to_bytes() == old()
+    assert ManifestSummary.parse(old(), "p").digest == read.digest()
+
+
+@pytest.mark.parametrize("parse", [Manifest.parse, ManifestSummary.parse])
+def test_a_checksum_that_is_absent_or_out_of_place_is_an_error(parse):
+    checksum = json.loads(manifest().to_bytes())["checksum"]
+    for data in (old(version=2), old(checksum=checksum), old(version=2, checksum=3)):
+        with pytest.raises(CorruptionError, match="not what was written"):
+            parse(data, "p")
 
 
 def test_the_digest_depends_on_every_field():
@@ -142,7 +200,10 @@ def test_bits_of_a_dtype(dtype, bits):
 
 
 def changed(**fields):
-    return json.dumps(json.loads(manifest().to_bytes()) | fields).encode()
+    """The bytes of a manifest with other fields, under a checksum that fits."""
+    body = json.loads(manifest().to_bytes()) | fields
+    del body["checksum"]
+    return canonical(body | {"checksum": sha256_of(canonical(body))})
 
 
 @pytest.mark.parametrize(
@@ -153,7 +214,7 @@ def changed(**fields):
         (b"[]", "not a JSON object"),
         (b"{}", "wrong format"),
         (changed(format="other"), r"expected 'cairn\.manifest', found 'other'"),
-        (changed(version=2), r"found version 2\. Upgrade Cairn"),
+        (changed(version=3), r"found version 3\. Upgrade Cairn"),
         (changed(version=0), "found version 0"),
         (changed(version="1"), "found version '1'"),
         (changed(version=True), "found version True"),

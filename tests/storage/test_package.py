@@ -7,17 +7,18 @@ import storage
 
 PUBLIC = [
     "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
-    "CheckpointReader", "CheckpointRef", "Checkpointer", "CorruptionError", "FencedError",
-    "Files", "Garbage", "InvalidSliceError", "InvalidURIError", "LeafInfo", "LeafNotFoundError",
-    "Lease", "LeaseHeldError", "Lineage", "Manifest", "ModelInfo", "NotACheckpointError",
-    "NotFoundError", "ObjectStore", "PolicyError", "PreconditionFailedError", "RetentionPolicy",
-    "Run", "RunInfo", "RunNotFoundError", "SaveError", "SaveHandle", "StepExistsError",
-    "StepInFlightError", "StepInUseError", "StepInfo", "StepNotFoundError", "StepState",
-    "StorageError", "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource",
-    "Tombstone", "TreeMismatchError", "UnsupportedFormatError", "UnsupportedLeafError",
-    "collect_garbage", "confine", "delete_step", "find_garbage", "fork_run", "list_runs",
-    "parse_ref", "parse_uri", "plan_shards", "resolve_checkpoint", "undelete_step",
-    "write_index", "write_shard",
+    "CheckpointReader", "CheckpointRef", "Checkpointer", "CorruptionError", "DueReason",
+    "FencedError", "Files", "Garbage", "InvalidSliceError", "InvalidURIError", "LeafInfo",
+    "LeafNotFoundError", "Lease", "LeaseHeldError", "Lineage", "Manifest", "ModelInfo",
+    "NotACheckpointError", "NotFoundError", "ObjectStore", "PolicyError",
+    "PreconditionFailedError", "RetentionPolicy", "Run", "RunInfo", "RunNotFoundError",
+    "SaveError", "SaveHandle", "SavePolicy", "SaveState", "StepExistsError", "StepInFlightError",
+    "StepInUseError", "StepInfo", "StepNotFoundError", "StepState", "StorageError",
+    "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource", "Tombstone",
+    "TreeMismatchError", "UnsupportedFormatError", "UnsupportedLeafError", "VerifyReport",
+    "apply_retention", "collect_garbage", "confine", "delete_step", "find_garbage", "fork_run",
+    "list_runs", "parse_ref", "parse_uri", "plan_shards", "resolve_checkpoint", "undelete_step",
+    "verify_step", "write_index", "write_shard",
 ]  # fmt: skip
 
 

@@ -107,10 +107,9 @@ class Job:
         handle = SaveHandle(step=step, attempt=number, uri=self.world.store.uri / "x")
         SaveJob(
             handle=handle,
-            response=Response(self.world, handle, self.name.encode()),
-            guard=ExitStack(),
-            table={},
-            items=("model",),
+            start=lambda: Response(self.world, handle, self.name.encode()),
+            items={},
+            names=("model",),
             leaves=(),
             model=None,
             assets={},
@@ -155,7 +154,7 @@ def _model():
         for target, value in {
             "storage.attempt_keeper.AttemptKeeper._keep": lambda self, attempt, stop: None,
             "storage.save_job.sync_folder": lambda folder: None,
-            "storage.save_job.list_objects": lambda folder: (),
+            "storage.save_job.list_objects": lambda folder, **known: (),
             "storage.save_job.job_environment": dict,
             "storage.save_job.remove_leftovers": lambda objects, handle: None,
             "storage.checkpointer.job_environment": dict,
@@ -268,6 +267,8 @@ def test_no_interleaving_breaks_a_promise(scenario):
         assert not found, "\n".join([*found, *made.scheduler.history])
 
     run()
+    undisturbed = scenario({})[1]
+    assert undisturbed.durable, "where nothing is saved, every promise is kept"
 
 
 def no_fence(objects, manifest, fence):

@@ -24,6 +24,7 @@ from storage.errors import (
     StoreUnavailableError,
 )
 from storage.manifest import LeafRecord
+from storage.ocdbt import VALUE_FOLDER
 from storage.reader import CheckpointReader
 from storage.run import Run
 from storage.uri import parse_uri
@@ -300,7 +301,7 @@ def test_uncommitted_step_on_an_object_store_is_refused(gcs):
 
 def data_files(step_uri, item="model"):
     folder = Path((step_uri / item).local_path)
-    return [p for p in folder.rglob("*") if p.is_file() and p.parent.name == "d"]
+    return [p for p in folder.rglob("*") if p.is_file() and p.parent.name in ("d", VALUE_FOLDER)]
 
 
 def flip_bit_of(files, data, bit):
@@ -339,7 +340,8 @@ def test_removed_data_file_is_an_error_not_zeros(tmp_path, saver):
         save_plain(uri, {"w": array}) if saver == "plain" else save_cairn(uri, {"w": array})[0]
     )
     for file in data_files(step_uri):
-        if "ocdbt.process_" in str(file) and file.stat().st_size > 0:
+        values = file.parent.name == VALUE_FOLDER or "ocdbt.process_" in str(file)
+        if values and file.stat().st_size > 0:
             file.unlink()
     with pytest.raises(CorruptionError, match="model: w"):
         CheckpointReader.open(step_uri).read("model", "w")

@@ -1,0 +1,176 @@
+"""The index of an OCDBT database whose value files were written by us: one node, one manifest.
+
+OCDBT is TensorStore's key-value format. A B+tree leaf node maps keys to small values or to ranges
+of value files, and the manifest points at the tree's root. The format lets value files have any
+name and be made by anyone; we write them straight from the arrays that are saved (see
+`value_files`), and this module writes what makes a database of them. Pure, no JAX.
+
+Source: TensorStore, "ocdbt Key-Value Store driver", section "Storage format"
+(tensorstore/kvstore/ocdbt/index.rst), and manifests written by TensorStore 0.1.86.
+"""
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+__all__ = [
+    "MANIFEST_FILE",
+    "MAX_INLINE_BYTES",
+    "MAX_NODE_BYTES",
+    "NODE_FOLDER",
+    "VALUE_FOLDER",
+    "Node",
+    "ValueRef",
+    "leaf_node",
+    "manifest",
+]
+
+MANIFEST_FILE: Final = "manifest.ocdbt"
+VALUE_FOLDER: Final = "d"
+"""Where value files go, and nothing else: every byte of them is part of a value."""
+
+NODE_FOLDER: Final = "b"
+
+_MANIFEST_MAGIC: Final = 0x0CDB3A2A
+_NODE_MAGIC: Final = 0x0CDB20DE
+MAX_INLINE_BYTES: Final = 1024
+MAX_NODE_BYTES: Final = 100_000_000
+_VERSION_TREE_ARITY_LOG2: Final = 4
+_INLINE, _INDIRECT = 0, 1
+
+
+class ValueRef(NamedTuple):
+    """Where a value lies.
+
+    Attributes:
+        file: path of the value file, from the database's folder.
+        offset: first byte.
+        length: bytes.
+    """
+
+    file: str
+    offset: int
+    length: int
+
+
+class Node(NamedTuple):
+    """An encoded node.
+
+    Attributes:
+        data: the bytes of its file.
+        keys: how many there are.
+        indirect_bytes: bytes of all values that lie in value files.
+    """
+
+    data: bytes
+    keys: int
+    indirect_bytes: int
+
+
+def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:
+    """The one node of a tree with these entries, at least one: a value each, or where it lies."""
+    keys = sorted(entries)
+    values = [entries[key] for key in keys]
+    refs = [value for value in values if isinstance(value, ValueRef)]
+    files = sorted({ref.file for ref in refs})
+    numbers = {file: number for number, file in enumerate(files)}
+    shared = [_shared(a, b) for a, b in itertools.pairwise(keys)]
+    suffixes = [key[skip:] for key, skip in zip(keys, [0, *shared], strict=True)]
+    lengths = [value.length if isinstance(value, ValueRef) else len(value) for value in values]
+    body = b"".join(
+        [
+            b"\x00",  # height
+            _file_table(files),
+            _varint(len(keys)),
+            _varints(shared),
+            _varints(map(len, suffixes)),
+            *suffixes,
+            _varints(lengths),
+            bytes(_INDIRECT if isinstance(value, ValueRef) else _INLINE for value in values),
+            _varints(numbers[ref.file] for ref in refs),
+            _varints(ref.offset for ref in refs),
+            *(value for value in values if not isinstance(value, ValueRef)),
+        ]
+    )
+    return Node(_framed(_NODE_MAGIC, body), len(keys), sum(ref.length for ref in refs))
+
+
+def manifest(node: Node, node_file: str, *, time_ns: int) -> bytes:
+    """The manifest of a database whose first and only version has `node` as its root.
+
+    Args:
+        node: the root.
+        node_file: path of its file, from the database's folder.
+        time_ns: when, in nanoseconds since the epoch.
+    """
+    config = b"".join(
+        [
+            os.urandom(16),  # the database's UUID
+            _varint(0),  # kind: a single manifest
+            _varint(MAX_INLINE_BYTES),
+            _varint(MAX_NODE_BYTES),
+            bytes([_VERSION_TREE_ARITY_LOG2]),
+            _varint(0),  # nodes are not compressed
+        ]
+    )
+    version = b"".join(
+        [
+            _varint(1),  # versions
+            _varint(1),  # generation
+            b"\x00",  # the root's height
+            _varints([0, 0, len(node.data)]),  # its file, offset and length
+            _varints([node.keys, len(node.data), node.indirect_bytes]),
+            time_ns.to_bytes(8, "little"),
+        ]
+    )
+    no_older_versions = _varint(0)
+    body = config + _file_table([node_file]) + version + no_older_versions
+    return _framed(_MANIFEST_MAGIC, body)
+
+
+def _framed(magic: int, body: bytes) -> bytes:
+    """With the header, length included, and the checksum that TensorStore checks on reading."""
+    plain = b"\x00\x00"  # format version, no compression
+    size = 4 + 8 + len(plain) + len(body) + 4
+    data = magic.to_bytes(4, "big") + size.to_bytes(8, "little") + plain + body
+    checksum: int = google_crc32c.value(data)
+    return data + checksum.to_bytes(4, "little")
+
+
+def _file_table(files: Sequence[str]) -> bytes:
+    """Paths of files, none with a base path, to which a shared prefix could belong."""
+    paths = [file.encode() for file in files]
+    return b"".join(
+        [
+            _varint(len(paths)),
+            _varints(0 for _ in paths[1:]),  # bytes shared with the path before
+            _varints(map(len, paths)),
+            _varints(0 for _ in paths),  # bytes of the base path
+            *paths,
+        ]
+    )
+
+
+def _shared(a: bytes, b: bytes) -> int:
+    """How many bytes both begin with."""
+    for number, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return number
+    return min(len(a), len(b))
+
+
+def _varints(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(_varint, numbers))
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

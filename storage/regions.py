@@ -1,0 +1,100 @@
+"""Parts of an array being put together from what is stored of it. Pure geometry, no JAX."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+__all__ = ["Overlap", "Region", "aligned_empty", "boxes_touching", "overlap"]
+
+ALIGNMENT: Final = 64
+"""Bytes. JAX takes a host array as a CPU device's buffer, without a copy, if it begins so."""
+
+Index = tuple[int, ...]
+
+
+class Region(NamedTuple):
+    """A part of an array, to be filled.
+
+    Attributes:
+        origin: index of its first element in the array.
+        values: where the elements go.
+    """
+
+    origin: Index
+    values: np.ndarray[Any, Any]
+
+    def part(self, box: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        """A view of a part, of an array without axes too."""
+        index: Any = (*box, ...)
+        view: np.ndarray[Any, Any] = self.values[index]
+        return view
+
+
+class Overlap(NamedTuple):
+    """What two boxes share.
+
+    Attributes:
+        first: it, as a part of the first box.
+        second: the same, as a part of the second.
+    """
+
+    first: tuple[slice, ...]
+    second: tuple[slice, ...]
+
+
+def overlap(
+    origin: Sequence[int],
+    shape: Sequence[int],
+    other_origin: Sequence[int],
+    other_shape: Sequence[int],
+) -> Overlap | None:
+    """What two boxes of an array share; None if nothing."""
+    first, second = [], []
+    for a, n, b, m in zip(origin, shape, other_origin, other_shape, strict=True):
+        start, stop = max(a, b), min(a + n, b + m)
+        if start >= stop:
+            return None
+        first.append(slice(start - a, stop - a))
+        second.append(slice(start - b, stop - b))
+    return Overlap(tuple(first), tuple(second))
+
+
+def boxes_touching(
+    shape: Sequence[int], box: Sequence[int], regions: Sequence[Region]
+) -> Iterator[tuple[Index, list[Region]]]:
+    """The boxes of a grid over an array in which some region has a part.
+
+    Args:
+        shape: of the array.
+        box: shape of a box; those at the array's end may be smaller.
+        regions: parts of the array.
+
+    Yields:
+        Index of the box's first element, and the regions that have a part in it.
+    """
+    touching: dict[Index, list[Region]] = {}
+    for region in regions:
+        ranges = (
+            range(start // step, -(-(start + size) // step))
+            for start, size, step in zip(region.origin, region.values.shape, box, strict=True)
+        )
+        for index in itertools.product(*ranges):
+            touching.setdefault(index, []).append(region)
+    for index in sorted(touching):
+        yield tuple(i * step for i, step in zip(index, box, strict=True)), touching[index]
+
+
+def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
+    """Arrays in one allocation, each beginning at a multiple of `ALIGNMENT`; not initialised."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+    memory = np.empty(sum(steps) + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    arrays = []
+    for shape, size, step in zip(shapes, sizes, steps, strict=True):
+        arrays.append(memory[start : start + size].view(dtype).reshape(shape))
+        start += step
+    return arrays

@@ -1,0 +1,108 @@
+"""What the processes of a job write of arrays that they share, and read of what all wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from storage.checkpointer import Checkpointer
+from storage.restore import restore_item
+from storage.trees import flatten
+from tests.multi_process.scenarios import SAVE_SECONDS
+
+ROWS, COLUMNS = 1024, 1024
+"""4 MiB of words: enough to be divided among the processes that hold them all."""
+
+
+def numbers(seed: int, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 2**32, shape, np.uint32)
+
+
+def host_items() -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+    """What step 1 stores."""
+    shared = {"w": numbers(0), "tall": numbers(1, (1 << 20, 1))}
+    placed = {
+        "rows": numbers(2),
+        "columns": numbers(3),
+        "both": numbers(4),
+        "partly": numbers(5),
+        "small": numbers(6, (3, 5)),
+        "odd": numbers(7, (1048583,)),
+    }
+    return {"model": shared, "optimizer": placed}
+
+
+def advance(leaf: jax.Array) -> jax.Array:
+    return leaf * jnp.uint32(1664525) + jnp.uint32(1013904223)
+
+
+def advanced(host: np.ndarray[Any, Any], steps: int) -> np.ndarray[Any, Any]:
+    """What `advance` makes of an array in so many steps."""
+    for _ in range(steps):
+        host = host * np.uint32(1664525) + np.uint32(1013904223)
+    return host
+
+
+def placements(axes: tuple[int, int]) -> dict[str, NamedSharding]:
+    """By leaf; the devices are in an order that is not that of the processes."""
+    count = jax.device_count()
+    devices = np.array([*jax.devices()[::2], *jax.devices()[1::2]]).reshape(axes)
+    assert devices.size == count
+    on = Mesh(devices, ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    specs = {
+        "rows": ("b",),
+        "columns": (None, ("a", "b")),
+        "both": ("a", "b"),
+        "partly": ("a", None),
+    }
+    return {
+        f"{item}/{name}": NamedSharding(on, PartitionSpec(*specs.get(name, ())))
+        for item, leaves in host_items().items()
+        for name in leaves
+    }
+
+
+def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]) -> int:
+    """Saves two steps to every run while a donating step goes on; reads them on another mesh.
+
+    Gives how many leaves are, on the devices of this process, what was saved.
+    """
+    where, elsewhere = placements(tuple(axes)), placements(tuple(other))
+    hosts = host_items()
+    items = {
+        item: {
+            name: jax.make_array_from_callback(
+                host.shape, where[f"{item}/{name}"], lambda index, host=host: host[index]
+            )
+            for name, host in leaves.items()
+        }
+        for item, leaves in hosts.items()
+    }
+    step_fn = jax.jit(advance, donate_argnums=0)
+    handles = []
+    for step in (1, 2):
+        handles += [Checkpointer.for_run(run).save(step, items, meta={}) for run in runs]
+        items = jax.tree.map(step_fn, items)
+    for handle in handles:
+        handle.wait(SAVE_SECONDS)
+    right = 0
+    for handle in handles:
+        for item, leaves in hosts.items():
+            target = {
+                name: jax.ShapeDtypeStruct(
+                    host.shape, host.dtype, sharding=elsewhere[f"{item}/{name}"]
+                )
+                for name, host in leaves.items()
+            }
+            found = flatten(restore_item(handle.uri, item, target))
+            for name, host in leaves.items():
+                expected = advanced(host, handle.step - 1)
+                right += all(
+                    np.array_equal(shard.data, expected[shard.index])
+                    for shard in found[name].addressable_shards
+                )
+    return right

@@ -1,0 +1,75 @@
+"""Arrays that several processes hold are written once, each process its share of them."""
+
+import math
+
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from storage.files import Files
+from storage.restore import restore_item
+from storage.run import Run
+from storage.verify import verify_step
+from tests.multi_process.shares import advanced, host_items
+from tests.storage.states import assert_same
+
+JOB_SECONDS = 240
+pytestmark = pytest.mark.timeout(2 * JOB_SECONDS)
+
+
+@pytest.fixture(scope="module", params=[(2, 2, (2, 2), (4, 1)), (4, 1, (1, 4), (2, 2))],
+                ids=["two processes", "four processes"])  # fmt: skip
+def saved(request, launch, bucket, tmp_path_factory):
+    """(processes, runs) after a job of that many processes."""
+    count, devices, axes, other = request.param
+    runs = [f"gs://{bucket}/run-{count}", str(tmp_path_factory.mktemp("shared") / "run")]
+    arguments = {"runs": runs, "axes": axes, "other": other}
+    job = launch("shares.save_and_read", arguments, count=count, devices=devices)
+    leaves = sum(len(one) for one in host_items().values())
+    assert job.results(JOB_SECONDS) == [2 * len(runs) * leaves] * count
+    return count, runs
+
+
+def test_one_process_reads_what_all_have_written(saved):
+    for uri in saved[1]:
+        run = Run.open(uri)
+        for info in run.steps():
+            for item, leaves in host_items().items():
+                expected = {name: advanced(host, info.step - 1) for name, host in leaves.items()}
+                target = {name: np.empty_like(host) for name, host in expected.items()}
+                assert_same(restore_item(run.step_uri(info), item, target), expected)
+        assert [info.step for info in run.steps()] == [1, 2]
+
+
+def test_plain_orbax_reads_what_all_have_written(saved):
+    for uri in saved[1]:
+        run = Run.open(uri)
+        folder = run.step_uri(run.step(1)).orbax_path()
+        for item, leaves in host_items().items():
+            target = {name: np.empty_like(host) for name, host in leaves.items()}
+            assert_same(ocp.load(folder, target, checkpointable_name=item), leaves)
+
+
+def test_each_process_writes_its_share_and_nothing_is_written_twice(saved):
+    count, runs = saved
+    for uri in runs:
+        run = Run.open(uri)
+        files = Files.open(run.step_uri(run.step(1)))
+        sizes = {entry.name: entry.size for entry in files.walk()}
+        for item, leaves in host_items().items():
+            data = sum(host.nbytes for host in leaves.values())
+            written = [
+                sum(size for name, size in sizes.items()
+                    if name.startswith(f"{item}/ocdbt.process_{index}/d/"))
+                for index in range(count)
+            ]  # fmt: skip
+            # Checksums and indexes take 20 bytes for each chunk.
+            assert data < sum(written) < 1.01 * data
+            if item == "model":  # replicated everywhere, and easily divided
+                assert max(written) < 1.01 * math.ceil(data / count)
+
+
+def test_a_step_of_several_processes_verifies(saved):
+    for uri in saved[1]:
+        report = verify_step(Run.open(uri), 2)
+        assert not report.problems

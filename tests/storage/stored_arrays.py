@@ -1,0 +1,67 @@
+"""Arrays written as a database of an item, without Orbax, and read by TensorStore."""
+
+import itertools
+import math
+
+import numpy as np
+import tensorstore as ts
+
+from storage import item_files
+from storage.chunk_shape import ChunkShapes
+from storage.dtypes import dtype_named
+from storage.held_arrays import HeldArray, HeldPart
+from storage.ocdbt import MANIFEST_FILE, leaf_node, manifest
+from storage.uri import parse_uri
+from storage.value_files import open_sink, write_value_files
+
+
+def numbers(shape, dtype, seed=0):
+    """An array of any bits that the dtype has a value for."""
+    random = np.random.default_rng(seed)
+    wanted = dtype_named(dtype)
+    if dtype in ("bool", "int2", "int4", "float4_e2m1fn"):
+        return random.integers(-2, 2, shape).astype(np.float32).astype(wanted)
+    return np.frombuffer(random.bytes(math.prod(shape) * wanted.itemsize), wanted).reshape(shape)
+
+
+def held(array, cut, origins=None):
+    """A held array, whole or in two parts of views."""
+    parts = [HeldPart(array, (0,) * array.ndim)]
+    if origins:
+        cuts = [*origins, array.shape[0]]
+        parts = [
+            HeldPart(array[low:high], (low, *(0,) * (array.ndim - 1)))
+            for low, high in itertools.pairwise(cuts)
+        ]
+    return HeldArray(array.shape, array.dtype, ChunkShapes(*cut), tuple(parts), None, None)
+
+
+def write(folder, arrays, forms=None, **options):
+    """Write a database of held arrays by path; the files written."""
+    uri = parse_uri(folder)
+    sink = open_sink(uri)
+    try:
+        files = write_value_files(sink, item_files.shards(arrays, forms or {}), **options)
+    finally:
+        sink.close()
+    entries = dict(item_files.index_entries(arrays))
+    for file in files:
+        entries |= file.refs
+    node = leaf_node(entries)
+    base = ts.KvStore.open(uri.kvstore_spec()).result()
+    base.write("b/node", node.data).result()
+    base.write(MANIFEST_FILE, manifest(node, "b/node", time_ns=1)).result()
+    return files
+
+
+def read(folder, path):
+    """The array, as TensorStore's zarr3 driver reads it."""
+    name = item_files.array_name(path)
+    kvstore = {"driver": "ocdbt", "base": parse_uri(folder).kvstore_spec(), "path": f"{name}/"}
+    spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
+    return ts.open(spec, open=True, context=ts.Context()).result().read().result()
+
+
+def assert_equal(found, expected):
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(expected).tobytes()
