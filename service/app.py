@@ -21,12 +21,14 @@ from service.routes import (
     aliases,
     artifacts,
     checkpoints,
+    clean_up,
     convert,
     gather,
     health,
     operations,
     restore,
     runs,
+    verify,
 )
 from service.settings import Settings, load_settings
 
@@ -38,6 +40,8 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     restore.router,
     gather.router,
     convert.router,
+    clean_up.router,
+    verify.router,
     operations.router,
     artifacts.router,
 )

@@ -4,25 +4,34 @@ What is asked for goes to standard output (tab-separated where that is no termin
 errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 """
 
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
+from service import clean_up_commands, verify_commands
 from service.addresses import Address, find_step
-from service.client import DEFAULT_ROOT, CairnClient
+from service.client import CairnClient
+from service.connection import DEFAULT_ROOT
 from service.errors import ProblemResponseError, ServiceError, WatchEndedError
-from service.listings import list_checkpoints, list_garbage, list_operations, list_runs
-from service.schemas import CheckpointState, Operation, OperationState
+from service.listings import list_checkpoints, list_operations, list_runs
+from service.options import (
+    CheckpointArgument,
+    RootOption,
+    RunArgument,
+    UrlOption,
+    WatchOption,
+    console,
+    errors,
+)
+from service.options import report as _report
+from service.schemas import CheckpointState, OperationState
 from service.settings import Settings, load_settings
-from service.watch import result_lines, result_of, watch_operation
 from storage.errors import StorageError
 from storage.layout import check_run_name
 
-HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export.
+HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
 `cairn serve` runs the control plane; the other commands ask it, at --url, else CAIRN_URL, else
 port 8321 of this machine.
@@ -30,9 +39,6 @@ port 8321 of this machine.
 A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
 """
 FAILED, INTERRUPTED = 1, 130
-
-console = Console(highlight=False, markup=False)
-errors = Console(stderr=True, highlight=False, markup=False)
 
 app = typer.Typer(
     name="cairn",
@@ -44,6 +50,8 @@ app = typer.Typer(
 )
 index = typer.Typer(help="The catalog, an index of the store.", no_args_is_help=True)
 app.add_typer(index, name="index")
+app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
+app.add_typer(verify_commands.app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
@@ -54,13 +62,6 @@ def _known_state(state: str) -> str:
     return state
 
 
-UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
-]
-RootOption = Annotated[
-    str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
-]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
 DtypeOption = Annotated[
     str | None, typer.Option(metavar="DTYPE", help="Such as bfloat16; default: as stored.")
 ]
@@ -68,10 +69,6 @@ StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
 DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
-CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
-]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
 OperationArgument = Annotated[str, typer.Argument(metavar="OPERATION", help="Its id: op-...")]
 
 
@@ -255,29 +252,6 @@ def cancel(operation: OperationArgument, url: UrlOption = None) -> None:
     print(f"operation {stopped.id} {stopped.state.value}")
 
 
-@app.command()
-def gc(
-    run: Annotated[str, typer.Argument(metavar="URI", help="URI or path of the run's folder.")],
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
-) -> None:
-    """List what a run needs no more, or remove it.
-
-    That is deleted steps whose time is over, halves of steps whose writer is gone, and exports of
-    steps that are gone. Looks at the store itself, without a control plane; a job may go on writing
-    the run.
-    """
-    from storage.gc import collect_garbage, find_garbage
-    from storage.run import Run
-
-    found = Run.open(run)
-    by = f"cairn gc on {socket.gethostname()}"
-    listed = collect_garbage(found, by=by) if delete else find_garbage(found)
-    list_garbage(console, listed)
-    nbytes = sum(garbage.nbytes for garbage in listed)
-    done = "removed" if delete else "could be removed with --delete"
-    errors.print(f"{len(listed)} found, {nbytes:,} bytes; {done}.", soft_wrap=True)
-
-
 @index.command()
 def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
     """Make it anew from the store.
@@ -299,17 +273,6 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
 
 def _load_settings(**given: Any) -> Settings:
     return load_settings(**{name: value for name, value in given.items() if value is not None})
-
-
-def _report(client: CairnClient, operation: Operation, watch: bool) -> None:
-    """Follow an operation and print its result, or say how it can be followed."""
-    if not watch:
-        print(operation.id)
-        errors.print(f"`cairn watch {operation.id}` follows it.", soft_wrap=True)
-        return
-    last = watch_operation(client, operation, errors)
-    for line in result_lines(result_of(client, last)):
-        print(line)
 
 
 def _text(error: Exception) -> str:

@@ -9,20 +9,15 @@ with CairnClient("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote
 
-import httpx
-from pydantic import BaseModel
-
+from service.clean_up_client import CleanUpConnection
+from service.connection import DEFAULT_ROOT, alias_path, idempotency, run_path, segment, step_path
 from service.download import download
 from service.errors import ProblemResponseError
 from service.etag import etag
 from service.event_stream import follow_operation
-from service.responses import raise_for_problem, read_body, unreachable
 from service.schemas import (
     Alias,
     AliasHistory,
@@ -41,14 +36,8 @@ from service.schemas import (
     RunList,
 )
 
-DEFAULT_URL: Final = "http://127.0.0.1:8321"
-DEFAULT_ROOT: Final = "default"
 
-Body = TypeVar("Body", bound=BaseModel)
-Parameter = str | int | None
-
-
-class CairnClient:
+class CairnClient(CleanUpConnection):
     """Asks one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
@@ -59,42 +48,6 @@ class CairnClient:
         timeout: Seconds to wait for an answer, not for a stream to end.
         transport: For tests.
     """
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        timeout: float = 60.0,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
-        self.url = (url or os.environ.get("CAIRN_URL") or DEFAULT_URL).rstrip("/")
-        try:
-            self._http = httpx.Client(
-                base_url=self.url,
-                timeout=timeout,
-                transport=transport,
-                trust_env=False,  # a proxy does not know this machine's loopback address
-                headers={"Accept": "application/json"},
-            )
-        except httpx.InvalidURL as exc:
-            raise unreachable(self.url, exc) from exc
-
-    def __enter__(self) -> Self:
-        """Use as `with CairnClient() as cairn:`."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
     def health(self) -> Health:
         """The server answers."""
@@ -110,13 +63,13 @@ class CairnClient:
 
     def runs(self, *, root: str | None = None, page_size: int = 100) -> Iterator[Run]:
         """Every run, by root and name; pages are fetched as needed."""
-        path = "/v1/runs" if root is None else f"/v1/roots/{_segment(root)}/runs"
+        path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
         for page in self._pages(RunList, path, page_size=page_size):
             yield from page.runs
 
     def run(self, run: str, *, root: str = DEFAULT_ROOT) -> Run:
         """One run."""
-        return self._get(Run, _run_path(root, run))
+        return self._get(Run, run_path(root, run))
 
     def checkpoints(
         self, run: str, *, root: str = DEFAULT_ROOT, state: str = "listed", page_size: int = 100
@@ -129,25 +82,25 @@ class CairnClient:
             state: One state, or `all`.
             page_size: Checkpoints per request.
         """
-        path = f"{_run_path(root, run)}/checkpoints"
+        path = f"{run_path(root, run)}/checkpoints"
         for page in self._pages(CheckpointList, path, page_size=page_size, state=state):
             yield from page.checkpoints
 
     def checkpoint(self, run: str, step: int, *, root: str = DEFAULT_ROOT) -> Checkpoint:
         """One checkpoint."""
-        return self._get(Checkpoint, _step_path(root, run, step))
+        return self._get(Checkpoint, step_path(root, run, step))
 
     def aliases(self, run: str, *, root: str = DEFAULT_ROOT) -> list[Alias]:
         """Aliases of a run, by name."""
-        return self._get(AliasList, f"{_run_path(root, run)}/aliases").aliases
+        return self._get(AliasList, f"{run_path(root, run)}/aliases").aliases
 
     def alias(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> Alias:
         """Where an alias points; its `sequence` is what `promote` expects."""
-        return self._get(Alias, _alias_path(root, run, alias))
+        return self._get(Alias, alias_path(root, run, alias))
 
     def alias_history(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> AliasHistory:
         """Where an alias pointed, newest first."""
-        return self._get(AliasHistory, f"{_alias_path(root, run, alias)}/history")
+        return self._get(AliasHistory, f"{alias_path(root, run, alias)}/history")
 
     def promote(
         self,
@@ -175,14 +128,14 @@ class CairnClient:
         return self._send(
             Alias,
             "POST",
-            f"{_step_path(root, run, step)}:promote",
+            f"{step_path(root, run, step)}:promote",
             {"alias": alias, "reason": reason},
             headers=_precondition(expect),
         )
 
     def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
         """Delete an alias that is still at sequence number `expect`."""
-        self._answer("DELETE", _alias_path(root, run, alias), headers=_precondition(expect))
+        self._answer("DELETE", alias_path(root, run, alias), headers=_precondition(expect))
 
     def restore(
         self,
@@ -221,6 +174,24 @@ class CairnClient:
         """Export a step in Hugging Face format; options as in `ConvertRequest`."""
         return self._start("convert", run, step, root, options, idempotency_key)
 
+    def verify(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Compare a step with what was saved, byte by byte; a damaged one's operation fails."""
+        return self._start("verify", run, step, root, {}, idempotency_key)
+
+    def verify_run(
+        self, run: str, *, root: str = DEFAULT_ROOT, idempotency_key: str | None = None
+    ) -> Operation:
+        """Compare every listed step of a run with what was saved."""
+        path = f"{run_path(root, run)}:verify"
+        return self._send(Operation, "POST", path, headers=idempotency(idempotency_key))
+
     def operations(
         self, *, state: OperationState | None = None, page_size: int = 100
     ) -> Iterator[Operation]:
@@ -230,15 +201,15 @@ class CairnClient:
 
     def operation(self, operation: str) -> Operation:
         """One operation as it stands now."""
-        return self._get(Operation, f"/v1/operations/{_segment(operation)}")
+        return self._get(Operation, f"/v1/operations/{segment(operation)}")
 
     def cancel(self, operation: str) -> Operation:
         """Ask an operation to stop."""
-        return self._send(Operation, "POST", f"/v1/operations/{_segment(operation)}:cancel")
+        return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:cancel")
 
     def resume(self, operation: str) -> Operation:
         """Go on with a cancelled or failed operation."""
-        return self._send(Operation, "POST", f"/v1/operations/{_segment(operation)}:resume")
+        return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:resume")
 
     def follow(self, operation: str, *, patience: float = 30.0) -> Iterator[Operation]:
         """Every change of an operation until it has ended; reconnects where a stream breaks off.
@@ -250,7 +221,7 @@ class CairnClient:
         Raises:
             ServerUnreachableError: No answer for `patience` seconds.
         """
-        path = f"/v1/operations/{_segment(operation)}/events"
+        path = f"/v1/operations/{segment(operation)}/events"
         return follow_operation(self._http, path, patience=patience)
 
     def wait(self, operation: str) -> Operation:
@@ -270,7 +241,7 @@ class CairnClient:
 
     def artifact(self, artifact: str) -> Artifact:
         """What a gather or convert made."""
-        return self._get(Artifact, f"/v1/artifacts/{_segment(artifact)}")
+        return self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
 
     def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
         """Write one file of an artifact to `target`; returns its bytes.
@@ -280,70 +251,9 @@ class CairnClient:
         Raises:
             ServerUnreachableError: The connection broke again and again.
         """
-        path = f"/v1/artifacts/{_segment(artifact)}/files/{_segment(name)}"
+        path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
         return download(self._http, path, Path(target))
-
-    def _start(
-        self,
-        verb: str,
-        run: str,
-        step: int,
-        root: str,
-        body: Mapping[str, object],
-        idempotency_key: str | None,
-    ) -> Operation:
-        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-        path = f"{_step_path(root, run, step)}:{verb}"
-        return self._send(Operation, "POST", path, body, headers=headers)
-
-    def _pages(self, kind: type[Body], path: str, **parameters: Parameter) -> Iterator[Body]:
-        token: str | None = None
-        while True:
-            page = self._get(kind, path, **parameters, page_token=token)
-            yield page
-            token = getattr(page, "next_page_token", None)
-            if token is None:
-                return
-
-    def _get(self, kind: type[Body], path: str, **parameters: Parameter) -> Body:
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return read_body(kind, self._answer("GET", path, params=given))
-
-    def _send(
-        self,
-        kind: type[Body],
-        method: str,
-        path: str,
-        body: Mapping[str, object] | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-    ) -> Body:
-        return read_body(kind, self._answer(method, path, json=body, headers=headers))
-
-    def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            response = self._http.request(method, path, **arguments)
-        except httpx.TransportError as exc:
-            raise unreachable(self.url, exc) from exc
-        raise_for_problem(response)
-        return response
 
 
 def _precondition(expect: int | None) -> dict[str, str]:
     return {"If-None-Match": "*"} if expect is None else {"If-Match": etag(expect)}
-
-
-def _segment(text: str) -> str:
-    return quote(text, safe="")
-
-
-def _run_path(root: str, run: str) -> str:
-    return f"/v1/roots/{_segment(root)}/runs/{_segment(run)}"
-
-
-def _step_path(root: str, run: str, step: int) -> str:
-    return f"{_run_path(root, run)}/checkpoints/{step}"
-
-
-def _alias_path(root: str, run: str, alias: str) -> str:
-    return f"{_run_path(root, run)}/aliases/{_segment(alias)}"

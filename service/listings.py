@@ -82,5 +82,7 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
         Size(progress.done_bytes),
         None if progress.total_bytes is None else Size(progress.total_bytes),
         operation.created,
-        f"{request.get('run')}/steps/{request.get('step')}",
+        f"{request.get('run')}/steps/{request['step']}"
+        if "step" in request
+        else request.get("run"),
     )

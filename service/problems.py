@@ -165,8 +165,8 @@ def _complaint(error: Mapping[str, Any]) -> str:
 
 def _extension(exc: BaseException) -> dict[str, Any]:
     """Members beyond RFC 9457's: what a client needs to decide what to do next."""
-    if isinstance(exc, storage_errors.TreeMismatchError):
-        return {"problems": list(exc.problems)}
+    if isinstance(exc, storage_errors.TreeMismatchError | storage_errors.CorruptionError):
+        return {"problems": list(exc.problems)} if exc.problems else {}
     if isinstance(exc, storage_errors.LeaseHeldError):
         return {"holder": exc.holder}
     return {}

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
 ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+GRACE_SECONDS = 7 * 24 * 3600.0
+LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
+LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
 
 class Request(BaseModel):
@@ -119,6 +122,16 @@ class CheckpointState(StrEnum):
     TRASHED = "trashed"
 
 
+class Deletion(Response):
+    """A deletion that can be taken back for a while."""
+
+    at: datetime
+    expires: datetime = Field(description="From then on collecting garbage removes its bytes.")
+    by: str
+    reason: str
+    removing: bool = Field(description="Its bytes are going; it can't be had back.")
+
+
 class Checkpoint(Response):
     """One saved step of a run."""
 
@@ -137,6 +150,7 @@ class Checkpoint(Response):
     aliases: list[str]
     labels: dict[str, str]
     metrics: dict[str, float]
+    deletion: Deletion | None = Field(default=None, description="Of a step in the trash.")
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -214,6 +228,99 @@ class RestoreRequest(Request):
     )
 
 
+class UndeleteRequest(Request):
+    """Take the deletion of a step back."""
+
+    attempt: int | None = Field(
+        default=None,
+        ge=0,
+        le=LARGEST_NUMBER,
+        description="Of several attempts at the step that were deleted, this one.",
+    )
+
+
+class KeepBest(Request):
+    """Keep the best steps by one metric; steps without it are never among the best."""
+
+    metric: str = Field(min_length=1, max_length=256, examples=["eval/loss"])
+    count: int = Field(default=1, ge=1, le=LARGEST_NUMBER, strict=True)
+    mode: Literal["min", "max"] = Field(default="min", description="`min`: small ones are good.")
+
+
+class RetentionPolicy(Request):
+    """What to keep of a run: what one rule keeps, no other deletes; without rules, everything.
+
+    The latest step, and one that an alias names, stay whatever the policy says.
+    """
+
+    keep_last: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_NUMBER,
+        strict=True,
+        description="This many latest steps.",
+    )
+    keep_every: int | None = Field(
+        default=None,
+        ge=1,
+        le=LARGEST_NUMBER,
+        strict=True,
+        description="Every step whose number is a multiple of this.",
+    )
+    keep_within_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST_GRACE_SECONDS,
+        description="Every step saved within this many seconds before now.",
+    )
+    keep_best: list[KeepBest] = Field(default_factory=list, max_length=16)
+    keep_labelled: list[str] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Every step with one of these labels: `name`, or `name=value`.",
+    )
+
+
+class ApplyRetentionRequest(Request):
+    """Delete the steps that a policy does not keep, or say which those would be."""
+
+    policy: RetentionPolicy
+    dry_run: bool = Field(default=True, description="Only say what would be deleted.")
+    grace_seconds: float = Field(
+        default=GRACE_SECONDS,
+        ge=0,
+        le=LONGEST_GRACE_SECONDS,
+        description="How long a deleted step can be had back.",
+    )
+
+
+class RetentionDecision(Response):
+    """What becomes of one step, and why."""
+
+    step: int
+    attempt: int
+    keep: bool
+    reasons: list[str] = Field(description="What keeps it; empty if nothing does.")
+    bytes: int
+    created: datetime
+
+
+class RetentionPlan(Response):
+    """What a policy keeps and deletes of a run now."""
+
+    root: str
+    run: str
+    decisions: list[RetentionDecision] = Field(description="Listed steps, highest first.")
+    delete_count: int
+    delete_bytes: int
+
+
+class CollectGarbageRequest(Request):
+    """Remove what nobody needs any more, or say what that would be."""
+
+    dry_run: bool = Field(default=True, description="Only say what would be removed.")
+
+
 class GatherRequest(Request):
     """Consolidate a checkpoint into one safetensors file."""
 
@@ -239,6 +346,9 @@ class OperationKind(StrEnum):
     RESTORE = "restore"
     GATHER = "gather"
     CONVERT = "convert"
+    RETENTION = "retention"
+    GC = "gc"
+    VERIFY = "verify"
 
 
 class OperationState(StrEnum):
@@ -271,7 +381,7 @@ class Operation(Response):
     kind: OperationKind
     state: OperationState
     progress: Progress
-    request: dict[str, Any] = Field(description="What was asked for, root, run and step included.")
+    request: dict[str, Any] = Field(description="What was asked for, with its root, run and step.")
     result: dict[str, Any] | None = None
     error: Problem | None = None
     created: datetime

@@ -11,7 +11,7 @@ from storage.aliases import Alias
 from storage.annotations import Annotation
 from storage.attempts import counting
 from storage.clock import from_rfc3339
-from storage.errors import UnsupportedFormatError
+from storage.errors import CorruptionError, UnsupportedFormatError
 from storage.manifest import Manifest
 from storage.records import sha256_of
 from storage.run import Run
@@ -102,7 +102,7 @@ def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
             continue
         try:
             manifest = Manifest.parse(found.value, run.uri / name)
-        except UnsupportedFormatError as exc:
+        except (CorruptionError, UnsupportedFormatError) as exc:
             logger.warning("left out of the catalog: %s", exc)
             continue
         read[names[name]] = Checkpoint(

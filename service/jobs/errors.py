@@ -6,6 +6,7 @@ ServiceError
 └── ProblemError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
+    ├── DamagedError               500
     └── IdempotencyKeyReusedError  422
 """
 
@@ -37,6 +38,12 @@ class OperationStateError(ProblemError):
     """The operation is in a state in which this cannot be done."""
 
     status, slug, title = 409, "operation-state", "The operation's state forbids this"
+
+
+class DamagedError(ProblemError):
+    """A checkpoint is not what was saved; `.extra` has what was found."""
+
+    status, slug, title = 500, "damaged", "The checkpoint is damaged"
 
 
 class IdempotencyKeyReusedError(ProblemError):

@@ -1,5 +1,6 @@
-"""Checkpoints of a run, and their promotion."""
+"""Checkpoints of a run: lists, promotion, deletion."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -7,9 +8,12 @@ from fastapi import APIRouter, Query, Response
 from service.auth import ActorDependency
 from service.catalog import queries, rows
 from service.catalog.audit import note_alias
+from service.catalog.audit_deletions import note_deletion
 from service.catalog.models import CheckpointRow, RunRow
 from service.catalog.snapshot import read_annotations
+from service.deletion import delete, deletion_body, read_deletions, undelete
 from service.dependencies import (
+    MAX_STEP,
     CatalogDependency,
     IndexDependency,
     PageSize,
@@ -23,15 +27,34 @@ from service.paging import decode_token, encode_token
 from service.preconditions import ExpectationDependency
 from service.problems import problem_responses
 from service.promotion import alias_body, promote
-from service.schemas import Alias, Checkpoint, CheckpointList, CheckpointState, PromoteRequest
+from service.schemas import (
+    GRACE_SECONDS,
+    LONGEST_GRACE_SECONDS,
+    Alias,
+    Checkpoint,
+    CheckpointList,
+    CheckpointState,
+    PromoteRequest,
+    UndeleteRequest,
+)
 from storage.clock import from_rfc3339
 from storage.errors import RunNotFoundError
-from storage.run import Run, StepInfo
+from storage.run import Run, StepInfo, StepState
+from storage.trash import Tombstone
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["checkpoints"])
 
 StateFilter = Annotated[
     CheckpointState | Literal["all"], Query(description="Steps of this state only, or `all`.")
+]
+AttemptFilter = Annotated[
+    int | None,
+    Query(ge=0, le=MAX_STEP, description="Delete this attempt's; default: the one listed."),
+]
+Reason = Annotated[str, Query(max_length=2000, description="Kept with the deletion.")]
+Grace = Annotated[
+    float,
+    Query(ge=0, le=LONGEST_GRACE_SECONDS, description="How long the step can be had back."),
 ]
 # A step in one of these may have no manifest: the catalog does not know it, the store does.
 UNPUBLISHED: Final = frozenset(CheckpointState) - {CheckpointState.LISTED, CheckpointState.TRASHED}
@@ -122,6 +145,82 @@ def promote_checkpoint(
     return alias_body(moved)
 
 
+@router.delete("/{step}", responses=problem_responses(404, 409))
+def delete_checkpoint(
+    root: RootName,
+    run: RunDependency,
+    step: StepNumber,
+    index: IndexDependency,
+    actor: ActorDependency,
+    attempt: AttemptFilter = None,
+    reason: Reason = "",
+    grace_seconds: Grace = GRACE_SECONDS,
+) -> Checkpoint:
+    """Delete a step that is listed or was set aside.
+
+    It is listed no more, and can be undeleted until the grace time is over; then collecting garbage
+    removes its bytes. No precondition is needed, since a saved step never changes; `attempt` says
+    which one is meant if the step may have been saved anew. What an alias names stays (409), and so
+    does the latest step while a job writes the run.
+    """
+    info, tombstone = delete(
+        run, step, attempt=attempt, by=actor, reason=reason, grace=grace_seconds
+    )
+    note_deletion(
+        index.catalog,
+        "checkpoint.delete",
+        root=root,
+        run=run,
+        actor=actor,
+        detail={
+            "step": info.step,
+            "attempt": info.attempt,
+            "reason": tombstone.reason,
+            "expires": tombstone.expires,
+        },
+    )
+    return _saved(index, root, run, info.step, info.attempt)
+
+
+@router.post("/{step}:undelete", responses=problem_responses(404))
+def undelete_checkpoint(
+    root: RootName,
+    run: RunDependency,
+    step: StepNumber,
+    body: UndeleteRequest,
+    index: IndexDependency,
+    actor: ActorDependency,
+) -> Checkpoint:
+    """Take the deletion of a step back.
+
+    It is listed again, unless the run went back before it meanwhile: then it is set aside.
+    """
+    attempt = undelete(run, step, body.attempt)
+    detail = {"step": step, "attempt": attempt}
+    note_deletion(
+        index.catalog, "checkpoint.undelete", root=root, run=run, actor=actor, detail=detail
+    )
+    return _saved(index, root, run, step, attempt)
+
+
+def _saved(index: IndexDependency, root: str, run: Run, step: int, attempt: int) -> Checkpoint:
+    """A step as it stands after a change."""
+    index.refresh_run(root, run)
+    with index.catalog.read() as session:
+        row = _run_row(rows.find_run(session, root, run.uri.name), run)
+        saved = [one for one in queries.step_rows(session, row, step) if one.attempt == attempt]
+        named = queries.alias_names(session, row)
+    if saved:
+        return _bodies(index, run, row, saved, named)[0]
+    # Its manifest can't be read, so the catalog does not know it.
+    deletions = read_deletions(run, [(step, attempt)])
+    held = run.step_attempts().get(step) == attempt
+    kept = StepState.LISTED if held else StepState.SET_ASIDE
+    state = StepState.TRASHED if deletions else kept
+    body = _unpublished(row, run, StepInfo(step, attempt, state))
+    return _with_deletions([body], deletions)[0]
+
+
 def _run_row(row: RunRow | None, run: Run) -> RunRow:
     if row is None:
         raise RunNotFoundError(
@@ -149,8 +248,23 @@ def _bodies(
     if changed:
         with index.catalog.write() as session:
             rows.write_annotations(session, changed)
-    return [
+    bodies = [
         queries.checkpoint(row, found, named.get((found.step, found.attempt), [])) for found in page
+    ]
+    trashed = [
+        (body.step, body.attempt) for body in bodies if body.state is CheckpointState.TRASHED
+    ]
+    return _with_deletions(bodies, read_deletions(run, trashed))
+
+
+def _with_deletions(
+    bodies: list[Checkpoint], deletions: Mapping[tuple[int, int], Tombstone]
+) -> list[Checkpoint]:
+    return [
+        body.model_copy(update={"deletion": deletion_body(deletions[body.step, body.attempt])})
+        if (body.step, body.attempt) in deletions
+        else body
+        for body in bodies
     ]
 
 

@@ -12,8 +12,11 @@ from tests.service.conftest import BASE_URL, PEER
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
+    "apply_retention",
     "cancel_operation",
+    "collect_run_garbage",
     "convert_checkpoint",
+    "delete_checkpoint",
     "download_file",
     "gather_checkpoint",
     "get_alias",
@@ -34,6 +37,9 @@ OPERATION_IDS = {
     "remove_alias",
     "restore_checkpoint",
     "resume_operation",
+    "undelete_checkpoint",
+    "verify_checkpoint",
+    "verify_run",
     "watch_operation",
 }
 # A value for every path parameter that is well-formed and names nothing.

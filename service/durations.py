@@ -1,0 +1,21 @@
+"""Durations as a shell takes them: `90s`, `30m`, `12h`, `7d`, `2w`, or seconds."""
+
+import re
+from typing import Final
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([smhdw]?)")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.
+
+    Raises:
+        ValueError: `text` is no duration.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"expected a number with s, m, h, d or w, such as 12h or 7d, found {text!r}"
+        )
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,67 @@
+"""The garbage job: finds what a run needs no more, and removes it if asked to."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from service.jobs.context import JobContext, JobKind, Request, Result
+from service.jobs.runs import open_run
+from storage.gc import Garbage, collect_garbage, find_garbage
+from storage.run import Run
+from storage.uri import StoreURI
+
+KIND: Final = "gc"
+ENTRIES_KEPT: Final = 1000
+
+
+def gc_request(*, root: str, run: Run, dry_run: bool) -> dict[str, Any]:
+    """The JSON that a job is started with."""
+    return {"root": root, "run": run.uri.name, "dry_run": dry_run}
+
+
+def _run(context: JobContext, request: Request) -> Result:
+    return context.step("collect", lambda: _collect(context, request))
+
+
+def _collect(context: JobContext, request: Request) -> Result:
+    run = open_run(context.roots, request)
+
+    def removed(garbage: Garbage) -> None:
+        context.progress.advance(garbage.nbytes)
+        context.check()
+
+    context.progress.set(done_bytes=0)
+    if request["dry_run"]:
+        context.progress.set(message="looking for garbage")
+        found = find_garbage(run)
+    else:
+        context.progress.set(message="removing garbage")
+        writer = f"cairn-gc/{context.operation_id}"
+        found = collect_garbage(run, by=writer, progress=removed)
+    nbytes = sum(garbage.nbytes for garbage in found)
+    context.progress.set(done_bytes=nbytes, total_bytes=nbytes, message="done")
+    return {
+        "root": request["root"],
+        "run": request["run"],
+        "dry_run": request["dry_run"],
+        "count": len(found),
+        "bytes": nbytes,
+        "entries": [_entry(garbage) for garbage in found[:ENTRIES_KEPT]],
+    }
+
+
+def _entry(garbage: Garbage) -> dict[str, Any]:
+    return {
+        "kind": garbage.kind.value,
+        "name": garbage.name,
+        "bytes": garbage.nbytes,
+        "reason": garbage.reason,
+        "step": garbage.step,
+        "attempt": garbage.attempt,
+    }
+
+
+def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
+    """Nothing: what was removed is gone, and the rest is found again."""
+
+
+GC: Final = JobKind(KIND, _run, _abandon)

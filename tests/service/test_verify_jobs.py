@@ -1,0 +1,172 @@
+"""Verifying over HTTP and in the shell: sound, damaged, cancelled."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from examples.demo.servers import control_plane
+from service.jobs import verify
+from storage.layout import manifest_file
+from storage.run import Run
+from storage.step_files import holds_values
+from tests.service.commands import cairn
+from tests.service.jobs import done, save_llama, serving, until, watch
+
+CHECKPOINTS = "/v1/roots/default/runs/{}/checkpoints"
+STEPS = (1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A sound run, one whose step 2 has damaged files, and one with a damaged manifest."""
+    root = tmp_path_factory.mktemp("store")
+    save_llama(root / "sound", STEPS)
+    for name in ("damaged", "unreadable"):
+        shutil.copytree(root / "sound", root / name)
+    folder = root / "damaged" / "attempts" / "1" / "2"
+    values = [path for path in folder.rglob("*") if holds_values(str(path.relative_to(folder)))]
+    flip(max(values, key=lambda path: path.stat().st_size))
+    (folder / "model" / "_METADATA").unlink()
+    flip(root / "unreadable" / manifest_file(2, 1))
+    return root
+
+
+def flip(path: Path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def http(root, tmp_path_factory):
+    with serving(root, tmp_path_factory.mktemp("data")) as client:
+        yield client
+
+
+def ended(http, path):
+    answer = http.post(path)
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["Location"] == f"/v1/operations/{answer.json()['id']}"
+    return watch(http, answer.json()["id"])
+
+
+def test_a_sound_step_succeeds_and_says_what_was_read(http, root):
+    operation = done(http, f"{CHECKPOINTS.format('sound')}/2:verify", {})
+    assert operation["kind"] == "verify"
+    (report,) = operation["result"]["steps"]
+    run = Run.open(root / "sound")
+    manifest = run.manifest(run.step(2))
+    assert report["sound"] is True
+    assert (report["step"], report["attempt"], report["problems"]) == (2, 1, [])
+    assert report["bytes"] == manifest.nbytes
+    assert report["leaves"] == len(manifest.leaves)
+    assert operation["progress"]["done_bytes"] == manifest.nbytes
+    assert operation["progress"]["total_bytes"] == manifest.nbytes
+
+
+def test_a_damaged_step_fails_with_a_problem_that_names_the_files(http):
+    operation = ended(http, f"{CHECKPOINTS.format('damaged')}/2:verify")
+    assert operation["state"] == "failed"
+    error = operation["error"]
+    assert error["type"] == "urn:cairn:problem:damaged"
+    assert error["status"] == 500
+    assert any("model/_METADATA: missing" in problem for problem in error["problems"])
+    assert any("crc32c" in problem for problem in error["problems"])
+    assert all(problem.startswith("damaged/steps/2: ") for problem in error["problems"])
+    (report,) = error["steps"]
+    assert report["sound"] is False
+    assert report["problem_count"] == len(error["problems"])
+    again = ended(http, f"{CHECKPOINTS.format('damaged')}/3:verify")
+    assert again["state"] == "succeeded"
+
+
+def test_every_step_of_a_run_is_verified_in_one_operation(http):
+    operation = done(http, "/v1/roots/default/runs/sound:verify", {})
+    assert [report["step"] for report in operation["result"]["steps"]] == list(STEPS)
+    operation = ended(http, "/v1/roots/default/runs/damaged:verify")
+    assert operation["state"] == "failed"
+    assert [report["sound"] for report in operation["error"]["steps"]] == [True, False, True]
+    assert "1 of 3 steps" in operation["error"]["detail"]
+
+
+def test_a_step_whose_manifest_is_damaged_is_found_with_the_others(http):
+    operation = ended(http, "/v1/roots/default/runs/unreadable:verify")
+    assert [report["sound"] for report in operation["error"]["steps"]] == [True, False, True]
+    (problem,) = operation["error"]["problems"]
+    assert problem.startswith("unreadable/steps/2: manifests/2.1.json: ")
+    answer = http.post(f"{CHECKPOINTS.format('unreadable')}/2:verify")
+    assert answer.status_code in (422, 500)
+    assert "manifests/2.1.json" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path", [CHECKPOINTS.format("sound") + "/9:verify", "/v1/roots/default/runs/nothing:verify"]
+)
+def test_what_is_not_there_is_404(http, path):
+    assert http.post(path).status_code == 404
+
+
+def test_a_verification_under_way_is_cancelled(http, monkeypatch):
+    reached, cancelled = threading.Event(), threading.Event()
+    real = verify.verify_step
+
+    def slow(run, step, *, progress):
+        def stall(read, total):
+            reached.set()
+            cancelled.wait(60)
+            progress(read, total)
+
+        return real(run, step, progress=stall)
+
+    monkeypatch.setattr(verify, "verify_step", slow)
+    started = http.post(f"{CHECKPOINTS.format('sound')}/1:verify").json()
+    assert reached.wait(60)
+    answers = []
+    cancel = threading.Thread(
+        target=lambda: answers.append(http.post(f"/v1/operations/{started['id']}:cancel"))
+    )
+    cancel.start()
+    operation = f"/v1/operations/{started['id']}"
+    until(lambda: http.get(operation).json()["state"] == "cancelled")
+    cancelled.set()
+    cancel.join(60)
+    assert answers[0].json()["state"] == "cancelled"
+    assert watch(http, started["id"])["state"] == "cancelled"
+
+
+@pytest.fixture(scope="module")
+def url(root, tmp_path_factory):
+    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+        yield url
+
+
+def rows(text):
+    titles, *lines = text.splitlines()
+    return [dict(zip(titles.split("\t"), line.split("\t"), strict=True)) for line in lines]
+
+
+def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
+    ran = cairn("verify", "sound/steps/2", url=url)
+    assert ran.returncode == 0, ran.stderr
+    (row,) = rows(ran.stdout)
+    assert (row["step"], row["found"], row["problems"]) == ("2", "sound", "0")
+    assert int(row["size"]) > 10_000
+
+
+def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
+    ran = cairn("verify", "damaged", "--all", url=url)
+    assert ran.returncode == 1
+    assert [row["found"] for row in rows(ran.stdout)] == ["sound", "damaged", "sound"]
+    assert "damaged/steps/2: model/_METADATA: missing" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert cairn("verify", "damaged", url=url).returncode == 0  # its latest step
+
+
+def test_the_command_refuses_what_it_cannot_mean(url):
+    ran = cairn("verify", "sound/steps/2", "--all", url=url)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    ran = cairn("verify", "sound/steps/9", url=url)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "expected step 9" in ran.stderr
