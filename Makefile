@@ -15,7 +15,7 @@ TESTS ?= tests
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help demo serve test check docs bench format openapi system clean
+.PHONY: help demo serve test faults check docs bench format openapi system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -50,6 +50,9 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q $(TESTS)
 
+faults: $(DEV_STAMP)  ## inject faults by the hundred (an hour); the counts land in benchmarks/results/faults.json
+	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
+
 check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,6 +67,7 @@ docs: $(DEV_STAMP)  ## build the documentation into site/
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export_memory
 	$(BIN)/python -m benchmarks.convert_job
+	$(BIN)/python -m benchmarks.storage
 
 format: $(DEV_STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -122,7 +122,12 @@ def print_table(results: list[dict[str, Any]], difference: int) -> None:
 
 def in_fresh_process(*child: str) -> dict[str, Any]:
     """Runs one part in a process of its own and returns what it printed."""
-    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), JAX_PLATFORMS="cpu")
+    environment = dict(
+        os.environ,
+        PYTHONPATH=str(REPOSITORY),
+        PYTHONSAFEPATH="1",  # beside this file lies another `storage`
+        JAX_PLATFORMS="cpu",
+    )
     command = [sys.executable, str(Path(__file__).resolve()), "--child", *child]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

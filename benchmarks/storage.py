@@ -1,0 +1,276 @@
+"""Cairn's saves, restores and checks beside plain Orbax, torch DCP, safetensors and raw bytes.
+
+Every measurement is made in a fresh process, and the processes of all contenders take turns: a
+round runs each once, in an order that shifts from round to round. A ratio is taken within a round;
+rows give the medians over the rounds. Files are in the page cache when they are read; before every
+save `os.sync()` has returned. All contenders get the same state (`storage_workload.py`), and each
+save is deleted once it is measured.
+
+    python -m benchmarks.storage [--megabytes 2020] [--runs 5] [--rows TEXT ...]
+        [--store file|gcs] [--folder FOLDER] [--output results.json]
+
+Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
+`--store gcs` a server of the GCS protocol runs beside the benchmark, as a process of its own, and
+contenders that write to no bucket are left out. Fails (exit 1) if a measurement failed; the rows
+that need it are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import storage_places as places
+from benchmarks import storage_plot
+from benchmarks import storage_workload as workload
+from benchmarks.storage_contenders import CONTENDERS
+from benchmarks.storage_rows import Measurement, Row, all_rows
+from examples.demo.servers import store as serving
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results"
+MEGABYTES = {"file": 2020.0, "gcs": 256.0}
+OUTPUT = {"file": RESULTS / "storage.json", "gcs": RESULTS / "storage_gcs.json"}
+SAVES = 4
+TABLE_WIDTH = 150
+REPEATED = {"blocked_later", "extra"}
+PACKAGES = ("jax", "orbax-checkpoint", "tensorstore", "torch", "safetensors", "numpy")
+
+Results = dict[Measurement, dict[str, Any]]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--megabytes", type=float, help="size of the state, in 10^6 bytes")
+    parser.add_argument("--runs", type=int, default=5, help="rounds")
+    parser.add_argument("--rows", nargs="+", default=[""], help="parts of the names of rows")
+    parser.add_argument("--store", choices=sorted(MEGABYTES), default="file")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="contenders at once: to try it out, figures suffer"
+    )
+    parser.add_argument("--folder", type=Path, help="where to work, on a disk; default: temp")
+    parser.add_argument("--output", type=Path, help="where the results go")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
+    if arguments.child:
+        return run_child(json.loads(arguments.child))
+    rows = [row for row in all_rows(arguments.store) if any(p in row.name for p in arguments.rows)]
+    if not rows:
+        parser.error(f"--rows {' '.join(arguments.rows)}: no row has this in its name")
+    output = arguments.output or OUTPUT[arguments.store]
+    megabytes = arguments.megabytes or MEGABYTES[arguments.store]
+    began = time.time()
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        serving(arguments.store, Path(folder)) as (root, variables),
+    ):
+        bench = Bench(
+            root.removeprefix("file://"), Path(folder), variables, megabytes, rows, arguments.jobs
+        )
+        for number in range(arguments.runs):
+            bench.round(number)
+    results = [result for row in rows if (result := row.result(bench.rounds))]
+    environment = environment_of(arguments.store, megabytes, arguments.runs, time.time() - began)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(results, indent=2) + "\n")
+    output.with_suffix(".environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+    storage_plot.plot(output, output.with_suffix(".svg"))
+    print_table(results)
+    for measurement, trouble in bench.failures.items():
+        print(f"failed: {measurement}: {trouble}", file=sys.stderr)
+    return 1 if bench.failures else 0
+
+
+class Bench:
+    """The rounds of one benchmark.
+
+    Attributes:
+        rounds: what each round measured.
+        failures: measurements that failed; they are not tried again.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        folder: Path,
+        variables: Mapping[str, str],
+        megabytes: float,
+        rows: Sequence[Row],
+        jobs: int = 1,
+    ) -> None:
+        self._jobs = jobs
+        self.rounds: list[Results] = []
+        self.failures: dict[Measurement, str] = {}
+        self._root, self._folder, self._megabytes = root, folder, megabytes
+        self._environment = child_environment(variables)
+        self._wanted = {each for row in rows for each in row.measurements()}
+        figures = [figure for row in rows for figure in (row.value, row.seconds)]
+        self._repeated = {each.measurement for each in figures if each.field in REPEATED}
+
+    def round(self, number: int) -> None:
+        """Runs every measurement that is wanted once."""
+        self.rounds.append({})
+        keys = list(CONTENDERS)
+        shift = number % len(keys)
+        with ThreadPoolExecutor(self._jobs) as pool:
+            list(pool.map(self._turn, keys[shift:] + keys[:shift]))
+
+    def _turn(self, key: str) -> None:
+        """What one contender does in a round; it leaves nothing in the store."""
+        place = f"{self._root}/{key}"
+        for measure in ("save_while_training", "save_adapters"):
+            wanted = Measurement(measure, key)
+            if wanted in self._wanted:
+                self._measure(wanted, place)
+                self._delete(place)
+        self._save_and_read(key, place)
+
+    def _save_and_read(self, key: str, place: str) -> None:
+        """A save, then everything that reads it, while it is in the page cache."""
+        save = Measurement("save", key)
+        readers = [each for each in _readers(key) if each in self._wanted]
+        if save not in self._wanted and not readers:
+            return
+        saves = SAVES if save in self._repeated and CONTENDERS[key].asynchronous else 1
+        saved = self._measure(save, place, saves=saves)
+        for reader in readers if saved else ():
+            restores = reader.measure == "restore"
+            given = {"devices": reader.devices} if restores else {}
+            found = self._measure(reader, place, step=saved["step"], **given)
+            if found and restores and found["fingerprint"] != saved["fingerprint"]:
+                self.failures[reader] = "expected the values that were saved, found others"
+        self._delete(place)
+
+    def _measure(self, wanted: Measurement, place: str, **given: Any) -> dict[str, Any]:
+        """What a fresh process measured; nothing if it failed, now or in an earlier round."""
+        if wanted in self.failures:
+            return {}
+        if wanted.measure not in ("read", "verify"):
+            given["megabytes"] = self._megabytes
+        if wanted.measure in ("save", "save_while_training", "restore"):
+            given["name"] = wanted.contender
+        began = time.perf_counter()
+        try:
+            found = self._child({"measure": wanted.measure, "place": place, **given})
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            self.failures[wanted] = str(error).splitlines()[-1]
+            return {}
+        self.rounds[-1][wanted] = found
+        print(
+            f"round {len(self.rounds)}: {wanted} ({time.perf_counter() - began:.0f} s)", flush=True
+        )
+        return found
+
+    def _delete(self, place: str) -> None:
+        if places.in_bucket(place):  # its client reads the environment, which only children have
+            self._child({"measure": "delete", "place": place})
+        else:
+            places.delete(place)
+
+    def _child(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        with tempfile.TemporaryFile("w+", dir=self._folder) as errors:
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.storage", "--child", json.dumps(given)],
+                cwd=REPOSITORY,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+            if done.returncode:
+                errors.seek(0)
+                raise RuntimeError(errors.read().strip() or f"exit status {done.returncode}")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def _readers(key: str) -> Iterator[Measurement]:
+    """What can be measured on the step that a contender saved."""
+    yield Measurement("restore", key)
+    yield Measurement("restore", key, workload.DEVICES // 2)
+    yield Measurement("read", key)
+    yield Measurement("verify", key)
+
+
+def run_child(given: dict[str, Any]) -> int:
+    """The measurement that `Bench` asked for; its figures go to the standard output as JSON."""
+    from benchmarks.storage_measures import MEASURES
+
+    print(json.dumps(MEASURES[given.pop("measure")](**given)))
+    return 0
+
+
+def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Eight devices, nothing compiled by earlier processes, and the way to the store."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    return {
+        **kept,
+        **variables,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={workload.DEVICES}",
+        "CAIRN_WRITER_ID": "benchmark",
+    }
+
+
+def environment_of(store: str, megabytes: float, runs: int, seconds: float) -> dict[str, Any]:
+    """Where and on what the rows were measured."""
+    shapes = workload.state_shapes(megabytes)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "device": f"CPU, {os.cpu_count()} cores, {platform.platform()}",
+        "memory_bytes": memory,
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in PACKAGES},
+        "store": "local disk" if store == "file" else "a server of the GCS protocol, same machine",
+        "mesh": {"fsdp": workload.DEVICES},
+        "state_bytes": workload.nbytes(shapes),
+        "leaves": len(workload.flat(shapes)),
+        "page_cache": "warm",
+        "rounds": runs,
+        "ratio": "value / reference within a round, median over the rounds",
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "seconds": round(seconds),
+    }
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    table = Table("row", "measured", "reference", "ratio", "budget", "")
+    for row in results:
+        own, budget = row["budget"] is not None, row["budget"]
+        unit = "seconds" if "seconds" in row["reference"] else "bytes"
+        table.add_row(
+            row["row"],
+            amount(row[unit], unit),
+            f"{amount(row['reference'][unit], unit)}  {row['reference']['name']}",
+            f"{row['ratio']:.3f}",
+            f"{budget:g}" if own else "",
+            ("over" if row["ratio"] > budget else "ok") if own else "",
+            style=None if own else "dim",
+        )
+    Console(width=max(Console().width, TABLE_WIDTH)).print(table)
+
+
+def amount(value: float, unit: str) -> str:
+    """A number with its unit, short."""
+    if unit == "bytes":
+        return f"{value / 1e6:.1f} MB"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

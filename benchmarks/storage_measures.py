@@ -1,0 +1,225 @@
+"""The measurements of the storage benchmark. Each is made in a process of its own.
+
+Files are in the page cache when they are read. Before every save `os.sync()` has returned, so
+that nobody pays for what was written earlier.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import storage_places as places
+from benchmarks import storage_workload as workload
+from benchmarks.storage_contenders import CONTENDERS, OURS, RUN, Contender
+from benchmarks.storage_memory import PeakMemory
+
+IDLE_STEPS = 5
+
+Measured = dict[str, Any]
+
+
+def save(name: str, place: str, megabytes: float, saves: int) -> Measured:
+    """Saves of one process with an idle caller; each begins once the one before is durable.
+
+    Between them all leaves on devices change, as they do in training. The last step is what
+    `restore` reads.
+    """
+    contender = _contender(name, place)
+    shapes = workload.state_shapes(megabytes)
+    state, step = _state_and_step(contender, shapes, saves)
+    made = []
+    for number in range(1, saves + 1):
+        if step is not None and number > 1:
+            state = workload.train(step, state)
+        os.sync()
+        memory = PeakMemory()
+        began = time.perf_counter()
+        wait = contender.save(number, state)
+        blocked = time.perf_counter() - began
+        wait()
+        durable = time.perf_counter() - began
+        made.append({"blocked": blocked, "durable": durable, "extra": memory.extra})
+    contender.close()
+    later = [one["blocked"] for one in made[1:]]
+    return {
+        "durable": made[0]["durable"],
+        "blocked_first": made[0]["blocked"],
+        "blocked_later": statistics.median(later) if later else None,
+        "extra": max(one["extra"] for one in made),
+        "bytes": workload.nbytes(shapes),
+        "fingerprint": workload.fingerprint(state),
+        "step": saves,
+    }
+
+
+def save_while_training(name: str, place: str, megabytes: float) -> Measured:
+    """Two saves while a jitted step that donates the state runs on, until each is durable.
+
+    Blocked is the call and by how much the next step is longer than the median of idle steps.
+    Extra memory is above the peak of idle steps.
+    """
+    contender = _contender(name, place)
+    shapes = workload.state_shapes(megabytes)
+    state, step = workload.device_state(shapes), workload.compiled_step()
+    state = workload.train(step, workload.train(step, state))
+    made = []
+    idle = PeakMemory()
+    durations = []
+    for _ in range(IDLE_STEPS):
+        began = time.perf_counter()
+        state = workload.train(step, state)
+        durations.append(time.perf_counter() - began)
+    median, idle_peak = statistics.median(durations), idle.peak
+    for number in (1, 2):
+        os.sync()
+        memory = PeakMemory()
+        began = time.perf_counter()
+        wait = contender.save(number, state)
+        called = time.perf_counter() - began
+        waiting = _InBackground(wait)
+        first = None
+        while first is None or waiting.is_alive():
+            step_began = time.perf_counter()
+            state = workload.train(step, state)
+            if first is None:
+                first = time.perf_counter() - step_began
+        waiting.result()
+        durable = time.perf_counter() - began
+        made.append(
+            {
+                "blocked": called + max(0.0, first - median),
+                "durable": durable,
+                "extra": max(0, memory.peak - idle_peak),
+            }
+        )
+    contender.close()
+    return {
+        "blocked_first": made[0]["blocked"],
+        "blocked_later": made[1]["blocked"],
+        "durable": made[0]["durable"],
+        "extra": max(one["extra"] for one in made),
+        "bytes": workload.nbytes(shapes),
+        "step_seconds": median,
+    }
+
+
+def restore(name: str, place: str, megabytes: float, step: int, devices: int) -> Measured:
+    """The first restore of a process, onto the first `devices` devices."""
+    import jax
+
+    contender = _contender(name, place)
+    shapes = workload.state_shapes(megabytes)
+    target = workload.abstract_state(shapes, devices)
+    jax.block_until_ready(jax.device_put(0))
+    began = time.perf_counter()
+    state = jax.block_until_ready(contender.restore(step, target))
+    seconds = time.perf_counter() - began
+    held = {device for leaf in jax.tree.leaves(state) for device in leaf.devices()}
+    if len(held) != devices:
+        raise RuntimeError(f"{name}: expected leaves on {devices} devices, found {len(held)}")
+    return {
+        "seconds": seconds,
+        "bytes": workload.nbytes(shapes),
+        "fingerprint": workload.fingerprint(state),
+    }
+
+
+def read(place: str, step: int) -> Measured:
+    """One read of every file of a step that Cairn wrote."""
+    folder = _contender(OURS, place).step_place(step)
+    began = time.perf_counter()
+    count = places.read(folder)
+    return {"seconds": time.perf_counter() - began, "bytes": count}
+
+
+def verify(place: str, step: int) -> Measured:
+    """`cairn verify` of a step, as a call."""
+    from storage.run import Run
+    from storage.verify import verify_step
+
+    places.connect(place)
+    run_uri = f"{place}/{RUN}"
+    began = time.perf_counter()
+    report = verify_step(Run.open(run_uri), step)
+    seconds = time.perf_counter() - began
+    if report.problems:
+        raise RuntimeError(f"{run_uri}: expected a sound step, found {report.problems}")
+    return {"seconds": seconds, "bytes": report.nbytes}
+
+
+def save_adapters(place: str, megabytes: float) -> Measured:
+    """What the second save of a state with a frozen base adds to the store."""
+    contender = _contender(OURS, place)
+    shapes = workload.lora_shapes(megabytes)
+    state, step = workload.device_state(shapes), workload.compiled_step()
+    contender.save(1, state)()
+    before = places.size(place)
+    state = workload.train(step, state, "lora")
+    os.sync()
+    began = time.perf_counter()
+    contender.save(2, state)()
+    seconds = time.perf_counter() - began
+    contender.close()
+    trained = {"lora": shapes["model"]["lora"], "optimizer": shapes["optimizer"]}
+    return {
+        "seconds": seconds,
+        "added": places.size(place) - before,
+        "trained": workload.nbytes(trained),
+        "base": workload.nbytes(shapes["model"]["base"]),
+    }
+
+
+def delete(place: str) -> Measured:
+    """Removes a place."""
+    places.delete(place)
+    return {}
+
+
+MEASURES: dict[str, Callable[..., Measured]] = {
+    measure.__name__: measure
+    for measure in (save, save_while_training, restore, read, verify, save_adapters, delete)
+}
+
+
+class _InBackground(threading.Thread):
+    """A call in a thread, whose error `result` raises."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self._call = call
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Makes the call."""
+        try:
+            self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> None:
+        """Raises what the call raised; once it is over."""
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _contender(name: str, place: str) -> Contender:
+    places.connect(place)
+    return CONTENDERS[name](place)
+
+
+def _state_and_step(contender: Contender, shapes: Any, saves: int) -> tuple[Any, Any]:
+    """The state as the contender takes it, and the step between saves, already compiled."""
+    if contender.takes_host_arrays:
+        return workload.host_state(shapes), None
+    state = workload.device_state(shapes)
+    if saves == 1:
+        return state, None
+    step = workload.compiled_step()
+    return workload.train(step, state), step

@@ -1,0 +1,110 @@
+"""Plain files at a place, on a local disk or in a bucket: written, read, measured, deleted.
+
+These are the references of the storage benchmark, and what makes a peer's files durable. A place
+is an absolute path or a gs:// URI.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+READ_BYTES = 4 << 20
+UPLOAD_BYTES = 64 << 20
+DATA_FILE = "data"
+
+
+def in_bucket(place: str) -> bool:
+    """Is it a gs:// URI."""
+    return place.startswith("gs://")
+
+
+def connect(place: str) -> None:
+    """Imports a bucket's client and makes its first request, so that no clock runs meanwhile."""
+    if in_bucket(place):
+        _bucket().find(place)
+
+
+def write(place: str, buffers: Iterable[Any]) -> None:
+    """Writes the buffers into one file, one after the other, with one thread, and syncs it."""
+    if in_bucket(place):
+        with _bucket().open(f"{place}/{DATA_FILE}", "wb", block_size=UPLOAD_BYTES) as sink:
+            for buffer in buffers:
+                sink.write(buffer)
+        return
+    os.makedirs(place)
+    with open(f"{place}/{DATA_FILE}", "wb", buffering=0) as sink:
+        for buffer in buffers:
+            left = memoryview(buffer).cast("B")
+            while left:
+                left = left[sink.write(left) :]
+        os.fsync(sink.fileno())
+
+
+def read(place: str) -> int:
+    """Reads every file once, with one thread, into one buffer that is used again; bytes read."""
+    total = 0
+    if in_bucket(place):
+        for name in _bucket().find(place):
+            with _bucket().open(name, "rb", block_size=UPLOAD_BYTES) as source:
+                while block := source.read(READ_BYTES):
+                    total += len(block)
+        return total
+    buffer = bytearray(READ_BYTES)
+    for path in _files(place):
+        with path.open("rb", buffering=0) as source:
+            while count := source.readinto(buffer):
+                total += count
+    return total
+
+
+def read_whole(place: str) -> bytes:
+    """The file that `write` made in a bucket, in memory."""
+    content: bytes = _bucket().cat_file(f"{place}/{DATA_FILE}")
+    return content
+
+
+def size(place: str) -> int:
+    """Bytes stored below a place; a file with several names counts once."""
+    if in_bucket(place):
+        _bucket().invalidate_cache()
+        found = _bucket().find(place, detail=True)
+        return sum(int(info["size"]) for info in found.values())
+    files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(os.stat, _files(place))}
+    return sum(files.values())
+
+
+def sync(place: str) -> None:
+    """Makes what a peer wrote durable: every file and folder. A bucket's objects are already."""
+    if in_bucket(place):
+        return
+    for path in [*_files(place), *(path for path in Path(place).rglob("*") if path.is_dir())]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def delete(place: str) -> None:
+    """Removes everything below a place, if there is anything."""
+    if in_bucket(place):
+        bucket = _bucket()
+        bucket.invalidate_cache()
+        if bucket.find(place):
+            bucket.rm(place, recursive=True)
+        return
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def _files(place: str) -> list[Path]:
+    return sorted(path for path in Path(place).rglob("*") if path.is_file())
+
+
+def _bucket() -> Any:
+    import fsspec
+
+    return fsspec.filesystem("gs")

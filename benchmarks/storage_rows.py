@@ -1,0 +1,225 @@
+"""The rows of the storage benchmark: what each compares, and what measurements it takes.
+
+A row's value and its reference are measured in the same round, seconds or minutes apart; their
+ratio is taken per round, and the row gives the medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import storage_workload as workload
+from benchmarks.storage_contenders import CONTENDERS, OURS
+
+RAW = {"file": "raw write + fsync, one thread", "gcs": "one upload of the same bytes"}
+READ = {"file": "one read of the bytes, one thread", "gcs": "one download of the bytes"}
+
+FigureOf = Callable[[str], "Figure"]
+Rounds = Sequence[Mapping["Measurement", Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One process of one round.
+
+    Attributes:
+        measure: name of a function in `storage_measures`.
+        contender: key of CONTENDERS.
+        devices: onto which a restore goes.
+    """
+
+    measure: str
+    contender: str
+    devices: int = workload.DEVICES
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.contender}" + (
+            f" on {self.devices} devices" if self.measure == "restore" else ""
+        )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of one measurement."""
+
+    measurement: Measurement
+    field: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the results.
+
+    Attributes:
+        name: of the row; a peer's ends with its label.
+        budget: the most that the ratio may be; None for peers.
+        value: what is measured.
+        reference: what it is divided by.
+        reference_name: what the results call it.
+        unit: "seconds" or "bytes".
+        seconds: how long it took, where the value is bytes.
+        bytes: the size of what was handled.
+    """
+
+    name: str
+    budget: float | None
+    value: Figure
+    reference: Figure
+    reference_name: str
+    unit: str
+    seconds: Figure
+    bytes: Figure
+
+    def measurements(self) -> set[Measurement]:
+        """What must be run for this row."""
+        return {figure.measurement for figure in (self.value, self.reference)}
+
+    def result(self, rounds: Rounds) -> dict[str, Any] | None:
+        """The row's JSON, from the rounds that have all of it; None if none has."""
+        complete = [each for each in rounds if self.measurements() <= each.keys()]
+        if not complete:
+            return None
+        values = [_number(each, self.value) for each in complete]
+        references = [_number(each, self.reference) for each in complete]
+        return {
+            "row": self.name,
+            "seconds": statistics.median(_number(each, self.seconds) for each in complete),
+            "bytes": int(statistics.median(_number(each, self.bytes) for each in complete)),
+            "reference": {
+                "name": self.reference_name,
+                self.unit: statistics.median(references),
+            },
+            "ratio": statistics.median(
+                value / reference for value, reference in zip(values, references, strict=True)
+            ),
+            "budget": self.budget,
+            "runs": values,
+        }
+
+
+def all_rows(store: str) -> list[Row]:
+    """Every row for a store, "file" or "gcs": ours, each followed by its peers'."""
+    kinds = {key: kind for key, kind in CONTENDERS.items() if store == "file" or kind.buckets}
+    savers = [key for key in kinds if key != "raw"]
+    asynchronous = [key for key in kinds if kinds[key].asynchronous]
+    on_devices = [key for key in asynchronous if not kinds[key].takes_host_arrays]
+    restorers = [key for key in kinds if kinds[key].restores and key != "safetensors"]
+    orbax = CONTENDERS["orbax"].label
+    return [
+        *_timed(
+            "async save until durable", 0.95, savers, _save("durable"), _save("durable", "raw"),
+            RAW[store],
+        ),
+        *_timed(
+            "blocked, first save", 0.3, asynchronous, _save("blocked_first"),
+            _save("blocked_first", "orbax"), orbax,
+        ),
+        *_timed(
+            "blocked, later saves", 0.3, asynchronous, _save("blocked_later"),
+            _save("blocked_later", "orbax"), orbax,
+        ),
+        *_timed(
+            "blocked, donating step running", 0.3, on_devices, _train("blocked_first"),
+            _train("blocked_first", "orbax"), orbax,
+        ),
+        *_timed(
+            "blocked, donating step running, later save", 0.3, on_devices, _train("blocked_later"),
+            _train("blocked_later", "orbax"), orbax,
+        ),
+        *_sized(
+            "extra peak memory during a save", 0.1, savers, _save("extra"), _save("bytes"),
+            "state size", _save("durable"),
+        ),
+        *_sized(
+            "extra peak memory, donating step running", 1.1, on_devices, _train("extra"),
+            _train("bytes"), "state size", _train("durable"),
+        ),
+        *_timed(
+            "restore, same sharding", 0.8, restorers, _restore(), _restore(key="safetensors"),
+            "safetensors load_file + device_put",
+        ),
+        *_timed(
+            "restore onto half the devices", 1.1, on_devices, _restore(workload.DEVICES // 2),
+            _restore(), "its own restore onto the same devices",
+        ),
+        *_timed(
+            "verify", 1.1, [OURS], _of("verify", "seconds"), _of("read", "seconds"), READ[store],
+        ),
+        *_sized(
+            "LoRA step save", 1.1, [OURS], _of("save_adapters", "added"),
+            _of("save_adapters", "trained"), "trainable and optimizer leaves",
+            _of("save_adapters", "seconds"),
+        ),
+    ]  # fmt: skip
+
+
+def names(store: str) -> list[str]:
+    """The name of every row."""
+    return [row.name for row in all_rows(store)]
+
+
+def _of(
+    measure: str, field: str, key: str | None = None, devices: int = workload.DEVICES
+) -> FigureOf:
+    """Of the contender `key`, or of the one that the row is about."""
+    return lambda own: Figure(Measurement(measure, key or own, devices), field)
+
+
+def _save(field: str, key: str | None = None) -> FigureOf:
+    return _of("save", field, key)
+
+
+def _train(field: str, key: str | None = None) -> FigureOf:
+    return _of("save_while_training", field, key)
+
+
+def _restore(devices: int = workload.DEVICES, key: str | None = None) -> FigureOf:
+    return _of("restore", "seconds", key, devices)
+
+
+def _timed(
+    name: str,
+    budget: float,
+    keys: Sequence[str],
+    value: FigureOf,
+    reference: FigureOf,
+    reference_name: str,
+) -> list[Row]:
+    """A row in seconds for each contender."""
+    return [
+        Row(
+            *_named(name, budget, key), value(key), reference(key), reference_name, "seconds",
+            seconds=value(key), bytes=Figure(value(key).measurement, "bytes"),
+        )
+        for key in keys
+    ]  # fmt: skip
+
+
+def _sized(
+    name: str,
+    budget: float,
+    keys: Sequence[str],
+    value: FigureOf,
+    reference: FigureOf,
+    reference_name: str,
+    seconds: FigureOf,
+) -> list[Row]:
+    """A row in bytes for each contender."""
+    return [
+        Row(
+            *_named(name, budget, key), value(key), reference(key), reference_name, "bytes",
+            seconds=seconds(key), bytes=value(key),
+        )
+        for key in keys
+    ]  # fmt: skip
+
+
+def _named(name: str, budget: float, key: str) -> tuple[str, float | None]:
+    return (name, budget) if key == OURS else (f"{name}, {CONTENDERS[key].label}", None)
+
+
+def _number(measured: Mapping[Measurement, Mapping[str, Any]], figure: Figure) -> float:
+    return float(measured[figure.measurement][figure.field])

@@ -1,0 +1,91 @@
+"""A GCS that fails in every way it can: saves fail or are durable, and nothing is lost."""
+
+import asyncio
+import contextlib
+import gc
+import types
+from random import Random
+
+import gcsfs.retry
+import pytest
+
+from storage import objects
+from storage.checkpointer import Checkpointer
+from storage.errors import StorageError
+from storage.run import Run
+from tests.faults import report
+from tests.faults.gcs_schedules import FAULTS, Trial, make_items
+
+QUICK = {"max_retries": 5, "initial_delay": "10ms", "max_delay": "50ms"}
+GCSFS_HASTE = 0.01
+
+pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """The same retries, with less sleep between them."""
+
+    async def sleep(seconds):
+        await asyncio.sleep(seconds * GCSFS_HASTE)
+
+    for name in ("_RETRIES", "_PATIENT_RETRIES"):
+        monkeypatch.setattr(objects, name, QUICK)
+    monkeypatch.setattr(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep))
+    _forget_contexts()
+    yield
+    _forget_contexts()
+    gc.collect()  # tasks that failed log themselves here, not inside whatever comes next
+
+
+def _forget_contexts():
+    objects.store_context.cache_clear()
+    objects.patient_context.cache_clear()
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_is_lost_whatever_the_store_does(gcs, fault):
+    count = report.trials(short=2, long=40)
+    lost = refused = fired = behind = 0
+    problems = []
+    for number in range(count):
+        rng = Random(f"{report.seed()} {fault} {number}")
+        trial = Trial(f"{gcs.bucket_uri}/run-{number}", gcs.faults, FAULTS[fault], rng)
+        trial.play()
+        refused += trial.refused
+        fired += trial.fired
+        behind += trial.behind
+        lost += bool(trial.problems)
+        problems += [f"trial {number}: {text}" for text in trial.problems]
+    report.record(
+        fault=f"b {fault}",
+        store="gcs",
+        trials=count,
+        survived=count - lost,
+        lost=lost,
+        note=f"{fired} faults, {refused} calls failed, as they may"
+        + (f", {behind} looks at a latest step that was not yet on the list" if behind else ""),
+    )
+    assert fired > 0
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("folder", ["manifests/", "attempts/"])
+def test_a_restart_that_gets_an_old_list_keeps_what_was_durable(gcs, folder):
+    uri = f"{gcs.bucket_uri}/run"
+
+    def save(step):
+        with Checkpointer(uri, writer_id="job") as checkpointer:
+            checkpointer.save(step, make_items(step), meta={"step": step}).wait(60)
+
+    save(1)
+    gcs.faults.add("stale_list", predicate=lambda r: folder in f"{r.query}", count=None)
+    durable = {1}
+    for step in (2, 3):
+        with contextlib.suppress(StorageError):  # to refuse is fine, to lose is not
+            save(step)
+            durable.add(step)
+    gcs.faults.clear()
+    assert durable <= {info.step for info in Run.open(uri).steps()}

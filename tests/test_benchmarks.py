@@ -1,0 +1,91 @@
+"""The storage benchmark runs, at a size whose figures mean nothing, and leaves nothing behind."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import storage_rows
+
+pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch or Orbax
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Path:
+    """The results of one round over all rows, three megabytes, two contenders at once."""
+    folder = tmp_path_factory.mktemp("work")
+    output = tmp_path_factory.mktemp("results") / "storage.json"
+    command = [sys.executable, "-m", "benchmarks.storage", "--megabytes", "3", "--runs", "1"]
+    options = ["--jobs", "2", "--folder", str(folder), "--output", str(output)]
+    done = subprocess.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == []
+    return output
+
+
+def test_storage_benchmark_writes_every_row_it_names(results):
+    rows = json.loads(results.read_text())
+    assert [row["row"] for row in rows] == storage_rows.names("file")
+    own = {row["row"]: row["budget"] for row in rows if row["budget"] is not None}
+    assert own == {
+        "async save until durable": 0.95,
+        "blocked, first save": 0.3,
+        "blocked, later saves": 0.3,
+        "blocked, donating step running": 0.3,
+        "blocked, donating step running, later save": 0.3,
+        "extra peak memory during a save": 0.1,
+        "extra peak memory, donating step running": 1.1,
+        "restore, same sharding": 0.8,
+        "restore onto half the devices": 1.1,
+        "verify": 1.1,
+        "LoRA step save": 1.1,
+    }
+
+
+def test_storage_benchmark_rows_carry_numbers_and_their_reference(results):
+    for row in json.loads(results.read_text()):
+        assert set(row) == {"row", "seconds", "bytes", "reference", "ratio", "budget", "runs"}
+        assert row["seconds"] > 0
+        assert isinstance(row["bytes"], int)
+        assert row["reference"].pop("name")
+        assert [*row["reference"]] in (["seconds"], ["bytes"])
+        assert all(number > 0 for number in row["reference"].values())
+        assert math.isfinite(row["ratio"])
+        assert len(row["runs"]) == 1
+
+
+def test_storage_benchmark_tells_its_environment_and_draws_its_rows(results):
+    environment = json.loads(results.with_suffix(".environment.json").read_text())
+    assert environment["mesh"] == {"fsdp": 8}
+    assert environment["leaves"] == 217
+    drawn = ElementTree.parse(results.with_suffix(".svg"))
+    texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert set(storage_rows.names("file")) <= texts
+
+
+def test_ratio_is_taken_within_each_round():
+    row = next(row for row in storage_rows.all_rows("file") if row.name == "verify")
+    seconds = [(1.0, 2.0), (9.0, 3.0), (4.0, 4.0)]
+    rounds = [
+        {
+            row.value.measurement: {"seconds": own, "bytes": 7},
+            row.reference.measurement: {"seconds": reference},
+        }
+        for own, reference in seconds
+    ]
+    result = row.result(rounds)
+    assert result["ratio"] == 1.0  # of 0.5, 3.0, 1.0; the medians' ratio would be 4 / 3
+    assert result["seconds"] == 4.0
+    assert result["reference"] == {"name": "one read of the bytes, one thread", "seconds": 3.0}
+    assert result["runs"] == [1.0, 9.0, 4.0]
+
+
+def test_row_whose_measurement_failed_is_left_out():
+    row = next(row for row in storage_rows.all_rows("file") if row.name == "verify")
+    assert row.result([{row.value.measurement: {"seconds": 1.0, "bytes": 7}}]) is None
