@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import mmap
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,8 @@ __all__ = ["Overlap", "Region", "aligned_empty", "boxes_touching", "overlap"]
 
 ALIGNMENT: Final = 64
 """Bytes. JAX takes a host array as a CPU device's buffer, without a copy, if it begins so."""
+
+_NUMPY_LARGE_BYTES: Final = 4 << 20
 
 Index = tuple[int, ...]
 
@@ -91,10 +94,25 @@ def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndar
     """Arrays in one allocation, each beginning at a multiple of `ALIGNMENT`; not initialised."""
     sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     steps = [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
-    memory = np.empty(sum(steps) + ALIGNMENT, np.uint8)
+    memory = _memory(sum(steps) + ALIGNMENT)
     start = -memory.ctypes.data % ALIGNMENT
     arrays = []
     for shape, size, step in zip(shapes, sizes, steps, strict=True):
         arrays.append(memory[start : start + size].view(dtype).reshape(shape))
         start += step
     return arrays
+
+
+def _memory(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bytes that nobody has touched yet.
+
+    From 4 MiB on NumPy asks the kernel for large pages. Where memory is fragmented, as a page cache
+    leaves it, the kernel then moves other pages about at each first touch, which takes three times
+    as long as reading the data (see ADR 0011). Ordinary pages are asked for instead.
+    """
+    if size < _NUMPY_LARGE_BYTES:
+        return np.empty(size, np.uint8)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8)

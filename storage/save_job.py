@@ -135,7 +135,7 @@ class SaveJob:
             others = [
                 f"{name}/{FILE_PREFIX}{process}.json"
                 for process in range(jax.process_count())
-                if item.held and process != jax.process_index()
+                if item.written.saved is not None and process != jax.process_index()
             ]
             for file, value in ObjectStore.open(self.handle.uri).read_many(others).items():
                 if value is not None:  # leaves that are missing then are named

@@ -65,7 +65,8 @@ class HeldItem(NamedTuple):
     """One tree as it is written.
 
     Attributes:
-        held: by path, this process's parts of the leaves that have elements.
+        held: by path, this process's parts of the leaves that have elements; emptied when they
+            begin to be written, so that memory is freed as they are.
         forms: as in `StoredItem`.
         written: filled in once the item is durable.
         unchanged: what is known of the saves before.
@@ -73,7 +74,7 @@ class HeldItem(NamedTuple):
         leaves: the immutable arrays among those that were given, by path.
     """
 
-    held: Mapping[str, HeldArray]
+    held: dict[str, HeldArray]
     forms: Mapping[str, LeafForm]
     written: WrittenItem
     unchanged: Unchanged
@@ -102,14 +103,14 @@ class HeldTree:
             item: it has at least one array.
             save: under what the processes tell each other of failures, see `processes.meet`.
         """
-        self._held: Mapping[str, HeldArray] | None = item.held
-        self.item = item._replace(held={})
+        self.item = item
         self.save = save
 
-    def take(self) -> Mapping[str, HeldArray]:
-        """The arrays; they are let go of here, so that memory is freed as they are written."""
-        held, self._held = self._held, None
-        if held is None:
+    def take(self) -> dict[str, HeldArray]:
+        """The arrays, of which the item lets go."""
+        held = dict(self.item.held)
+        self.item.held.clear()
+        if not held:
             raise RuntimeError("a held tree is written once")
         return held
 

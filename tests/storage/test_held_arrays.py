@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import gc
 import math
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from storage import chunk_shape, held_arrays, tree_handler
+from storage import chunk_shape, held_arrays, save_job, tree_handler
 from storage.checkpointer import Checkpointer
 from storage.errors import UnsupportedLeafError
 from storage.held_arrays import Transfers
@@ -360,3 +362,27 @@ def test_an_array_restored_without_a_copy_may_be_donated_and_saved_again(root_ur
         found = restore_item(uri, "model", dict.fromkeys(tree, np.empty_like(host)))
         assert_same(found, dict.fromkeys(tree, host))
     assert_same(jax.tree.map(np.asarray, again), dict.fromkeys(tree, advanced(host, 1)))
+
+
+def test_memory_is_let_go_of_once_it_is_written(root_uri, monkeypatch):
+    """Before Orbax has committed, and before the step is durable."""
+    held, left = [], []
+    wait, sync = Transfers.wait, save_job.sync_folder
+
+    def remembered(transfers):
+        found = wait(transfers)
+        held.extend(weakref.ref(part.values) for one in found.values() for part in one.parts)
+        return found
+
+    def looked_at(folder):
+        gc.collect()
+        left.extend(one for one in held if one() is not None)
+        sync(folder)
+
+    monkeypatch.setattr(Transfers, "wait", remembered)
+    monkeypatch.setattr(save_job, "sync_folder", looked_at)
+    with Checkpointer(root_uri / "run", writer_id="job") as checkpointer:
+        items = {"model": spread(floats(16, 24)), "optimizer": {"host": floats(3)}}
+        checkpointer.save(1, items, meta={}).wait()
+    assert len(held) > 10
+    assert not left

@@ -81,8 +81,9 @@ def test_boxes_come_in_order_and_once(case):
 
 
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16", "int4", "float64", "complex128"])
-def test_memory_for_parts_is_aligned_and_of_their_own(dtype):
-    shapes = [(), (3,), (5, 7), (1, 1, 130), (0, 4), (64,)]
+@pytest.mark.parametrize("large", [(), (1 << 20, 5)])
+def test_memory_for_parts_is_aligned_and_of_their_own(dtype, large):
+    shapes = [(), (3,), (5, 7), (1, 1, 130), large, (0, 4), (64,)]
     arrays = aligned_empty(shapes, dtype_named(dtype))
     assert [array.shape for array in arrays] == shapes
     for number, array in enumerate(arrays):
