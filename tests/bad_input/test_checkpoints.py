@@ -42,11 +42,14 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 # damage, what loading raises, expected, found, next step
 LOADS = [
-    ("emptied", "NotACheckpointError", "a folder with _CHECKPOINT_METADATA", "notes.txt",
-     "Give the folder of a step, or the run's URI."),
-    ("gone", "StepNotFoundError", "the folder of a checkpoint", "nothing", "lists a run's steps."),
-    ("meta-gone", "NotFoundError", "meta/data.json", "none", "Load another step"),
-    ("model-gone", "CorruptionError", "bytes", "", "Load another step, or restore this one"),
+    ("emptied", "NotACheckpointError", "commit_success.txt, which a save writes last", "notes.txt",
+     "Name a step's folder"),
+    ("gone", "StepNotFoundError", "the folder of a committed checkpoint", "nothing",
+     "List the run's steps."),
+    ("meta-gone", "CorruptionError", "the 18 files that its manifest names", "1 that are not",
+     "Restore the files from a backup, or use another step."),
+    ("model-gone", "CorruptionError", "the 18 files that its manifest names", "7 that are not",
+     "Restore the files from a backup, or use another step."),
 ]  # fmt: skip
 
 
@@ -73,8 +76,8 @@ JOBS = [
      "18 that are not: _CHECKPOINT_METADATA (none of", "Fork from another step"),
     ("gone", "convert", 404, "step-not-found", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("model-gone", "convert", 500, "corrupt", "chunks that are all there", "NOT_FOUND",
-     "Restore the step's files, or use another step."),
+    ("model-gone", "convert", 500, "corrupt", "the 18 files that its manifest names",
+     "7 that are not", "Restore the files from a backup, or use another step."),
     ("model-gone", "restore", 500, "corrupt", "every file that its manifest names",
      "7 that are not: model/_METADATA (none of", "Fork from another step"),
 ]  # fmt: skip

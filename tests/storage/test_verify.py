@@ -264,7 +264,8 @@ def test_leaves_that_only_one_side_knows_are_named(run):
 def test_a_manifest_without_checksums_has_its_leaves_read_instead(run):
     """As older releases wrote it."""
     objects = run.manifest(run.step(STEP)).objects
-    publish_again(run, objects=[record.model_copy(update={"crc32c": None}) for record in objects])
+    unknown = {"crc32c": None, "content": None}
+    publish_again(run, objects=[record.model_copy(update=unknown) for record in objects])
     assert verify_step(run, STEP).ok
     flip_in_kernel(run)
     problems = verify_step(run, STEP).problems
