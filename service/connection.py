@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -54,12 +53,7 @@ class Connection:
         """Use as `with CairnClient() as cairn:`."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         """Close."""
         self.close()
 

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 import jax
@@ -119,14 +118,9 @@ class RunSaver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         # An error may be this process's alone: then the others would wait for it in vain.
-        self._close(saving=kind is None or not self._many)
+        self._close(saving=failure[0] is None or not self._many)
 
     @property
     def last(self) -> SaveHandle | None:

@@ -13,17 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from storage.dtypes import dtype_named
 from storage.errors import UnsupportedLeafError
-from storage.four_bits import FOUR_BITS, pack, packed_axis, packed_shape, packing_axis, unpack
+from storage.four_bits import FOUR_BITS, pack, packing_axis
 
 __all__ = [
     "STORED_DTYPES",
     "LeafForm",
     "dtype_name",
     "is_key_dtype",
-    "packed_place",
-    "restore_form",
     "store_form",
 ]
 
@@ -106,56 +103,12 @@ def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lea
     return stored, forms
 
 
-def restore_form(value: Any, form: LeafForm | None, place: jax.sharding.Sharding | None) -> Any:
-    """The leaf whose stored value is `value`; an "empty" leaf needs none.
-
-    Args:
-        value: what was read.
-        form: how the leaf was stored.
-        place: where the leaf goes; None for the host.
-    """
-    if form is None or form.kind == "key":
-        return value
-    if form.kind == "packed":
-        axis = packed_axis(form.shape, value.shape)
-        if isinstance(value, jax.Array):
-            return _on_devices(_unpack, place)(value, form.dtype, axis)
-        return unpack(value, form.dtype, axis)
-    dtype = dtype_named(form.dtype)
-    if form.kind == "empty":
-        return np.zeros(form.shape, dtype)
-    if isinstance(value, jax.Array):
-        if form.kind == "widened":
-            return value.astype(dtype)
-        return jax.lax.bitcast_convert_type(value, dtype)
-    return value.astype(dtype) if form.kind == "widened" else value.view(dtype)
-
-
-def packed_place(
-    shape: tuple[int, ...], axis: int, place: jax.sharding.Sharding
-) -> jax.sharding.Sharding:
-    """Where to read the bytes of a packed array of `shape` that goes to `place`.
-
-    That is the same place, unless it cuts bytes in two: then each device reads whole rows.
-    """
-    halved = packed_shape(shape, axis)
-    if place.shard_shape(shape)[axis] % 2 == 0:
-        return place
-    if isinstance(place, jax.sharding.NamedSharding):
-        spec = [*place.spec, *[None] * (len(shape) - len(place.spec))]
-        spec[axis] = None
-        return place.update(spec=jax.sharding.PartitionSpec(*spec))
-    devices: list[Any] = list(place.device_set)
-    mesh = jax.sharding.Mesh(np.array(sorted(devices, key=lambda one: one.id)), ("all",))
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*[None] * len(halved)))
-
-
 def _carried(value: Any, form: LeafForm) -> Any:
     """The uint8 array that stands for `value`. On devices it is computed there, sharded alike."""
     axis = _axis_to_pack(value) if form.kind == "packed" else None
     if axis is not None:
         if isinstance(value, jax.Array):
-            return _on_devices(pack, value.sharding)(value, axis)
+            return _packing(value.sharding)(value, axis)
         return pack(value, axis)
     if form.kind == "widened":
         return value.astype(jnp.uint8 if isinstance(value, jax.Array) else np.uint8)
@@ -185,15 +138,10 @@ def _axis_to_pack(value: Any) -> int | None:
     )
 
 
-def _unpack(value: Any, dtype: str, axis: int) -> Any:
-    return unpack(value, dtype, axis, numpy=jnp)
-
-
 @functools.lru_cache(maxsize=256)
-def _on_devices(function: Any, place: jax.sharding.Sharding | None) -> Any:
-    """The function, compiled once for each shape, its result at `place`."""
-    named = ("axis", "dtype") if function is _unpack else ("axis",)
-    return jax.jit(function, static_argnames=named, out_shardings=place)
+def _packing(place: jax.sharding.Sharding) -> Any:
+    """`pack`, compiled once for each shape, its result at `place`."""
+    return jax.jit(pack, static_argnames="axis", out_shardings=place)
 
 
 def _plain(leaf: Any) -> tuple[Any, str | None]:

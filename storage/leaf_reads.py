@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -35,12 +34,7 @@ class LeafReads:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if self._local is not None:
             self._local.close()
 

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from storage.errors import PolicyError
@@ -50,12 +50,7 @@ class Preemption:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     @property
