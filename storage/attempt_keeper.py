@@ -20,7 +20,7 @@ from storage.attempts import (
     set_aside,
 )
 from storage.clock import Clock
-from storage.errors import FencedError, StorageError
+from storage.errors import FencedError, SaveError, StorageError
 from storage.objects import ObjectStore
 
 __all__ = ["AttemptKeeper"]
@@ -98,12 +98,11 @@ class AttemptKeeper:
         Raises:
             FencedError: a later attempt exists.
         """
-        if self._attempt is not None:
-            try:
-                ensure_newest(self._objects, self._attempt)
-            except FencedError as exc:
-                self._fenced = exc
-                raise
+        try:
+            ensure_newest(self._objects, self._held())
+        except FencedError as exc:
+            self._fenced = exc
+            raise
 
     def ensure_counts(self, step: int) -> None:
         """Raise unless `step`, just published in this attempt, is among the steps that count.
@@ -112,9 +111,7 @@ class AttemptKeeper:
             FencedError: a later attempt set the step aside, or another start holds the lease and
                 may be about to.
         """
-        attempt = self._attempt
-        if attempt is None:
-            return
+        attempt = self._held()
         held = holds_lease(self._objects, attempt)
         attempts = list_attempts(self._objects)
         if set_aside(attempts)(step, attempt.number):
@@ -131,8 +128,18 @@ class AttemptKeeper:
 
     def note(self, step: int) -> None:
         """Note in the lease that `step`, just published in this attempt, is there."""
-        if self._attempt is not None:
-            note_durable(self._objects, self._attempt, step)
+        note_durable(self._objects, self._held(), step)
+
+    def _held(self) -> Attempt:
+        if self._attempt is None:
+            raise SaveError(
+                "the run was given back",
+                path=self._objects.uri,
+                expected=f"an attempt of {self._writer}",
+                found="none",
+                next_step="Save again; the step is not listed.",
+            )
+        return self._attempt
 
     def drop(self) -> None:
         """Write no more in this attempt; the next save begins another. The lease is kept."""

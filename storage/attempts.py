@@ -25,6 +25,7 @@ from storage.layout import (
     attempt_file,
     manifest_file,
     parse_attempt_file,
+    trash_file,
 )
 from storage.objects import ObjectStore
 from storage.records import Record
@@ -232,7 +233,7 @@ def begin_attempt(
 
 
 def noted_step(objects: ObjectStore) -> int:
-    """The step that was reported durable last, if its manifest is there; else -1.
+    """The step that was reported durable last, if it is there and not deleted; else -1.
 
     It is read by name, so that a store that shows an old list can't hide it. Ask while holding the
     lease.
@@ -240,7 +241,9 @@ def noted_step(objects: ObjectStore) -> int:
     lease = read_lease(objects)
     if lease is None or lease.durable is None:
         return -1
-    return lease.durable[0] if objects.read(manifest_file(*lease.durable)) is not None else -1
+    is_there = objects.read(manifest_file(*lease.durable)) is not None
+    is_going = objects.read(trash_file(*lease.durable)) is not None
+    return lease.durable[0] if is_there and not is_going else -1
 
 
 def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:

@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import jax
 
 from storage import exit_guard, processes
 from storage.attempt_keeper import AttemptKeeper
 from storage.attempts import LEASE_TTL_SECONDS, noted_step
+from storage.background_work import BackgroundWork
 from storage.clock import Clock, utc_now
 from storage.errors import (
     SaveError,
@@ -55,6 +56,9 @@ from storage.unchanged import Unchanged
 from storage.uri import StoreURI, parse_uri
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
+
+_ENDING_SECONDS: Final = 10.0
+"""How long the thread of a save may take from its last word to its end."""
 
 
 def default_writer_id() -> str:
@@ -107,6 +111,8 @@ class Checkpointer:
         self._unchanged: dict[str, Unchanged] = {}
         self._lock = threading.RLock()
         self._closed = False
+        self._work: BackgroundWork | None = None
+        self._process = os.getpid()
         prepare_metrics()
 
     def __repr__(self) -> str:
@@ -252,23 +258,44 @@ class Checkpointer:
             SaveError: the last save failed, and no call has raised that yet.
         """
         with self._lock:
-            if self._closed:
-                return
+            self._refuse_fork()
+            again, self._closed = self._closed, True
             try:
                 self._settle()
             finally:
-                self._closed = True
-                exit_guard.release(self)
-                self._keeper.close()
+                if not again and self._work is None:
+                    self._release()
+                elif not again and self._work is not None:
+                    # One that was given up, or whose wait was interrupted, still needs the lease.
+                    self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
+                    self._work.when_over(self._release)
+
+    def _release(self) -> None:
+        exit_guard.release(self)
+        self._keeper.close()
 
     def _start(self, job: SaveJob) -> None:
         """Have the save finished in the background."""
-        handle = job.handle
-        threading.Thread(
-            target=job.run, args=(self._saved,), name=f"cairn-save-{handle.step}", daemon=False
-        ).start()
-        self._current = handle
+        work = BackgroundWork(lambda: job.run(self._saved), name=f"cairn-save-{job.handle.step}")
+        self._current, self._work = job.handle, work
         exit_guard.guard(self)
+        try:
+            work.start()
+        except BaseException:
+            if not work.started:
+                self._current = self._work = None
+            raise
+
+    def _refuse_fork(self) -> None:
+        """A forked child has none of the threads that would do the work."""
+        if os.getpid() != self._process:
+            raise SaveError(
+                "the checkpointer is another process's",
+                path=self.uri,
+                expected=f"process {self._process}, which made it",
+                found=f"process {os.getpid()}, forked from it",
+                next_step="Make a new one in this process.",
+            )
 
     def _settle(self) -> None:
         if self._current is None:
@@ -284,6 +311,7 @@ class Checkpointer:
 
     def _prepare(self, request: SaveRequest) -> PreparedSave:
         """Once the save before this one has ended."""
+        self._refuse_fork()
         if self._closed:
             raise SaveError(
                 "the checkpointer is closed",
@@ -291,6 +319,14 @@ class Checkpointer:
                 next_step="Make a new one, or use Checkpointer.for_run.",
             )
         self._settle()
+        if self._work is not None and not self._work.over.wait(_ENDING_SECONDS):
+            raise SaveError(
+                "a save that was given up is still being written",
+                path=self.uri,
+                expected="it to have ended",
+                found="it going on",
+                next_step="End this process: its next start goes on from the latest step.",
+            )
         return prepare(request)
 
     def _claim(self, step: int, overwrite: bool) -> int:

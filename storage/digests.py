@@ -32,6 +32,7 @@ __all__ = [
     "chunk_digests",
     "digest_text",
     "parse_digest",
+    "splitmix64",
     "total",
 ]
 
@@ -223,16 +224,16 @@ def _axis_keys(axis: int, start: int, size: int) -> Digests:
 
 @lru_cache(maxsize=256)
 def _high_key(axis: int, block: int) -> int:
-    return _splitmix64(_splitmix64(2 * axis) + block) | 1
+    return splitmix64(splitmix64(2 * axis) + block) | 1
 
 
 @lru_cache(maxsize=16)
 def _low_keys(axis: int) -> Digests:
-    seed = _splitmix64(2 * axis + 1)
-    return np.array([_splitmix64(seed + number) | 1 for number in range(_LOW)], np.uint64)
+    seed = splitmix64(2 * axis + 1)
+    return np.array([splitmix64(seed + number) | 1 for number in range(_LOW)], np.uint64)
 
 
-def _splitmix64(state: int) -> int:
+def splitmix64(state: int) -> int:
     """What the generator of that name (Steele, Lea, Flood 2014) gives for a state."""
     mixed = (state + 0x9E3779B97F4A7C15) & _MASK
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & _MASK

@@ -69,8 +69,10 @@ def _close_all() -> None:
     global _failed
     if _leaving:
         _leave()
-    while _open:
+    while True:
         with _lock:
+            if not _open:
+                break
             _, closing = _open.popitem()
         try:
             closing.close()

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _REMOTE_THREADS = 8
 
 
 class LeafReads:
-    """Reads of one item; a context, which closes its files.
+    """Reads of one item.
 
     Attributes:
         threads: how many tasks to run at a time.
@@ -30,13 +30,6 @@ class LeafReads:
         self._arrays = arrays
         self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
         self.threads = _LOCAL_THREADS if self._local else _REMOTE_THREADS
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._local is not None:
-            self._local.close()
 
     def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
         """What to run, in any order and in any threads, to fill all regions with checked values.

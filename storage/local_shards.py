@@ -10,6 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -59,20 +60,13 @@ class _Chunk(NamedTuple):
 
 
 class LocalShards:
-    """The arrays of one item on a local disk. Safe for use by many threads; close it."""
+    """The arrays of one item on a local disk. Safe for use by many threads."""
 
     def __init__(self, item: StoreURI) -> None:
         """Of the item in the folder `item`."""
         self._item = item
         self._index: dict[str, ValueRef] | None = None
-        self._files: dict[str, int] = {}
         self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            while self._files:
-                os.close(self._files.popitem()[1])
 
     def read(self, array: StoredCut, origin: Index, regions: Sequence[Region]) -> None:
         """Fill what the regions share with an outer shard.
@@ -90,13 +84,12 @@ class LocalShards:
         expected = stored_bytes(shard, chunk, array.dtype.itemsize)
         if ref.length != expected:
             raise _damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
-        file = self._file(ref.file, array)
-        chunks = list(self._chunks(array, origin, regions))
         data = math.prod(chunk) * array.dtype.itemsize
-        for run in _runs(chunks):
-            number = run[0][0]
-            self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
-        self._check_index(array, file, ref, origin)
+        with self._opened(ref.file, array) as file:
+            for run in _runs(self._chunks(array, origin, regions)):
+                number = run[0][0]
+                self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
+            self._check_index(array, file, ref, origin)
 
     def _chunks(
         self, array: StoredCut, origin: Index, regions: Sequence[Region]
@@ -183,21 +176,24 @@ class LocalShards:
                 next_step=_NEXT_STEP,
             ) from exc
 
-    def _file(self, name: str, array: StoredCut) -> int:
-        with self._lock:
-            if name not in self._files:
-                path = os.path.join(self._item.local_path, name)
-                try:
-                    self._files[name] = os.open(path, os.O_RDONLY)
-                except FileNotFoundError as exc:
-                    raise CorruptionError(
-                        "stored data of a leaf is missing",
-                        path=array.where,
-                        expected=name,
-                        found="no such file",
-                        next_step=_NEXT_STEP,
-                    ) from exc
-            return self._files[name]
+    @contextmanager
+    def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
+        """A value file, open. None is kept: an item may have more of them than may be open."""
+        path = os.path.join(self._item.local_path, name)
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError as exc:
+            raise CorruptionError(
+                "stored data of a leaf is missing",
+                path=array.where,
+                expected=name,
+                found="no such file",
+                next_step=_NEXT_STEP,
+            ) from exc
+        try:
+            yield file
+        finally:
+            os.close(file)
 
 
 def _read_all(file: int, buffers: Sequence[memoryview | bytearray], offset: int) -> int:

@@ -80,7 +80,7 @@ class ObjectRecord(_Part):
     name: str
     size: Natural
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
-    content: Annotated[str, Field(pattern=r"^sum-64:[0-9a-f]{16}$")] | None = None
+    content: Annotated[str, Field(pattern=r"^words-64:[0-9a-f]{16}$")] | None = None
 
 
 class AssetRecord(_Part):

@@ -42,7 +42,7 @@ def sync_folder(folder: StoreURI) -> None:
     if folder.scheme != "file":
         return
     try:
-        for directory, _, names in os.walk(folder.local_path, topdown=False):
+        for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
             for name in names:
                 _sync(os.path.join(directory, name))
             _sync(directory)
@@ -72,6 +72,10 @@ def sync_names(run: StoreURI) -> None:
                 return
     except OSError as exc:
         raise translate(exc, path=run) from exc
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _sync(path: str) -> None:
@@ -134,6 +138,7 @@ def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[
         FencedError: a later attempt exists.
         PreconditionFailedError: another manifest is there already.
     """
+    sync_names(objects.uri)  # of what the manifest names, before it
     fence()
     objects.write_if(
         manifest_file(manifest.step, manifest.attempt),

@@ -257,7 +257,7 @@ def _read(
     """The leaves by path, placed as the targets say, in the dtypes that they ask for."""
     values: dict[str, Any] = {}
     with ExitStack() as stack:
-        reads = stack.enter_context(LeafReads(arrays))
+        reads = LeafReads(arrays)
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
         filling: deque[_Filling] = deque()
         stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])

@@ -16,7 +16,7 @@ from storage.layout import annotation_file
 from storage.retention import Decision, RetentionPolicy, StepFacts, StepKey, decide
 from storage.run import Run, StepInfo
 from storage.save_metrics import record_retention
-from storage.trash import GRACE_SECONDS, delete_step, read_tombstones
+from storage.trash import GRACE_SECONDS, delete_step, read_tombstones, undelete_step
 
 __all__ = ["RetentionOutcome", "RunRetention", "apply_retention", "step_facts"]
 
@@ -95,12 +95,22 @@ def apply_retention(
             continue
         try:
             delete_step(run, infos[key], by=by, reason="retention policy", grace=grace, clock=clock)
-            deleted.append(key)
+            if _was_latest(run, one.step):  # since it was judged
+                undelete_step(run, *key)
+                in_use.append(key)
+            else:
+                deleted.append(key)
         except StepInUseError:
             in_use.append(key)
         except StorageError as exc:
             errors.append(exc)
     return RetentionOutcome(decisions, tuple(deleted), tuple(in_use), tuple(errors))
+
+
+def _was_latest(run: Run, step: int) -> bool:
+    """Whether a step that was just deleted was the latest by then, of those that are listed."""
+    latest = run.latest_step()
+    return latest is None or latest < step
 
 
 class RunRetention:

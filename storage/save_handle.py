@@ -56,6 +56,7 @@ class SaveHandle:
         self._began = time.monotonic()
         self._seconds: float | None = None
         self._finished = threading.Event()
+        self._telling: int | None = None
         self._lock = threading.Lock()
         self._state = SaveState.SAVING
         self._error: BaseException | None = None
@@ -104,7 +105,7 @@ class SaveHandle:
             FencedError: a later attempt took the run over; the step is not listed.
             TimeoutError: it still runs after `timeout` seconds.
         """
-        if not self._finished.wait(timeout):
+        if not self.ended(timeout):
             raise TimeoutError(
                 f"{self.uri}: expected to be durable within {timeout} s, still being saved. "
                 "Wait longer; the save goes on."
@@ -118,11 +119,13 @@ class SaveHandle:
 
         Raises nothing if it failed: `state` and `error` tell.
         """
+        if self._telling == threading.get_ident():
+            return True  # asked by what `when_done` calls: it must not wait for itself
         return self._finished.wait(timeout)
 
     def join(self) -> None:
         """`wait` for as long as it takes, but raise only an error that no call has raised yet."""
-        self._finished.wait()
+        self.ended()
         if not self._reported:
             self.wait()
 
@@ -176,9 +179,11 @@ class SaveHandle:
             self._seconds = time.monotonic() - self._began
             self._state = state
             callbacks, self._callbacks = self._callbacks, []
+        self._telling = threading.get_ident()
         for call in callbacks:
             self._tell(call)
         self._finished.set()
+        self._telling = None
         return True
 
     def _tell(self, call: Callable[["SaveHandle"], None]) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -21,9 +22,9 @@ from storage.attempt_keeper import AttemptKeeper
 from storage.chunk_digests import FILE_PREFIX, ChunkDigests
 from storage.clock import Clock, rfc3339
 from storage.errors import FencedError, SaveError, StorageError, translate
-from storage.layout import annotation_file, step_dir
+from storage.layout import COMMIT_FILE, annotation_file, step_dir
 from storage.leaf_records import LeafDraft, leaf_records
-from storage.manifest import Manifest, ModelInfo
+from storage.manifest import Manifest, ModelInfo, ObjectRecord
 from storage.objects import ObjectStore
 from storage.orbax_save import SaveResponse
 from storage.publish import environment, list_objects, publish_manifest, sync_folder
@@ -85,6 +86,7 @@ class SaveJob:
                 self._publish()
         except BaseException as exc:
             error = failure(exc, handle.uri)
+            _let_go(exc)
             if not committed:
                 processes.report_failure(key, error)
         try:
@@ -114,9 +116,7 @@ class SaveJob:
             writer=self.writer,
             items=self.names,
             leaves=leaf_records(self.leaves, self._digests(), path=self.handle.uri),
-            objects=list_objects(
-                self.handle.uri, known=self._sums("crc32c"), contents=self._sums("content")
-            ),
+            objects=self._objects(),
             assets=put_assets(self.objects, self.assets),
             model=self.model,
             environment=job_environment(),
@@ -126,6 +126,36 @@ class SaveJob:
         self.keeper.ensure_counts(step)
         if self.goes_back:
             self.keeper.begin(lambda: step)
+
+    def _objects(self) -> tuple[ObjectRecord, ...]:
+        """The files of the step, all those that this process wrote among them.
+
+        Raises:
+            SaveError: some are gone, or are not what was written: somebody else was in the folder.
+        """
+        listed = list_objects(
+            self.handle.uri, known=self._sums("crc32c"), contents=self._sums("content")
+        )
+        found = {record.name: record for record in listed}
+        problems = [
+            f"{name}/{file.name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
+            + ("none" if (there := found.get(f"{name}/{file.name}")) is None else f"{there}")
+            for name, item in self.items.items()
+            for file in item.written.files
+            if not _is_as_written(found.get(f"{name}/{file.name}"), file)
+        ]
+        if COMMIT_FILE not in found:
+            problems.append(f"{COMMIT_FILE}: missing")
+        if problems:
+            raise SaveError(
+                "files of the step are not what was written",
+                path=self.handle.uri,
+                expected="every file that was written, and Orbax's commit",
+                found=f"{len(problems)} that are not",
+                next_step="Find out who else writes there and save again; the step is not listed.",
+                problems=problems,
+            )
+        return listed
 
     def _digests(self) -> dict[str, ChunkDigests]:
         """Of all chunks, by item: this process's, and what the others wrote down of theirs."""
@@ -151,6 +181,20 @@ class SaveJob:
             for name, item in self.items.items()
             for file in item.written.files
         }
+
+
+def _is_as_written(found: ObjectRecord | None, written: ObjectRecord) -> bool:
+    return found is not None and (found.size, found.crc32c) == (written.size, written.crc32c)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what the frames of a failure hold: among it arrays, for as long as it is known."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def outcome_key(handle: SaveHandle) -> str:

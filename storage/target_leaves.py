@@ -100,6 +100,7 @@ class PlacedLeaf:
             info: what is stored.
         """
         self._target = target
+        self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._shape = info.shape  # of typed keys: of their words
         origins: dict[tuple[int, ...], int] = {(0,) * len(info.shape): 0}
         part, platforms = info.shape, {"cpu"}
@@ -121,15 +122,20 @@ class PlacedLeaf:
             key_impl: of a leaf of typed PRNG keys: their implementation.
         """
         dtype, sharding = self._target.dtype, self._target.sharding
+        whole: Any
         parts = [region.values for region in self.regions]
         if key_impl is None and dtype is not None:
             parts = [part.astype(dtype, copy=False) for part in parts]
-        whole: Any = parts[0]
-        if sharding is not None:
+        if sharding is None:
+            (whole,) = parts
+        else:
             origins = (region.origin for region in self.regions)
             by_origin = dict(zip(origins, parts, strict=True))
             whole = jax.make_array_from_callback(
-                self._shape, sharding, lambda index: by_origin[_origin(index)]
+                self._shape,
+                sharding,
+                lambda index: by_origin[_origin(index)],
+                dtype=self._dtype,
             )
         return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
 

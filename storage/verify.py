@@ -187,7 +187,9 @@ class _StepCheck:
     def leaves(self) -> None:
         """Read the leaves if files of values are damaged, or have no checksum in the manifest."""
         values = [record for record in self._manifest.objects if holds_values(record.name)]
-        if all(record.name in self._sound and record.crc32c is not None for record in values):
+        stored = any(leaf.chunks is not None for leaf in self._manifest.leaves)
+        checked = all(record.name in self._sound and record.crc32c for record in values)
+        if checked and (values or not stored):
             return
         sound = self._manifest.model_copy(update={"objects": tuple(self._sound.values())})
         try:

@@ -83,12 +83,11 @@ def read(reader, path, parts, *, order=None):
     info = arrays.info(path)
     memory = aligned_empty([shape for _, shape in parts], info.dtype)
     regions = [Region(at, one) for (at, _), one in zip(parts, memory, strict=True)]
-    with LeafReads(arrays) as reads:
-        tasks = list(reads.tasks(info, regions))
-        if order:
-            order.shuffle(tasks)
-        for task in tasks:
-            task()
+    tasks = list(LeafReads(arrays).tasks(info, regions))
+    if order:
+        order.shuffle(tasks)
+    for task in tasks:
+        task()
     return memory
 
 

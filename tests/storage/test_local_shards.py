@@ -58,13 +58,9 @@ class Item:
         memory = aligned_empty([shape for _, shape in parts], array.dtype)
         regions = [Region(at, one) for (at, _), one in zip(parts, memory, strict=True)]
         shards = local or LocalShards(parse_uri(self.folder))
-        try:
-            shard = self.cuts[path].shard
-            for origin, touching in boxes_touching(array.shape, shard, regions):
-                shards.read(self.cut(path), origin, touching)
-        finally:
-            if local is None:
-                shards.close()
+        shard = self.cuts[path].shard
+        for origin, touching in boxes_touching(array.shape, shard, regions):
+            shards.read(self.cut(path), origin, touching)
         return memory
 
 
@@ -119,7 +115,6 @@ def test_many_threads_read_one_item(tmp_path):
         reads = {path: pool.submit(item.read, path, None, local) for path in arrays for _ in "ab"}
     for path, read in reads.items():
         assert_equal(read.result()[0], item.arrays[path])
-    local.close()
 
 
 def files_open_below(folder):
@@ -137,7 +132,6 @@ def test_files_are_opened_once_and_closed(tmp_path):
     for _ in range(3):
         item.read("w", None, local)
     assert len(files_open_below(tmp_path)) == 1
-    local.close()
     assert not files_open_below(tmp_path)
 
 

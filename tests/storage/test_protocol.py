@@ -23,7 +23,8 @@ from storage.checkpointer import Checkpointer
 from storage.errors import NotFoundError, StorageError
 from storage.files import Files
 from storage.gc import collect_garbage
-from storage.layout import step_dir
+from storage.layout import COMMIT_FILE, step_dir
+from storage.manifest import ObjectRecord
 from storage.publish import publish_manifest
 from storage.run import Run
 from storage.save_handle import SaveHandle
@@ -35,6 +36,8 @@ TTL = 60.0
 JUMP = 200.0
 
 switches = st.dictionaries(st.integers(0, 90), st.integers(0, 11), max_size=5)
+
+COMMITTED = (ObjectRecord(name=COMMIT_FILE, size=0),)
 
 
 class ModelFiles:
@@ -154,7 +157,7 @@ def _model():
         for target, value in {
             "storage.attempt_keeper.AttemptKeeper._keep": lambda self, attempt, stop: None,
             "storage.save_job.sync_folder": lambda folder: None,
-            "storage.save_job.list_objects": lambda folder, **known: (),
+            "storage.save_job.list_objects": lambda folder, **known: COMMITTED,
             "storage.save_job.job_environment": dict,
             "storage.save_job.remove_leftovers": lambda objects, handle: None,
             "storage.checkpointer.job_environment": dict,

@@ -11,7 +11,7 @@ from storage.layout import annotation_file, step_dir
 from storage.retention import BestSteps, RetentionPolicy
 from storage.run import Run
 from storage.run_retention import RunRetention, apply_retention
-from storage.trash import read_tombstones, undelete_step
+from storage.trash import delete_step, read_tombstones, undelete_step
 from tests.storage.runs import SetClock, begin, save, write_data
 
 
@@ -160,3 +160,19 @@ def test_what_is_asked_for_during_a_pass_is_done_in_one_more(run, clock, monkeyp
     retention.close()
     assert len(passes) == 2
     assert listed(run) == [5, 6]
+
+
+def test_a_step_that_became_the_latest_since_it_was_judged_stays(run, clock, monkeypatch):
+    """A writer goes back, or somebody deletes the latest, while old steps are being deleted."""
+    judged = run_retention.decide
+
+    def then_the_latest_goes(*args, **options):
+        decisions = list(judged(*args, **options))
+        delete_step(run, run.step(5), by="user", reason="diverged", clock=clock)
+        return decisions
+
+    monkeypatch.setattr(run_retention, "decide", then_the_latest_goes)
+    outcome = apply_retention(run, RetentionPolicy(keep_last=1), by="test", clock=clock)
+    assert listed(run) == [4]
+    assert outcome.deleted == ((1, 1), (2, 1), (3, 1))
+    assert outcome.in_use == ((4, 1),)

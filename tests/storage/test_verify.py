@@ -175,7 +175,7 @@ def test_a_file_of_another_step_with_the_same_crc32c_is_found(run, tmp_path):
         replaced.add(holds_values(name))
         path.write_bytes(twins[0].read_bytes())
         report = verify_step(run, STEP)
-        assert [problem.partition(": sum-64:")[0] for problem in report.problems][:1] == [name]
+        assert [problem.partition(": words-64:")[0] for problem in report.problems][:1] == [name]
         if not holds_values(name):
             with pytest.raises(CorruptionError, match=name):
                 CheckpointReader.open(run.step_uri(run.step(STEP)), manifest)
