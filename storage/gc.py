@@ -23,7 +23,12 @@ from storage.attempts import (
     release,
 )
 from storage.clock import Clock, from_rfc3339, utc_now
-from storage.errors import LeaseHeldError, StorageError
+from storage.errors import (
+    CorruptionError,
+    LeaseHeldError,
+    StorageError,
+    UnsupportedFormatError,
+)
 from storage.exports import ExportKey, find_export
 from storage.files import Entry, Files
 from storage.layout import (
@@ -189,7 +194,9 @@ def _exports(run: Run) -> Iterator[Garbage]:
             if name is None or entry.is_dir:
                 continue
             key = ExportKey(*name)
-            counting = find_export(run.objects, key)
+            counting = None
+            with contextlib.suppress(CorruptionError, UnsupportedFormatError):  # damaged: all stays
+                counting = find_export(run.objects, key)
             for one in files.list(key.folder) if counting else ():
                 if counting and one.is_dir and one.name != counting.folder:
                     lost = f"{key.folder}/{one.name}"

@@ -105,7 +105,10 @@ class CheckpointReader:
         if step.items is None:
             folders = (entry.name for entry in Files.open(step_uri).list() if entry.is_dir)
             step = dataclasses.replace(step, items=tuple(folders))
-        return cls(step_uri, step, manifest)
+        reader = cls(step_uri, step, manifest)
+        if described is not None:
+            reader._checked(orbax_tree.STEP_METADATA, described.value)
+        return reader
 
     @property
     def meta_digest(self) -> str | None:
@@ -294,19 +297,21 @@ class CheckpointReader:
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""
         found = self._objects.read(name)
+        return None if found is None else self._checked(name, found.value)
+
+    def _checked(self, name: str, data: bytes) -> bytes:
+        """What was read of a file, if it is what the manifest records of it."""
         record = self._files.get(name)
-        if found is None or record is None:
-            return None if found is None else found.value
-        crc = f"{google_crc32c.value(found.value):08x}"
-        if len(found.value) != record.size or crc != (record.crc32c or crc):
+        crc = f"{google_crc32c.value(data):08x}"
+        if record is not None and (len(data), crc) != (record.size, record.crc32c or crc):
             raise CorruptionError(
                 "changed since it was saved",
                 path=self.uri / name,
                 expected=f"{record.size} bytes, crc32c {record.crc32c}",
-                found=f"{len(found.value)} bytes, crc32c {crc}",
+                found=f"{len(data)} bytes, crc32c {crc}",
                 next_step=NEXT_STEP,
             )
-        return found.value
+        return data
 
 
 def _no_checkpoint(step_uri: StoreURI) -> StorageError:

@@ -291,13 +291,14 @@ class Run:
     def _listed(self, number: int) -> StepInfo | None:
         """The step, if it is listed, by its own names alone: however many steps the run has."""
         names = {manifest_file(number, attempt.number): attempt for attempt in self.attempts()}
-        summaries = self.objects.parse_many(names, ManifestSummary.parse)
-        published = [(number, names[name].number) for name in summaries]
+        stored = self.objects.read_many(names)  # of those that do not count, only that they exist
+        published = [(number, names[name].number) for name, value in stored.items() if value]
         attempt = counting(published, self.attempts()).get(number)  # attempts after manifests
         if attempt is None or self.objects.read(trash_file(number, attempt)) is not None:
             return None
-        summary = summaries[manifest_file(number, attempt)]
-        return StepInfo(number, attempt, StepState.LISTED, *summary)
+        name = manifest_file(number, attempt)
+        summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)
+        return summary and StepInfo(number, attempt, StepState.LISTED, *summary)
 
     def _names(self) -> tuple[list[tuple[int, int]], list[Attempt]]:
         """(step, attempt) of every manifest, by step, then every attempt.

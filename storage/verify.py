@@ -261,7 +261,7 @@ def _key(run: Run, step: int | StepInfo) -> tuple[int, int]:
     """(step, attempt) from names alone, where the manifest can't be read."""
     if isinstance(step, StepInfo):
         return step.step, step.attempt
-    return step, run.step_attempts()[step]
+    return step, run.step_attempts().get(step, 0)
 
 
 def _text(exc: BaseException) -> str:

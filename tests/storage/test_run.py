@@ -304,3 +304,13 @@ def test_a_step_saved_by_plain_orbax_is_unverified(tmp_path):
     run = Run.create(tmp_path / "demo")
     ocp.save(tmp_path / "demo" / step_dir(1, 5), {"a": np.arange(4.0)})
     assert states(run) == {(5, 1): "unverified"}
+
+
+def test_a_damaged_manifest_that_does_not_count_harms_no_step(tmp_path):
+    run = Run.create(tmp_path / "run")
+    first = begin(run, -1)
+    save(run, 3, first)
+    second = begin(run, 2)
+    save(run, 3, second)
+    run.objects.write(manifest_file(3, first), b"{")
+    assert run.step(3).attempt == second
