@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import random
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -126,12 +127,17 @@ def files_open_below(folder):
     return [name for name in found if name.startswith(f"{folder}/")]
 
 
-def test_files_are_opened_once_and_closed(tmp_path):
-    item = Item(tmp_path, {"w": (numbers((64, 8), "float32"), (8, 8), (2, 8))})
-    local = LocalShards(parse_uri(tmp_path))
-    for _ in range(3):
-        item.read("w", None, local)
-    assert len(files_open_below(tmp_path)) == 1
+def test_an_item_of_more_files_than_may_be_open_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("storage.value_files.FILE_BYTES", 1)  # a file for each shard
+    item = Item(tmp_path, {"w": (numbers((64, 8), "float32"), (1, 8), (1, 8))})
+    assert len(list(tmp_path.rglob("d/*"))) == 64
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, old[1]))
+    try:
+        (found,) = item.read("w")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert_equal(found, item.arrays["w"])
     assert not files_open_below(tmp_path)
 
 
