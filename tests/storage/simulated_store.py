@@ -148,6 +148,9 @@ class SimulatedStore:
                 found[key] = parse(value.value, self.uri / key)
         return found
 
+    def read_many(self, keys):
+        return {key: self.read(key) for key in keys}
+
     def write(self, key, value):
         self._scheduler.turn(f"write {key}")
         return self._put(key, value)
