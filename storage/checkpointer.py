@@ -263,12 +263,16 @@ class Checkpointer:
             try:
                 self._settle()
             finally:
-                if not again and self._work is None:
-                    self._release()
-                elif not again and self._work is not None:
-                    # One that was given up, or whose wait was interrupted, still needs the lease.
-                    self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
-                    self._work.when_over(self._release)
+                if not again:
+                    self._release_when_over()
+
+    def _release_when_over(self) -> None:
+        """A save that was given up, or whose wait was interrupted, still needs the lease."""
+        if self._work is None:
+            self._release()
+            return
+        self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
+        self._work.when_over(self._release)
 
     def _release(self) -> None:
         exit_guard.release(self)

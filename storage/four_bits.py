@@ -21,6 +21,7 @@ __all__ = [
     "packed_shape",
     "packing_axis",
     "unpack",
+    "unpacked_shape",
 ]
 
 FOUR_BITS: Final = frozenset({"int4", "uint4"})
@@ -52,6 +53,11 @@ def packed_axis(shape: Sequence[int], stored_shape: Sequence[int]) -> int:
 def packed_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     """The shape with one axis halved."""
     return (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
+
+
+def unpacked_shape(stored: Sequence[int], axis: int) -> tuple[int, ...]:
+    """A shape, or an index, of packed bytes, counted in the elements that they hold."""
+    return (*stored[:axis], 2 * stored[axis], *stored[axis + 1 :])
 
 
 def pack(values: Any, axis: int) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 from storage.chunk_shape import ChunkShapes, inner_chunk_shape, outer_shard_shape
 from storage.errors import UnsupportedLeafError
 from storage.leaf_forms import is_key_dtype
+from storage.regions import origin_of
 
 __all__ = ["ArrayLayout", "HeldArray", "HeldPart", "Transfers", "array_layout"]
 
@@ -193,7 +194,7 @@ def _layout(
     mine: list[Any] = list(sharding.addressable_devices_indices_map(shape))
     places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in places.items():
-        origin = _origin(index)
+        origin = origin_of(index)
         holders.setdefault(origin, set()).add(device.process_index)
         if device in mine:
             first.setdefault(origin, mine.index(device))
@@ -219,10 +220,6 @@ def _layout(
         at = (*origin[:axis], origin[axis] + start, *origin[axis + 1 :])
         pieces.append(_Piece(number, tuple(within), at))
     return ArrayLayout(_cut(shape, part, itemsize, columns), tuple(pieces))
-
-
-def _origin(index: tuple[slice, ...]) -> tuple[int, ...]:
-    return tuple(part.start or 0 for part in index)
 
 
 def _split_axis(shard: tuple[int, ...], share: int) -> int | None:

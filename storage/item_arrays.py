@@ -22,10 +22,10 @@ from storage.errors import (
     StoreUnavailableError,
     translate,
 )
-from storage.four_bits import PackedReads, packed_axis
+from storage.four_bits import PackedReads, packed_axis, unpacked_shape
 from storage.local_shards import StoredCut
 from storage.manifest import LeafRecord
-from storage.orbax_tree import StoredForm, StoredTree
+from storage.orbax_tree import StoredForm, StoredTree, array_name
 from storage.uri import StoreURI
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
@@ -183,7 +183,7 @@ class ItemArrays:
         chunks = record.chunks
         digests = self._digests_of(record, shape)
         return StoredCut(
-            name=path.replace("/", "."),
+            name=array_name(path),
             dtype=dtype,
             cut=ChunkShapes(record.shards, chunks),
             expected=lambda index: digests.expected(path, chunks, index),
@@ -276,7 +276,7 @@ class ItemArrays:
         grid = tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))
         if form is not None and form.kind == "packed":
             axis = self._packed_axis(path, form, array)
-            shape, grid = form.shape, (*grid[:axis], 2 * grid[axis], *grid[axis + 1 :])
+            shape, grid = form.shape, unpacked_shape(grid, axis)
         carried = form is not None and form.kind in ("widened", "bits", "packed")
         dtype = dtype_named(form.dtype) if form and carried else array.dtype.numpy_dtype
         return LeafInfo(path, shape, dtype, grid)
@@ -322,7 +322,7 @@ class ItemArrays:
             self._open.update({path: self._result(future, path) for path, future in pending})
 
     def _start_open(self, path: str) -> Any:
-        name = self.tree.arrays.get(path, path.replace("/", "."))
+        name = self.tree.arrays.get(path, array_name(path))
         base = self.uri.kvstore_spec()
         kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
         if self.tree.ocdbt:

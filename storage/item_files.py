@@ -23,19 +23,14 @@ from storage.chunk_shape import ChunkShapes
 from storage.four_bits import packed_axis
 from storage.held_arrays import HeldArray
 from storage.leaf_forms import LeafForm
-from storage.orbax_tree import TREE_METADATA
+from storage.orbax_tree import TREE_METADATA, array_name
 from storage.value_files import ShardToWrite
 
-__all__ = ["array_name", "description", "index_entries", "layouts_file", "shards"]
+__all__ = ["description", "index_entries", "layouts_file", "shards"]
 
 _SHARDINGS: Final = "_sharding"
 _DICT_KEY: Final = 2
 _LAYOUTS: Final = "array_metadatas/process_{}"
-
-
-def array_name(path: str) -> str:
-    """The name by which Orbax knows the array of the leaf at `path`."""
-    return path.replace("/", ".")
 
 
 def description(held: Mapping[str, HeldArray]) -> dict[str, bytes]:

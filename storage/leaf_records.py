@@ -13,7 +13,7 @@ from storage.chunk_digests import ChunkDigests
 from storage.chunk_shape import ChunkShapes
 from storage.digests import digest_text
 from storage.errors import CorruptionError
-from storage.four_bits import packed_axis
+from storage.four_bits import packed_axis, unpacked_shape
 from storage.held_arrays import ArrayLayout
 from storage.leaf_forms import dtype_name
 from storage.manifest import LeafRecord
@@ -64,7 +64,7 @@ def draft_leaves(
     for path, leaf in leaves.items():
         cut = layouts[path].cut if path in layouts else None
         if cut is not None and path in packed:
-            cut = ChunkShapes(*(_elements(part, packed[path]) for part in cut))
+            cut = ChunkShapes(*(unpacked_shape(part, packed[path]) for part in cut))
         drafts.append(
             LeafDraft(item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf), cut)
         )
@@ -108,11 +108,6 @@ def leaf_records(
             )
         )
     return tuple(records)
-
-
-def _elements(stored: tuple[int, ...], packed: int) -> tuple[int, ...]:
-    """The shape of a stored part of packed bytes, counted in the leaf's elements."""
-    return (*stored[:packed], 2 * stored[packed], *stored[packed + 1 :])
 
 
 def _dtype_of(leaf: Any) -> str:

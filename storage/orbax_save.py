@@ -4,7 +4,6 @@ Imports JAX and Orbax.
 """
 
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
 import jax
@@ -13,7 +12,7 @@ from orbax.checkpoint import v1 as ocp
 from storage import processes
 from storage.errors import InvalidURIError
 from storage.leaf_forms import LeafForm
-from storage.records import canonical_json
+from storage.records import canonical_json, sha256_of
 from storage.tree_handler import HeldItem, HeldTree, HeldTreeHandler
 from storage.uri import StoreURI
 
@@ -57,7 +56,7 @@ class SaveResponse(Protocol):
 
 def meta_digest(meta: Mapping[str, Any]) -> str:
     """SHA-256 of the meta item's canonical JSON: Orbax keeps JSON without a checksum."""
-    return f"sha256:{sha256(canonical_json(dict(meta))).hexdigest()}"
+    return sha256_of(canonical_json(dict(meta)))
 
 
 def orbax_folder(uri: StoreURI) -> str:

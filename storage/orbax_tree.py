@@ -90,6 +90,11 @@ class StoredTree:
     sparse: bool = False
 
 
+def array_name(path: str) -> str:
+    """The name by which Orbax knows the array of the leaf at `path`."""
+    return path.replace("/", ".")
+
+
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
     """Reads `_CHECKPOINT_METADATA`.
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Overlap", "Region", "aligned_empty", "boxes_touching", "overlap"]
+__all__ = ["Overlap", "Region", "aligned_empty", "boxes_touching", "origin_of", "overlap"]
 
 ALIGNMENT: Final = 64
 """Bytes. JAX takes a host array as a CPU device's buffer, without a copy, if it begins so."""
@@ -46,6 +46,11 @@ class Overlap(NamedTuple):
 
     first: tuple[slice, ...]
     second: tuple[slice, ...]
+
+
+def origin_of(index: tuple[slice, ...] | None) -> Index:
+    """Index of the first element of a part, as JAX tells where a device's shard lies."""
+    return tuple(part.start or 0 for part in index or ())
 
 
 def overlap(

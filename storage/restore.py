@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -23,7 +22,7 @@ from storage.leaf_reads import LeafReads
 from storage.manifest import Manifest
 from storage.objects import ObjectStore
 from storage.reader import META_ITEM, CheckpointReader
-from storage.records import canonical_json
+from storage.records import canonical_json, sha256_of
 from storage.target_leaves import PlacedLeaf, TargetLeaf, target_leaf
 from storage.uri import StoreURI
 
@@ -107,7 +106,7 @@ def read_meta(step: Step) -> dict[str, Any]:
             next_step="Load another step; plain Orbax reads the arrays of this one.",
         )
     meta = reader.meta()
-    found = f"sha256:{sha256(canonical_json(meta)).hexdigest()}"
+    found = sha256_of(canonical_json(meta))
     if reader.meta_digest not in (None, found):
         raise CorruptionError(
             "the JSON item changed",

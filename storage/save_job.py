@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
 
@@ -133,16 +133,22 @@ class SaveJob:
         Raises:
             SaveError: some are gone, or are not what was written: somebody else was in the folder.
         """
+        written = {
+            f"{name}/{file.name}": file
+            for name, item in self.items.items()
+            for file in item.written.files
+        }
         listed = list_objects(
-            self.handle.uri, known=self._sums("crc32c"), contents=self._sums("content")
+            self.handle.uri,
+            known={name: file.crc32c for name, file in written.items() if file.crc32c},
+            contents={name: file.content for name, file in written.items() if file.content},
         )
         found = {record.name: record for record in listed}
         problems = [
-            f"{name}/{file.name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
-            + ("none" if (there := found.get(f"{name}/{file.name}")) is None else f"{there}")
-            for name, item in self.items.items()
-            for file in item.written.files
-            if not _is_as_written(found.get(f"{name}/{file.name}"), file)
+            f"{name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
+            + ("none" if found.get(name) is None else f"{found[name]}")
+            for name, file in written.items()
+            if not _is_as_written(found.get(name), file)
         ]
         if COMMIT_FILE not in found:
             problems.append(f"{COMMIT_FILE}: missing")
@@ -173,14 +179,6 @@ class SaveJob:
                     digests = digests.merged(ChunkDigests.parse(value.value, path=path))
             found[name] = digests
         return found
-
-    def _sums(self, kind: Literal["crc32c", "content"]) -> dict[str, str]:
-        """Checksums of the value files that this process wrote, by name."""
-        return {
-            f"{name}/{file.name}": getattr(file, kind)
-            for name, item in self.items.items()
-            for file in item.written.files
-        }
 
 
 def _is_as_written(found: ObjectRecord | None, written: ObjectRecord) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from storage.item_arrays import LeafInfo
 from storage.leaf_forms import dtype_name, is_key_dtype
-from storage.regions import Region, aligned_empty
+from storage.regions import Region, aligned_empty, origin_of
 
 __all__ = ["PlacedLeaf", "TargetLeaf", "target_leaf"]
 
@@ -110,7 +110,7 @@ class PlacedLeaf:
             platforms = {device.platform for device in places}
             origins = {}
             for index in places.values():
-                origins.setdefault(_origin(index), len(origins))
+                origins.setdefault(origin_of(index), len(origins))
         values = aligned_empty([part] * len(origins), info.dtype)
         self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
         self.stays = platforms == {"cpu"}
@@ -134,14 +134,10 @@ class PlacedLeaf:
             whole = jax.make_array_from_callback(
                 self._shape,
                 sharding,
-                lambda index: by_origin[_origin(index)],
+                lambda index: by_origin[origin_of(index)],
                 dtype=self._dtype,
             )
         return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
-
-
-def _origin(index: tuple[slice, ...] | None) -> tuple[int, ...]:
-    return tuple(part.start or 0 for part in index or ())
 
 
 def _is_floating(dtype: Any) -> bool:

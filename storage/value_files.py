@@ -26,7 +26,7 @@ from storage.chunk_digests import DigestedBox
 from storage.content_sum import ContentSum
 from storage.crc32c import CHECKED_PART, combined
 from storage.digests import box_digest
-from storage.four_bits import unpack
+from storage.four_bits import unpack, unpacked_shape
 from storage.manifest import ObjectRecord
 from storage.objects import ObjectStore
 from storage.ocdbt import VALUE_FOLDER, ValueRef
@@ -290,23 +290,18 @@ def _digest(
     if packed is None:
         return box_digest(part, origin)
     dtype, axis = packed
-    return box_digest(unpack(part, dtype, axis), _elements(origin, axis))
+    return box_digest(unpack(part, dtype, axis), unpacked_shape(origin, axis))
 
 
 def _digested(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
     counts = _counts(shard)
-    origin = shard.origin if shard.packed is None else _elements(shard.origin, shard.packed[1])
+    origin = shard.origin if shard.packed is None else unpacked_shape(shard.origin, shard.packed[1])
     return DigestedBox(origin, counts, np.array(digests, np.uint64).reshape(counts))
 
 
 def _counts(shard: ShardToWrite) -> tuple[int, ...]:
     """Chunks per axis."""
     return tuple(size // step for size, step in zip(shard.values.shape, shard.chunk, strict=True))
-
-
-def _elements(origin: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """An index of bytes that hold two elements each, counted in elements."""
-    return (*origin[:axis], 2 * origin[axis], *origin[axis + 1 :])
 
 
 class _LocalSink:

@@ -11,6 +11,7 @@ from storage.chunk_shape import ChunkShapes
 from storage.dtypes import dtype_named
 from storage.held_arrays import HeldArray, HeldPart
 from storage.ocdbt import MANIFEST_FILE, leaf_node, manifest
+from storage.orbax_tree import array_name
 from storage.uri import parse_uri
 from storage.value_files import open_sink, write_value_files
 
@@ -56,7 +57,7 @@ def write(folder, arrays, forms=None, **options):
 
 def read(folder, path):
     """The array, as TensorStore's zarr3 driver reads it."""
-    name = item_files.array_name(path)
+    name = array_name(path)
     kvstore = {"driver": "ocdbt", "base": parse_uri(folder).kvstore_spec(), "path": f"{name}/"}
     spec = {"driver": "zarr3", "kvstore": kvstore, "fill_missing_data_reads": False}
     return ts.open(spec, open=True, context=ts.Context()).result().read().result()
