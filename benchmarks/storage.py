@@ -2,9 +2,9 @@
 
 Every measurement is made in a fresh process, and the processes of all contenders take turns: a
 round runs each once, in an order that shifts from round to round. A ratio is taken within a round;
-rows give the medians over the rounds. Files are in the page cache when they are read; before every
-save `os.sync()` has returned. All contenders get the same state (`storage_workload.py`), and each
-save is deleted once it is measured.
+rows give the medians over the rounds. Before they are restored or checked, the files of a step have
+been read once, so that they are in the page cache; before every save `os.sync()` has returned. All
+contenders get the same state (`storage_workload.py`), and each save is deleted once it is measured.
 
     python -m benchmarks.storage [--megabytes 2020] [--runs 5] [--rows TEXT ...]
         [--store file|gcs] [--folder FOLDER] [--output results.json]
@@ -140,13 +140,15 @@ class Bench:
         self._save_and_read(key, place)
 
     def _save_and_read(self, key: str, place: str) -> None:
-        """A save, then everything that reads it, while it is in the page cache."""
+        """A save, then everything that reads it, once it is in the page cache."""
         save = Measurement("save", key)
         readers = [each for each in _readers(key) if each in self._wanted]
         if save not in self._wanted and not readers:
             return
         saves = SAVES if save in self._repeated and CONTENDERS[key].asynchronous else 1
         saved = self._measure(save, place, saves=saves)
+        if saved and readers and not places.in_bucket(place):
+            self._child({"measure": "warm", "name": key, "place": place, "step": saved["step"]})
         for reader in readers if saved else ():
             restores = reader.measure == "restore"
             given = {"devices": reader.devices} if restores else {}

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 READ_BYTES = 4 << 20
+WRITE_BYTES = 256 << 10
+"""Per call, as `cp` does: of larger ones Linux may take several times as long."""
+
 UPLOAD_BYTES = 64 << 20
 DATA_FILE = "data"
 
@@ -40,7 +43,7 @@ def write(place: str, buffers: Iterable[Any]) -> None:
         for buffer in buffers:
             left = memoryview(buffer).cast("B")
             while left:
-                left = left[sink.write(left) :]
+                left = left[sink.write(left[:WRITE_BYTES]) :]
         os.fsync(sink.fileno())
 
 

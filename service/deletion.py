@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from service.errors import InvalidRequestError
 from service.schemas import Deletion
-from storage.attempts import read_lease
 from storage.clock import from_rfc3339, utc_now
 from storage.errors import (
+    CorruptionError,
     StepInFlightError,
     StepInUseError,
     StepNotFoundError,
     UnsupportedFormatError,
 )
 from storage.layout import TRASH, manifest_file, parse_trash_file, trash_file
+from storage.lease import read_lease
 from storage.run import Run, StepInfo, StepState
 from storage.trash import Tombstone, delete_step, undelete_step
 
@@ -114,7 +115,7 @@ def deletion_body(tombstone: Tombstone) -> Deletion:
 def _parse(data: bytes, path: object) -> Tombstone | None:
     try:
         return Tombstone.parse(data, path)
-    except UnsupportedFormatError as exc:
+    except (CorruptionError, UnsupportedFormatError) as exc:
         logger.warning("a deletion without its particulars: %s", exc)
         return None
 

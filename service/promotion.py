@@ -19,7 +19,8 @@ def promote(
         StepNotFoundError: The step is not listed.
         StepInFlightError: It is being written.
         AliasMovedError: The alias is not as expected.
-        StepChangedError: The step was deleted while it was being promoted; the alias is as before.
+        StepChangedError: The step was deleted while it was being promoted; the alias is as before,
+            or gone if the step that it named is deleted too.
         InvalidURIError: `alias` cannot be an alias.
     """
     found = run.step(step)
@@ -39,13 +40,12 @@ def promote(
     # A deletion looks at the aliases after it has laid its tombstone, and we look at the tombstones
     # after we have moved the alias: one of the two sees the other. A tombstone that has done its
     # work is gone again, and the manifest went before it.
-    key = found.step, found.attempt
-    deleted = run.objects.read(trash_file(*key)) is not None
-    if deleted or run.objects.read(manifest_file(*key)) is None:
+    if _is_going(run, moved):
         _back_out(run, moved, before, by=by)
         raise StepChangedError(
             f"{run.uri}: step {step} was deleted while it was being promoted; {alias!r} is as it "
-            "was before. Undelete the step first, or promote another."
+            "was before, or gone if its step from before is deleted too. Undelete the step first, "
+            "or promote another."
         )
     return moved
 
@@ -84,14 +84,25 @@ def alias_body(alias: StoredAlias) -> Alias:
     )
 
 
+def _is_going(run: Run, alias: StoredAlias) -> bool:
+    """True if the step that the alias names is deleted, or gone."""
+    key = alias.step, alias.attempt
+    if run.objects.read(trash_file(*key)) is not None:
+        return True
+    return run.objects.read(manifest_file(*key)) is None
+
+
 def _back_out(run: Run, moved: StoredAlias, before: StoredAlias | None, *, by: str) -> None:
-    """Undo our own move; if somebody has moved the alias since, theirs stays."""
+    """Undo our own move; if somebody has moved the alias since, theirs stays.
+
+    The step from before may have been deleted too, once no alias named it: then none is left.
+    """
     reason = f"step {moved.step} was deleted while it was being promoted"
     try:
-        if before is None:
+        if before is None or _is_going(run, before):
             run.aliases.delete(moved.alias, expect=moved.sequence, by=by, reason=reason)
             return
-        run.aliases.move(
+        back = run.aliases.move(
             moved.alias,
             step=before.step,
             attempt=before.attempt,
@@ -100,5 +111,8 @@ def _back_out(run: Run, moved: StoredAlias, before: StoredAlias | None, *, by: s
             reason=reason,
             expect=moved.sequence,
         )
+        if _is_going(run, before):
+            reason = f"step {before.step} was deleted while the alias was brought back to it"
+            run.aliases.delete(back.alias, expect=back.sequence, by=by, reason=reason)
     except PreconditionFailedError:
         return

@@ -52,7 +52,8 @@ def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
 
     Raises:
         PolicyError: The policy can't act.
-        UnsupportedFormatError: A manifest, an annotation or an alias can't be read.
+        UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias can't be
+            read.
     """
     rules = stored_policy(policy)
     infos = {(info.step, info.attempt): info for info in run.steps()}

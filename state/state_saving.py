@@ -27,7 +27,7 @@ from state.quantized_weight import PackedParam
 from state.registry import class_identity
 from storage import processes
 from storage.checkpointer import Checkpointer
-from storage.manifest import ModelInfo
+from storage.manifest import Compression, ModelInfo
 from storage.save_handle import SaveHandle
 from storage.uri import StoreURI, parse_ref
 
@@ -52,6 +52,7 @@ class SaveArguments:
     metrics: Mapping[str, float] | None = None
     labels: Mapping[str, str] | None = None
     extras: Mapping[str, Any] | None = None
+    compression: Compression | None = None
 
 
 class SkippedSave(SaveHandle):
@@ -170,6 +171,7 @@ def store(
         metrics=arguments.metrics,
         labels=arguments.labels,
         overwrite=arguments.overwrite,
+        compression=arguments.compression,
     )
     nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
     say(

@@ -20,6 +20,7 @@ from state.state_sharding import own_variables, place_step
 
 if TYPE_CHECKING:
     from storage.checkpointer import SaveHandle
+    from storage.manifest import Compression
 
 __all__ = ["TrainState"]
 
@@ -164,6 +165,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        compression: "Compression | None" = None,
     ) -> "SaveHandle":
         """Saves the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
 
@@ -181,6 +183,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             metrics=metrics,
             labels=labels,
             extras=extras,
+            compression=compression,
         )
         return save_train_state(self, save_directory, arguments)
 

@@ -9,7 +9,7 @@ import lazy_loader
 
 if TYPE_CHECKING:
     from storage.aliases import Alias, Aliases
-    from storage.attempts import Attempt, Lease
+    from storage.attempts import Attempt
     from storage.checkpointer import Checkpointer
     from storage.errors import (
         AliasNotFoundError,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from storage.fork import fork_run
     from storage.gc import Garbage, collect_garbage, find_garbage
     from storage.item_arrays import LeafInfo
+    from storage.lease import Lease
     from storage.manifest import Manifest, ModelInfo
     from storage.objects import ObjectStore
     from storage.reader import CheckpointReader
@@ -66,7 +67,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "aliases": ["Alias", "Aliases"],
-        "attempts": ["Attempt", "Lease"],
+        "attempts": ["Attempt"],
         "checkpointer": ["Checkpointer"],
         "errors": [
             "AliasNotFoundError",
@@ -98,6 +99,7 @@ __getattr__, __dir__, _ = lazy_loader.attach(
         "fork": ["fork_run"],
         "gc": ["Garbage", "collect_garbage", "find_garbage"],
         "item_arrays": ["LeafInfo"],
+        "lease": ["Lease"],
         "manifest": ["Manifest", "ModelInfo"],
         "objects": ["ObjectStore"],
         "reader": ["CheckpointReader"],

@@ -64,7 +64,6 @@ class Alias(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.alias"
-    VERSION: ClassVar[int] = 1
 
     alias: str
     step: Number
@@ -91,7 +90,7 @@ class Aliases:
 
         Raises:
             InvalidURIError: `name` can't be an alias.
-            UnsupportedFormatError: what is stored can't be read.
+            UnsupportedFormatError, CorruptionError: what is stored can't be read.
         """
         found, _ = self._read(name)
         return None if found is None or found.deleted else found
@@ -100,7 +99,7 @@ class Aliases:
         """All aliases that exist, by name.
 
         Raises:
-            UnsupportedFormatError: one can't be read.
+            UnsupportedFormatError, CorruptionError: one can't be read.
         """
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
         found = self._objects.parse_many(names, Alias.parse)

@@ -20,7 +20,6 @@ class Annotation(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.annotation"
-    VERSION: ClassVar[int] = 1
 
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)

@@ -8,19 +8,10 @@ import threading
 from collections.abc import Callable
 from uuid import uuid4
 
-from storage.attempts import (
-    Attempt,
-    begin_attempt,
-    ensure_newest,
-    holds_lease,
-    list_attempts,
-    note_durable,
-    release,
-    renew,
-    set_aside,
-)
+from storage.attempts import Attempt, ensure_newest, list_attempts, set_aside
 from storage.clock import Clock
 from storage.errors import FencedError, SaveError, StorageError
+from storage.lease import begin_attempt, holds_lease, note_durable, release, renew
 from storage.objects import ObjectStore
 
 __all__ = ["AttemptKeeper"]

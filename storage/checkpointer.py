@@ -20,7 +20,6 @@ import jax
 
 from storage import exit_guard, processes
 from storage.attempt_keeper import AttemptKeeper
-from storage.attempts import LEASE_TTL_SECONDS, noted_step
 from storage.background_work import BackgroundWork
 from storage.clock import Clock, utc_now
 from storage.errors import (
@@ -28,7 +27,8 @@ from storage.errors import (
     StepExistsError,
 )
 from storage.layout import step_dir
-from storage.manifest import ModelInfo
+from storage.lease import LEASE_TTL_SECONDS, noted_step
+from storage.manifest import Compression, ModelInfo
 from storage.orbax_save import (
     META_ITEM,
     SaveResponse,
@@ -150,6 +150,7 @@ class Checkpointer:
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         overwrite: bool = False,
+        compression: Compression | None = None,
     ) -> SaveHandle:
         """Start to save `step`; when this returns, the arrays may be donated or deleted.
 
@@ -165,11 +166,14 @@ class Checkpointer:
             labels: text to find the step by.
             overwrite: if `step` exists or later ones do, set them aside once the new one is
                 durable; until then they stay listed.
+            compression: "zstd" makes floating weights about a tenth smaller, and the save several
+                times slower; restores then go through TensorStore's decoder.
 
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-            UnsupportedFormatError: `meta` or the model's config is not JSON.
+            UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is
+                not one we know.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
@@ -183,6 +187,7 @@ class Checkpointer:
             metrics=metrics,
             labels=labels,
             overwrite=bool(overwrite),
+            compression=compression,
         )
         try:
             handle = self._save(request)
@@ -205,6 +210,7 @@ class Checkpointer:
                     "labels": lambda _: dict(request.labels or {}),
                     "meta": lambda made: made.meta,
                     "assets": lambda made: sorted(made.assets),
+                    "compression": lambda _: request.compression,
                     "items": lambda made: [leaf[:4] for leaf in made.leaves],
                 },
             )

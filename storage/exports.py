@@ -65,7 +65,6 @@ class ExportManifest(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.export"
-    VERSION: ClassVar[int] = 1
 
     kind: str
     step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -134,7 +133,7 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
     """The published export of that key, or None.
 
     Raises:
-        UnsupportedFormatError: its manifest can't be read.
+        UnsupportedFormatError, CorruptionError: its manifest can't be read.
     """
     found = objects.read(key.manifest)
     return None if found is None else ExportManifest.parse(found.value, objects.uri / key.manifest)

@@ -18,7 +18,7 @@ from storage.content_sum import ContentSum
 from storage.files import BLOCK_BYTES, Files, mapped
 from storage.uri import StoreURI
 
-__all__ = ["BUFFER_BYTES", "FileChecksum", "checksum_files", "read_files"]
+__all__ = ["BUFFER_BYTES", "FileChecksum", "read_files"]
 
 BUFFER_BYTES: Final = 1 << 20
 """Bytes read at a time from a disk: they are summed while they lie in the processor's cache."""
@@ -44,24 +44,6 @@ class FileChecksum(NamedTuple):
     size: int
     crc32c: str | None
     content: str
-
-
-def checksum_files(
-    folder: StoreURI, names: Iterable[str], *, threads: int | None = None
-) -> dict[str, str]:
-    """The crc32c of these files, as eight hexadecimal digits, by name.
-
-    Args:
-        folder: where they lie.
-        names: paths relative to it.
-        threads: how many read at once; None: as suits the store.
-
-    Raises:
-        NotFoundError: one of them is not there.
-        StoreUnavailableError: the store gives no answer.
-    """
-    found = read_files(folder, names, threads=threads)
-    return {file.name: file.crc32c for file in found if file.crc32c is not None}
 
 
 def read_files(

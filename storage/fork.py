@@ -9,15 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from storage.assets import read_asset
-from storage.attempts import (
-    LEASE_TTL_SECONDS,
-    Attempt,
-    begin_attempt,
-    ensure_newest,
-    list_attempts,
-    release,
-    renew,
-)
+from storage.attempts import Attempt, ensure_newest, list_attempts
 from storage.clock import Clock, utc_now
 from storage.errors import CorruptionError, PreconditionFailedError
 from storage.files import Files
@@ -37,6 +29,7 @@ from storage.layout import (
     manifest_file,
     step_dir,
 )
+from storage.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
 from storage.manifest import Manifest, ObjectRecord
 from storage.publish import publish_manifest, sync_folder
 from storage.run import Lineage, Run, StepInfo

@@ -14,14 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from storage.attempts import (
-    Lease,
-    begin_attempt,
-    list_attempts,
-    noted_step,
-    read_lease,
-    release,
-)
+from storage.attempts import list_attempts
 from storage.clock import Clock, from_rfc3339, utc_now
 from storage.errors import (
     CorruptionError,
@@ -29,7 +22,7 @@ from storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from storage.exports import ExportKey, find_export
+from storage.exports import ExportKey, ExportManifest, find_export
 from storage.files import Entry, Files
 from storage.layout import (
     EXPORTS,
@@ -39,6 +32,7 @@ from storage.layout import (
     step_dir,
     trash_file,
 )
+from storage.lease import Lease, begin_attempt, noted_step, read_lease, release
 from storage.run import Run
 from storage.step_states import StepInfo, StepState
 from storage.trash import begin_removal, read_tombstones
@@ -87,8 +81,8 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     """What could be removed now; changes nothing.
 
     Raises:
-        UnsupportedFormatError: an attempt, the lease or a tombstone can't be read; nothing could be
-            judged then.
+        UnsupportedFormatError, CorruptionError: an attempt, the lease or a tombstone can't be read;
+            nothing could be judged then.
     """
     now = clock()
     return [
@@ -114,7 +108,7 @@ def collect_garbage(
         clock: tells the time.
 
     Raises:
-        UnsupportedFormatError: as `find_garbage`.
+        UnsupportedFormatError, CorruptionError: as `find_garbage`.
         StorageError: the store refuses; what was removed until then stays removed.
     """
     _end_dead_attempt(run, by=by, clock=clock)
@@ -132,6 +126,8 @@ def collect_garbage(
             files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
             run.objects.delete(annotation_file(*key))
             run.objects.delete(trash_file(*key))  # last: until here a repeated call goes on
+        elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage):
+            continue  # it counts by now
         else:
             files.delete_tree(garbage.name)
         removed.append(garbage)
@@ -190,19 +186,39 @@ def _exports(run: Run) -> Iterator[Garbage]:
             yield Garbage(GarbageKind.EXPORT, folder, nbytes, why, step, attempt)
             continue
         for entry in files.list(folder):
-            name = parse_export_manifest(f"{folder}/{entry.name}")
-            if name is None or entry.is_dir:
+            key = _export_key(f"{folder}/{entry.name}")
+            if key is None or entry.is_dir:
                 continue
-            key = ExportKey(*name)
-            counting = None
-            with contextlib.suppress(CorruptionError, UnsupportedFormatError):  # damaged: all stays
-                counting = find_export(run.objects, key)
+            counting = _counting_export(run, key)
             for one in files.list(key.folder) if counting else ():
                 if counting and one.is_dir and one.name != counting.folder:
                     lost = f"{key.folder}/{one.name}"
                     why = f"{counting.folder} is the try that counts"
                     nbytes = _bytes_below(run, lost)
                     yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
+
+
+def _is_lost_export(run: Run, garbage: Garbage) -> bool:
+    """Judge an export, or a try at one, again."""
+    assert garbage.step is not None
+    assert garbage.attempt is not None
+    if run.objects.read(manifest_file(garbage.step, garbage.attempt)) is None:
+        return True
+    folder, _, name = garbage.name.rpartition("/")
+    key = _export_key(f"{folder}.json")
+    counting = None if key is None else _counting_export(run, key)
+    return counting is not None and counting.folder != name
+
+
+def _export_key(manifest: str) -> ExportKey | None:
+    parts = parse_export_manifest(manifest)
+    return None if parts is None else ExportKey(*parts)
+
+
+def _counting_export(run: Run, key: ExportKey) -> ExportManifest | None:
+    with contextlib.suppress(CorruptionError, UnsupportedFormatError):  # damaged: all stays
+        return find_export(run.objects, key)
+    return None
 
 
 def _numbers(folder: Entry) -> tuple[int | None, int | None]:

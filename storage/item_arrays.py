@@ -174,6 +174,8 @@ class ItemArrays:
         form = self._forms.get(path)
         if record is None or record.chunks is None or record.shards is None:
             return None
+        if record.compression is not None:
+            return None
         if self._digests is None or (form is not None and form.kind == "packed"):
             return None
         dtype, shape = dtype_named(record.dtype if form is None else "uint8"), record.shape

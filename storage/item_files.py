@@ -23,8 +23,9 @@ from storage.chunk_shape import ChunkShapes
 from storage.four_bits import packed_axis
 from storage.held_arrays import HeldArray
 from storage.leaf_forms import LeafForm
+from storage.manifest import Compression
 from storage.orbax_tree import TREE_METADATA, array_name
-from storage.value_files import ShardToWrite
+from storage.value_files import ShardToWrite, codecs
 
 __all__ = ["description", "index_entries", "layouts_file", "shards"]
 
@@ -63,17 +64,23 @@ def layouts_file(held: Mapping[str, HeldArray], process: int) -> tuple[str, byte
     return _LAYOUTS.format(process), json.dumps({"array_metadatas": layouts}).encode()
 
 
-def index_entries(held: Mapping[str, HeldArray]) -> dict[bytes, bytes]:
+def index_entries(
+    held: Mapping[str, HeldArray], compression: Compression | None = None
+) -> dict[bytes, bytes]:
     """The zarr description of each array, by its key in the database."""
     return {
         f"{array_name(path)}/zarr.json".encode(): _zarr_json(
-            array.shape, array.dtype.name, array.cut
+            array.shape, array.dtype.name, array.cut, compression
         )
         for path, array in held.items()
     }
 
 
-def shards(held: Mapping[str, HeldArray], forms: Mapping[str, LeafForm]) -> Iterator[ShardToWrite]:
+def shards(
+    held: Mapping[str, HeldArray],
+    forms: Mapping[str, LeafForm],
+    compression: Compression | None = None,
+) -> Iterator[ShardToWrite]:
     """The outer shards that this process writes."""
     for path, array in held.items():
         form, packed = forms.get(path), None
@@ -94,6 +101,7 @@ def shards(held: Mapping[str, HeldArray], forms: Mapping[str, LeafForm]) -> Iter
                     origin=origin,
                     chunk=array.cut.chunk,
                     packed=packed,
+                    compression=compression,
                 )
 
 
@@ -132,9 +140,11 @@ def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _zarr_json(shape: tuple[int, ...], dtype: str, cut: ChunkShapes) -> bytes:
+def _zarr_json(
+    shape: tuple[int, ...], dtype: str, cut: ChunkShapes, compression: Compression | None
+) -> bytes:
     """As TensorStore writes it, which knows dtypes' names and fill values."""
-    checked = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    of_chunks, of_index = codecs(compression)
     spec = {
         "driver": "zarr3",
         "kvstore": {"driver": "memory"},
@@ -150,8 +160,8 @@ def _zarr_json(shape: tuple[int, ...], dtype: str, cut: ChunkShapes) -> bytes:
                     "name": "sharding_indexed",
                     "configuration": {
                         "chunk_shape": list(cut.chunk),
-                        "codecs": checked,
-                        "index_codecs": checked,
+                        "codecs": of_chunks,
+                        "index_codecs": of_index,
                         "index_location": "end",
                     },
                 }

@@ -16,7 +16,7 @@ from storage.errors import CorruptionError
 from storage.four_bits import packed_axis, unpacked_shape
 from storage.held_arrays import ArrayLayout
 from storage.leaf_forms import dtype_name
-from storage.manifest import LeafRecord
+from storage.manifest import Compression, LeafRecord
 from storage.orbax_save import StoredItem
 
 __all__ = ["LeafDraft", "draft_leaves", "leaf_records"]
@@ -34,6 +34,7 @@ class LeafDraft(NamedTuple):
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
         cut: how it is stored, in its own elements; None if nothing is stored.
+        compression: of its chunks.
     """
 
     item: str
@@ -42,10 +43,15 @@ class LeafDraft(NamedTuple):
     dtype: str
     spec: Spec | None
     cut: ChunkShapes | None
+    compression: Compression | None
 
 
 def draft_leaves(
-    item: str, leaves: Mapping[str, Any], stored: StoredItem, layouts: Mapping[str, ArrayLayout]
+    item: str,
+    leaves: Mapping[str, Any],
+    stored: StoredItem,
+    layouts: Mapping[str, ArrayLayout],
+    compression: Compression | None,
 ) -> list[LeafDraft]:
     """One draft per leaf. Holds no array, so that the caller's may be freed.
 
@@ -54,6 +60,7 @@ def draft_leaves(
         leaves: as they were given, by path.
         stored: as they are stored.
         layouts: how they are cut.
+        compression: of their chunks.
     """
     packed = {
         path: packed_axis(form.shape, stored.leaves[path].shape)
@@ -66,7 +73,15 @@ def draft_leaves(
         if cut is not None and path in packed:
             cut = ChunkShapes(*(unpacked_shape(part, packed[path]) for part in cut))
         drafts.append(
-            LeafDraft(item, path, tuple(np.shape(leaf)), _dtype_of(leaf), _spec_of(leaf), cut)
+            LeafDraft(
+                item=item,
+                path=path,
+                shape=tuple(np.shape(leaf)),
+                dtype=_dtype_of(leaf),
+                spec=_spec_of(leaf),
+                cut=cut,
+                compression=compression if cut else None,
+            )
         )
     return drafts
 
@@ -105,6 +120,7 @@ def leaf_records(
                 chunks=draft.cut.chunk if draft.cut else None,
                 shards=draft.cut.shard if draft.cut else None,
                 digest=digest_text(total),
+                compression=draft.compression,
             )
         )
     return tuple(records)

@@ -5,24 +5,29 @@ environment, so that nothing that lists, plans or converts has to open the data.
 checksum of itself, so that what it says of all the others can be relied on.
 """
 
-import re
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-from typing_extensions import override
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from storage.clock import Moment
-from storage.errors import CorruptionError
 from storage.layout import MAX_NUMBER
-from storage.records import Record, canonical_json, sha256_of
+from storage.records import Record, sha256_of
 
-__all__ = ["AssetRecord", "LeafRecord", "Manifest", "ManifestSummary", "ModelInfo", "ObjectRecord"]
+__all__ = [
+    "AssetRecord",
+    "Compression",
+    "LeafRecord",
+    "Manifest",
+    "ManifestSummary",
+    "ModelInfo",
+    "ObjectRecord",
+]
 
 MAX_BYTES: Final = 2**53 - 1
 """Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
 
-_CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
-"""As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
+Compression = Literal["zstd"]
+"""How the chunks of an array can be compressed."""
 
 Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
@@ -47,6 +52,7 @@ class LeafRecord(_Part):
         chunks: shape of the smallest part that can be read; None if not an array.
         shards: shape of one stored file's part; None if not an array.
         digest: of the leaf's elements, "algorithm:hex", if taken.
+        compression: of the stored chunks; left out of the JSON if there is none.
     """
 
     item: str
@@ -57,6 +63,7 @@ class LeafRecord(_Part):
     chunks: tuple[Natural, ...] | None = None
     shards: tuple[Natural, ...] | None = None
     digest: str | None = None
+    compression: Compression | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property
     def nbytes(self) -> int:
@@ -114,9 +121,6 @@ class ModelInfo(_Part):
 class Manifest(Record):
     """Everything about one committed step.
 
-    Its JSON has, beside the attributes, `checksum`: the SHA-256 of the same JSON without it. One
-    of version 1 has none, and is written again as it was read.
-
     Attributes:
         step: step number.
         attempt: the attempt that wrote it.
@@ -131,7 +135,6 @@ class Manifest(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
-    VERSION: ClassVar[int] = 2
 
     step: Number
     attempt: Number
@@ -144,47 +147,11 @@ class Manifest(Record):
     model: ModelInfo | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
 
-    _version: int = PrivateAttr(VERSION)
-
     @model_validator(mode="after")
     def _check_bytes(self) -> "Manifest":
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
-
-    @override
-    def to_bytes(self) -> bytes:
-        body = self.model_dump() | {"format": self.FORMAT, "version": self._version}
-        data = canonical_json(body)
-        if self._version == 1:
-            return data
-        return canonical_json(body | {"checksum": sha256_of(data)})
-
-    @classmethod
-    @override
-    def parse(cls, data: bytes, path: object) -> Self:
-        manifest = super().parse(data, path)
-        if _CHECKSUM.search(data) is None:
-            manifest._version = 1
-        return manifest
-
-    @classmethod
-    @override
-    def _check_stored(cls, data: bytes, body: dict[str, Any], version: int, path: object) -> None:
-        """Compare the checksum with the bytes as they are stored, to the last bit."""
-        told = body.pop("checksum", None)
-        if version == 1 and told is None:
-            return
-        match = _CHECKSUM.search(data)
-        found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
-        if version == 1 or match is None or match.group(1).decode() != found:
-            raise CorruptionError(
-                "the manifest is not what was written",
-                path=path,
-                expected=f"bytes whose checksum is {str(told)[:80]}" if told else "a checksum",
-                found=found,
-                next_step="Restore the object from a backup, or use another step.",
-            )
 
     @property
     def nbytes(self) -> int:

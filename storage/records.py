@@ -1,12 +1,16 @@
-"""What all JSON objects of the store share: a format, a version, and one canonical encoding."""
+"""What all JSON objects of the store share: a format, a version, a checksum, one encoding."""
 
 import hashlib
 import json
+import re
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
-from storage.errors import UnsupportedFormatError
+from storage.errors import CorruptionError, UnsupportedFormatError
+
+_CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
+"""As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
 
 _NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
 
@@ -71,14 +75,21 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
 class Record(BaseModel):
     """Base of the objects that the store keeps as JSON.
 
-    A subclass sets `FORMAT` and `VERSION`, which are written with every object. Unknown keys are
-    refused at our version; a newer version is refused by name, since it may mean other things.
+    A subclass sets `FORMAT`, which is written with every object. Unknown keys are refused at our
+    version; a newer version is refused by name, since it may mean other things. Beside the fields
+    the JSON has `checksum`: the SHA-256 of the same JSON without it. An object of version 1 has
+    none, and is written again as it was read.
+
+    A field whose name sorts before "checksum" must hold nothing with such a key: the first one in
+    the JSON has to be ours.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     FORMAT: ClassVar[str]
-    VERSION: ClassVar[int]
+    VERSION: ClassVar[int] = 2
+
+    _version: int = PrivateAttr(2)
 
     def to_bytes(self) -> bytes:
         """The canonical JSON of this object.
@@ -86,8 +97,11 @@ class Record(BaseModel):
         Raises:
             UnsupportedFormatError: a value is not JSON.
         """
-        body = self.model_dump()
-        return canonical_json(body | {"format": self.FORMAT, "version": self.VERSION})
+        body = self.model_dump() | {"format": self.FORMAT, "version": self._version}
+        data = canonical_json(body)
+        if self._version == 1:
+            return data
+        return canonical_json(body | {"checksum": sha256_of(data)})
 
     def digest(self) -> str:
         """The SHA-256 of the canonical JSON, which is what is stored, as "sha256:…"."""
@@ -103,11 +117,11 @@ class Record(BaseModel):
 
         Raises:
             UnsupportedFormatError: another format, a newer version, or fields that don't fit.
-            CorruptionError: the bytes fail the check that they carry.
+            CorruptionError: the bytes are not what was written.
         """
-        body = cls.body(data, path)
+        body, version = cls._read(data, path)
         try:
-            return cls.model_validate(body)
+            record = cls.model_validate(body)
         except ValidationError as exc:
             problems = "; ".join(
                 f"{'.'.join(map(str, error['loc'])) or '(object)'}: {error['msg']}"
@@ -120,6 +134,9 @@ class Record(BaseModel):
                 found=problems,
                 next_step=_NOT_OURS_NEXT,
             ) from exc
+        if version == 1:
+            record._version = 1
+        return record
 
     @classmethod
     def body(cls, data: bytes, path: object) -> dict[str, Any]:
@@ -127,8 +144,13 @@ class Record(BaseModel):
 
         Raises:
             UnsupportedFormatError: no JSON, another format, or a newer version.
-            CorruptionError: the bytes fail the check that they carry.
+            CorruptionError: the bytes are not what was written.
         """
+        return cls._read(data, path)[0]
+
+    @classmethod
+    def _read(cls, data: bytes, path: object) -> tuple[dict[str, Any], int]:
+        """The fields, and the version they are of."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
@@ -147,9 +169,21 @@ class Record(BaseModel):
                 found=f"version {found_version!r}",
                 next_step="Upgrade Cairn to the release that wrote it, or a later one.",
             )
-        cls._check_stored(data, body, found_version, path)
-        return body
+        told = body.pop("checksum", None)
+        if found_version > 1 or told is not None:
+            cls._check_stored(data, told, found_version, path)
+        return body, found_version
 
     @classmethod
-    def _check_stored(cls, data: bytes, body: dict[str, Any], version: int, path: object) -> None:
-        """What a subclass checks of the stored bytes; it takes out the keys that are no fields."""
+    def _check_stored(cls, data: bytes, told: object, version: int, path: object) -> None:
+        """Compare the checksum with the bytes as they are stored, to the last bit."""
+        match = _CHECKSUM.search(data)
+        found = sha256_of(data[: match.start()] + data[match.end() :]) if match else "none"
+        if version == 1 or match is None or match.group(1).decode() != found:
+            raise CorruptionError(
+                f"the {cls.FORMAT.rpartition('.')[2]} is not what was written",
+                path=path,
+                expected=f"bytes whose checksum is {str(told)[:80]}" if told else "a checksum",
+                found=found,
+                next_step="Restore the object from a backup, or use another step.",
+            )

@@ -121,7 +121,7 @@ class Run:
 
         Raises:
             RunNotFoundError: there is no `run.json`.
-            UnsupportedFormatError: it can't be read.
+            UnsupportedFormatError, CorruptionError: it can't be read.
         """
         found = self.objects.read(RUN_FILE)
         if found is None:
@@ -203,7 +203,7 @@ class Run:
 
         Raises:
             StepNotFoundError: it has none.
-            UnsupportedFormatError: it can't be read.
+            UnsupportedFormatError, CorruptionError: it can't be read.
             CorruptionError: it is not the one that `info` was made from.
         """
         key = manifest_file(info.step, info.attempt)

@@ -52,7 +52,6 @@ class RunInfo(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.run"
-    VERSION: ClassVar[int] = 1
 
     name: str
     created: Moment

@@ -46,7 +46,8 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
         steps: which; by default every listed one.
 
     Raises:
-        UnsupportedFormatError: an annotation can't be read: it might have said to keep its step.
+        UnsupportedFormatError, CorruptionError: an annotation can't be read: it might have said to
+            keep its step.
     """
     steps = run.steps() if steps is None else steps
     names = {annotation_file(info.step, info.attempt): info for info in steps}

@@ -8,19 +8,19 @@ import math
 import weakref
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import jax
 import numpy as np
 
 from storage.annotations import Annotation
 from storage.assets import checked_assets
-from storage.errors import InvalidURIError
+from storage.errors import InvalidURIError, UnsupportedFormatError
 from storage.held_arrays import Transfers
 from storage.layout import check_step
 from storage.leaf_forms import is_key_dtype, store_form
 from storage.leaf_records import LeafDraft, draft_leaves
-from storage.manifest import ModelInfo
+from storage.manifest import Compression, ModelInfo
 from storage.orbax_save import META_ITEM, StoredItem
 from storage.records import canonical_json
 from storage.tree_handler import HeldItem, WrittenItem
@@ -45,6 +45,7 @@ class SaveRequest:
     metrics: Mapping[str, Any] | None
     labels: Mapping[str, str] | None
     overwrite: bool
+    compression: Compression | None
 
 
 class PreparedSave(NamedTuple):
@@ -58,6 +59,7 @@ class PreparedSave(NamedTuple):
         meta: a copy.
         annotation: labels and metrics as stored, if any.
         assets: small files by name.
+        compression: of the stored chunks.
     """
 
     given: Mapping[str, Mapping[str, Any]]
@@ -67,6 +69,7 @@ class PreparedSave(NamedTuple):
     meta: Mapping[str, Any]
     annotation: bytes | None
     assets: Mapping[str, bytes]
+    compression: Compression | None
 
     @property
     def nbytes(self) -> int:
@@ -99,6 +102,7 @@ class PreparedSave(NamedTuple):
                     for path, leaf in given.items()
                     if isinstance(leaf, jax.Array)
                 },
+                compression=self.compression,
             )
         return held
 
@@ -109,9 +113,17 @@ def prepare(request: SaveRequest) -> PreparedSave:
     Raises:
         InvalidURIError: an item's name can't be used.
         UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-        UnsupportedFormatError: `meta` or the model's config is not JSON.
+        UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is not
+            one we know.
     """
     check_step(request.step)
+    if request.compression not in (None, *get_args(Compression)):
+        raise UnsupportedFormatError(
+            "unknown compression",
+            path="compression",
+            expected=f"None or one of {', '.join(map(repr, get_args(Compression)))}",
+            found=repr(request.compression),
+        )
     flat: dict[str, dict[str, Any]] = {}
     stored: dict[str, StoredItem] = {}
     for name, tree in request.items.items():
@@ -134,7 +146,9 @@ def prepare(request: SaveRequest) -> PreparedSave:
     leaves = [
         leaf
         for name, item in stored.items()
-        for leaf in draft_leaves(name, flat[name], item, transfers[name].layouts)
+        for leaf in draft_leaves(
+            name, flat[name], item, transfers[name].layouts, request.compression
+        )
     ]
     return PreparedSave(
         given=flat,
@@ -144,4 +158,5 @@ def prepare(request: SaveRequest) -> PreparedSave:
         meta=meta,
         annotation=annotation.to_bytes() if annotation else None,
         assets=assets,
+        compression=request.compression,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from storage.attempts import Attempt, read_lease, set_aside
+from storage.attempts import Attempt, set_aside
 from storage.errors import NotFoundError
 from storage.files import Files
 from storage.layout import (
@@ -15,6 +15,7 @@ from storage.layout import (
     parse_step_folder,
     step_dir,
 )
+from storage.lease import read_lease
 from storage.objects import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]

@@ -1,6 +1,6 @@
 """What a leaf of a restore target asks for, and whether what is stored fits it. Imports JAX."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +29,14 @@ class TargetLeaf(NamedTuple):
         dtype: wanted dtype; None for Python numbers, which take any dtype of their kind.
         sharding: where to put it; None for leaves that stay on the host.
         scalar: the type of scalar to make (Python's or NumPy's); None for arrays.
+        committed: False if JAX may move it to where other arguments of a computation are.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     sharding: jax.sharding.Sharding | None
     scalar: type | None
+    committed: bool = True
 
     def misfits(self, stored: jax.ShapeDtypeStruct, cast: bool) -> list[str]:
         """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
@@ -72,7 +74,22 @@ class TargetLeaf(NamedTuple):
         nothing = np.zeros(self.shape, self.dtype)
         if self.sharding is None:
             return nothing
-        return jax.make_array_from_callback(self.shape, self.sharding, lambda index: nothing[index])
+        return self.place(self.shape, self.dtype, lambda index: nothing[index])
+
+    def place(self, shape: tuple[int, ...], dtype: Any, part: Callable[[Any], Any]) -> jax.Array:
+        """The array of JAX, on its devices; without a copy, where one is not needed.
+
+        Args:
+            shape: of the whole; of typed keys that of their words.
+            dtype: its dtype.
+            part: gives what lies at an index of it.
+        """
+        assert self.sharding is not None
+        if self.committed:
+            return jax.make_array_from_callback(shape, self.sharding, part, dtype=dtype)
+        (device,) = self.sharding.device_set
+        with jax.default_device(device):
+            return jnp.asarray(part((slice(None),) * len(shape)), dtype)
 
     def finish(self, value: Any) -> Any:
         """`value`, read in logical dtype, as the type that was asked for."""
@@ -131,11 +148,8 @@ class PlacedLeaf:
         else:
             origins = (region.origin for region in self.regions)
             by_origin = dict(zip(origins, parts, strict=True))
-            whole = jax.make_array_from_callback(
-                self._shape,
-                sharding,
-                lambda index: by_origin[origin_of(index)],
-                dtype=self._dtype,
+            whole = self._target.place(
+                self._shape, self._dtype, lambda index: by_origin[origin_of(index)]
             )
         return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
 
@@ -151,10 +165,11 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         TypeError: it is neither an array, a description of one, nor a number.
     """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        sharding = leaf.sharding
+        sharding, committed = leaf.sharding, not isinstance(leaf, jax.Array) or leaf.committed
         if sharding is None:
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        return TargetLeaf(tuple(leaf.shape), leaf.dtype, sharding, None)
+            committed = False
+        return TargetLeaf(tuple(leaf.shape), leaf.dtype, sharding, None, committed)
     if isinstance(leaf, np.ndarray):
         return TargetLeaf(leaf.shape, leaf.dtype, None, None)
     if isinstance(leaf, np.generic):

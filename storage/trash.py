@@ -43,7 +43,6 @@ class Tombstone(Record):
     """
 
     FORMAT: ClassVar[str] = "cairn.tombstone"
-    VERSION: ClassVar[int] = 1
 
     at: Moment
     expires: Moment
@@ -60,7 +59,7 @@ def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
     """The tombstone of every deleted step, by (step, attempt).
 
     Raises:
-        UnsupportedFormatError: one can't be read.
+        UnsupportedFormatError, CorruptionError: one can't be read.
     """
     names = {
         name: key for name in objects.list(TRASH) if (key := parse_trash_file(name)) is not None

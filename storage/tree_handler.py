@@ -24,7 +24,7 @@ from storage.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from storage.errors import UnsupportedFormatError, translate
 from storage.held_arrays import HeldArray
 from storage.leaf_forms import LeafForm
-from storage.manifest import ObjectRecord
+from storage.manifest import Compression, ObjectRecord
 from storage.objects import ObjectStore, patient_context
 from storage.ocdbt import (
     MANIFEST_FILE,
@@ -37,7 +37,8 @@ from storage.ocdbt import (
 )
 from storage.unchanged import SavedItem, SavedShard, Unchanged
 from storage.uri import StoreURI, parse_uri
-from storage.value_files import open_sink, write_value_files
+from storage.value_files import write_value_files
+from storage.value_sinks import open_sink
 
 __all__ = ["HeldItem", "HeldTree", "HeldTreeHandler", "WrittenItem", "merge_databases"]
 
@@ -72,6 +73,7 @@ class HeldItem(NamedTuple):
         unchanged: what is known of the saves before.
         same: paths of the leaves that are known to be what the save before stored.
         leaves: the immutable arrays among those that were given, by path.
+        compression: of the stored chunks.
     """
 
     held: dict[str, HeldArray]
@@ -80,6 +82,7 @@ class HeldItem(NamedTuple):
     unchanged: Unchanged
     same: frozenset[str]
     leaves: Mapping[str, weakref.ref[Any]]
+    compression: Compression | None = None
 
     def durable(self, folder: StoreURI) -> None:
         """The step is: the next save need not write again what stays as it is.
@@ -178,12 +181,15 @@ def _write(folder: StoreURI, tree: HeldTree) -> None:
     process = jax.process_index()
     item, held = tree.item, tree.take()
     written = item.written
-    shards = list(item_files.shards(held, item.forms))
-    entries: dict[bytes, bytes | ValueRef] = dict(item_files.index_entries(held))
+    shards = list(item_files.shards(held, item.forms, item.compression))
+    entries: dict[bytes, bytes | ValueRef] = dict(item_files.index_entries(held, item.compression))
     files = dict([item_files.layouts_file(held, process)])
     if process == 0:
         files |= item_files.description(held)
-    layouts = {path: (array.shape, array.dtype.name, array.cut) for path, array in held.items()}
+    layouts = {
+        path: (array.shape, array.dtype.name, array.cut, item.compression)
+        for path, array in held.items()
+    }
     del held
     database = folder
     if jax.process_count() > 1:

@@ -2,22 +2,22 @@
 
 Each outer shard of an array becomes one value: its inner chunks one after another, a crc32c behind
 each, and an index (zarr's `sharding_indexed`, index at the end). What is written are the arrays'
-own bytes, without a copy where a chunk lies in one piece. In the same pass every chunk gets its
-digest and every file its crc32c. Imports no JAX. See ADR 0009.
+own bytes, unless they are to be compressed. In the same pass every chunk gets its digest and every
+file its crc32c. Imports no JAX. See ADR 0009.
 
-Source: zarr v3 specification, codecs `sharding_indexed` 1.0, `bytes` 1.0 and `crc32c` 1.0.
+Source: zarr v3 specification, codecs `sharding_indexed` 1.0, `bytes` 1.0, `zstd` and `crc32c` 1.0.
 """
 
 import functools
 import itertools
 import math
-import os
 import queue
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -27,42 +27,35 @@ from storage.content_sum import ContentSum
 from storage.crc32c import CHECKED_PART, combined
 from storage.digests import box_digest
 from storage.four_bits import unpack, unpacked_shape
-from storage.manifest import ObjectRecord
-from storage.objects import ObjectStore
+from storage.manifest import Compression, ObjectRecord
 from storage.ocdbt import VALUE_FOLDER, ValueRef
-from storage.uri import StoreURI
+from storage.value_sinks import Buffer, ValueSink
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 __all__ = [
     "CRC_BYTES",
-    "FILE_BYTES",
-    "REMOTE_FILE_BYTES",
     "ShardToWrite",
-    "ValueSink",
     "WrittenFile",
     "bytes_of",
+    "codecs",
     "crc_bytes",
     "has_digests",
-    "open_sink",
     "shard_index",
     "stored_bytes",
     "write_value_files",
 ]
 
-FILE_BYTES: Final = 64 << 20
-"""A value file on a disk is closed once it would grow beyond this."""
-
-REMOTE_FILE_BYTES: Final = 32 << 20
-"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time, twice each."""
-
-_REMOTE_WRITERS: Final = 8
 CRC_BYTES: Final = 4
 """Behind each chunk."""
 
 _INDEX_ENTRY_BYTES: Final = 16
-_BATCH_BYTES: Final = 1 << 20
-_BATCH_BUFFERS: Final = 512
 
-Buffer = bytes | memoryview
+_ZSTD_LEVEL: Final = 1
+"""Higher ones take much longer for floats, and save hardly more."""
 
 
 class ShardToWrite(NamedTuple):
@@ -75,6 +68,7 @@ class ShardToWrite(NamedTuple):
         origin: index of the first one in the stored array.
         chunk: shape of an inner chunk; divides that of `values`.
         packed: (dtype, axis) of a leaf that is stored two elements in a byte, else None.
+        compression: of each chunk.
     """
 
     key: bytes
@@ -83,10 +77,11 @@ class ShardToWrite(NamedTuple):
     origin: tuple[int, ...]
     chunk: tuple[int, ...]
     packed: tuple[str, int] | None = None
+    compression: Compression | None = None
 
     @property
     def stored_bytes(self) -> int:
-        """Length of the value."""
+        """Length of the value, if it is not compressed."""
         return stored_bytes(self.values.shape, self.chunk, self.values.itemsize)
 
 
@@ -95,6 +90,16 @@ def stored_bytes(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
     chunks = math.prod(size // step for size, step in zip(shard, chunk, strict=True))
     data = math.prod(shard) * itemsize
     return data + chunks * (CRC_BYTES + _INDEX_ENTRY_BYTES) + CRC_BYTES
+
+
+def codecs(compression: Compression | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What zarr calls the encoding: of the inner chunks, and of the index behind them."""
+    octets = {"name": "bytes", "configuration": {"endian": "little"}}
+    crc = {"name": "crc32c"}
+    if compression is None:
+        return [octets, crc], [octets, crc]
+    packing = {"name": "zstd", "configuration": {"level": _ZSTD_LEVEL, "checksum": False}}
+    return [octets, packing, crc], [octets, crc]
 
 
 def bytes_of(values: np.ndarray[Any, Any]) -> memoryview:
@@ -117,10 +122,14 @@ def _array(data: Buffer) -> Any:
 def shard_index(shard: tuple[int, ...], chunk: tuple[int, ...], itemsize: int) -> bytes:
     """The last bytes of a shard's value: (offset, length) of each chunk, and their crc32c."""
     chunks = math.prod(size // step for size, step in zip(shard, chunk, strict=True))
-    length = math.prod(chunk) * itemsize + CRC_BYTES
-    pairs = np.empty((chunks, 2), "<u8")
-    pairs[:, 0] = np.arange(chunks, dtype=np.uint64) * np.uint64(length)
-    pairs[:, 1] = length
+    return _index_of([math.prod(chunk) * itemsize + CRC_BYTES] * chunks)
+
+
+def _index_of(lengths: Sequence[int]) -> bytes:
+    """Of chunks of these lengths, one after another."""
+    pairs = np.empty((len(lengths), 2), "<u8")
+    pairs[:, 1] = lengths
+    pairs[:, 0] = np.cumsum(pairs[:, 1]) - pairs[:, 1]
     table = pairs.tobytes()
     return table + crc_bytes(table)
 
@@ -137,34 +146,6 @@ class WrittenFile(NamedTuple):
     record: ObjectRecord
     refs: dict[bytes, ValueRef]
     boxes: dict[bytes, tuple[str, DigestedBox]]
-
-
-class ValueSink(Protocol):
-    """Where value files go.
-
-    Attributes:
-        file_bytes: most bytes of a file, unless one value has more.
-        writers: how many files to write at a time.
-    """
-
-    file_bytes: int
-    writers: int
-
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
-        """Write a new file; the future is done once it is durable.
-
-        Raises:
-            OSError: the disk is full, or failed.
-            StoreUnavailableError: the store gives no answer.
-        """
-
-    def close(self) -> None:
-        """Free threads."""
-
-
-def open_sink(folder: StoreURI) -> ValueSink:
-    """The sink for the database in `folder`."""
-    return _LocalSink(folder.local_path) if folder.scheme == "file" else _RemoteSink(folder)
 
 
 def write_value_files(
@@ -253,12 +234,20 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
 
 def _encoded(shard: ShardToWrite, digests: list[int]) -> Iterator[tuple[Buffer, Buffer]]:
     """The value: each chunk and its crc32c, then the index and its. Appends the chunks' digests."""
+    lengths: list[int] = []
     for corner, part in _chunks(shard.values, shard.chunk):
         origin = tuple(a + b for a, b in zip(shard.origin, corner, strict=True))
         digests.append(_digest(part, origin, shard.packed))
-        data = bytes_of(np.ascontiguousarray(part))
+        data: Buffer = bytes_of(np.ascontiguousarray(part))
+        if shard.compression is not None:
+            data = zstd.compress(data, _ZSTD_LEVEL)
+            lengths.append(len(data) + CRC_BYTES)
         yield data, crc_bytes(data)
-    index = shard_index(shard.values.shape, shard.chunk, shard.values.itemsize)
+    index = (
+        shard_index(shard.values.shape, shard.chunk, shard.values.itemsize)
+        if shard.compression is None
+        else _index_of(lengths)
+    )
     yield index[:-CRC_BYTES], index[-CRC_BYTES:]
 
 
@@ -302,76 +291,3 @@ def _digested(shard: ShardToWrite, digests: list[int]) -> DigestedBox:
 def _counts(shard: ShardToWrite) -> tuple[int, ...]:
     """Chunks per axis."""
     return tuple(size // step for size, step in zip(shard.values.shape, shard.chunk, strict=True))
-
-
-class _LocalSink:
-    """Files of a local disk. Each is synced by another thread while the next is written."""
-
-    def __init__(self, folder: str) -> None:
-        self.file_bytes = FILE_BYTES
-        self.writers = max(2, min(8, os.cpu_count() or 2))
-        self._folder = folder
-        os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
-        self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
-
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
-        path = os.path.join(self._folder, name)
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        try:
-            batch: list[Buffer] = []
-            size = 0
-            for buffer in buffers:
-                batch.append(buffer)
-                size += len(buffer)
-                if size >= _BATCH_BYTES or len(batch) >= _BATCH_BUFFERS:
-                    _write_all(descriptor, batch)
-                    batch, size = [], 0
-            _write_all(descriptor, batch)
-        except OSError as exc:
-            os.close(descriptor)
-            raise OSError(exc.errno, exc.strerror, path) from exc
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return self._syncing.submit(_sync_and_close, descriptor, path)
-
-    def close(self) -> None:
-        self._syncing.shutdown()
-
-
-class _RemoteSink:
-    """Objects of a store. Each is put together in memory: a store is asked again if it fails."""
-
-    def __init__(self, folder: StoreURI) -> None:
-        self.file_bytes = REMOTE_FILE_BYTES
-        self.writers = _REMOTE_WRITERS
-        self._objects = ObjectStore(folder, patient=True)
-
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
-        self._objects.write(name, b"".join(buffers))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def close(self) -> None:
-        return
-
-
-def _write_all(descriptor: int, batch: list[Buffer]) -> None:
-    """`writev`, again for what it did not take."""
-    while batch:
-        taken = os.writev(descriptor, batch)
-        while batch and taken >= len(batch[0]):
-            taken -= len(batch[0])
-            batch.pop(0)
-        if taken:
-            batch[0] = batch[0][taken:]
-
-
-def _sync_and_close(descriptor: int, path: str) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:
-        raise OSError(exc.errno, exc.strerror, path) from exc
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from service.catalog.engine import Catalog
 from service.catalog.models import AuditRow
@@ -20,6 +22,7 @@ def note_deletion(
     """Note what the store, or the job engine, has accepted.
 
     It has happened, whatever becomes of this note; so a failing database is logged, not raised.
+    What an operation does is noted once, however often the request that started it comes.
 
     Args:
         catalog: Where to.
@@ -27,7 +30,7 @@ def note_deletion(
         root: Name of the run's root.
         run: The run.
         actor: Who asked.
-        detail: What for.
+        detail: What for; `operation` is the id of an operation.
     """
     event = AuditRow(
         at=datetime.now(UTC),
@@ -39,6 +42,18 @@ def note_deletion(
     )
     try:
         with catalog.write() as session:
+            if "operation" in detail and _is_noted(session, event):
+                return
             session.add(event)
     except SQLAlchemyError:
         logger.exception("%s: %s is not in the audit trail", run.uri, action)
+
+
+def _is_noted(session: Session, event: AuditRow) -> bool:
+    same = select(AuditRow.id).where(
+        AuditRow.root == event.root,
+        AuditRow.run == event.run,
+        AuditRow.action == event.action,
+        AuditRow.detail["operation"].as_string() == event.detail["operation"],
+    )
+    return session.scalars(same.limit(1)).first() is not None

@@ -85,7 +85,7 @@ def read_annotations(run: Run, keys: Iterable[Key]) -> dict[Key, Annotation]:
 def _parse_annotation(data: bytes, path: object) -> Annotation:
     try:
         return Annotation.parse(data, path)
-    except UnsupportedFormatError as exc:
+    except (CorruptionError, UnsupportedFormatError) as exc:
         logger.warning("labels and metrics left out: %s", exc)
         return NO_ANNOTATION
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from service.jobs.context import JobContext, JobKind, Request, Result, step_request
-from storage.attempts import Attempt, begin_attempt, counting, release
+from storage.attempts import Attempt, counting
 from storage.errors import StepNotFoundError
 from storage.fork import abandon_fork, fork_run
+from storage.lease import begin_attempt, release
 from storage.run import Run, StepInfo, StepState
 from storage.uri import StoreURI, confine
 

@@ -12,7 +12,7 @@ import pytest
 from state.easydel_state import EasyDeLState
 from state.optimizers import make_optimizer
 from state.paths import named_leaves
-from storage import chunk_shape, value_files
+from storage import chunk_shape, value_sinks
 from storage.errors import StorageError
 from storage.step_files import holds_values
 from tests.faults import report
@@ -48,7 +48,7 @@ def stored(tmp_path_factory):
     """Saved with small chunks and small data files, so that a small state has several of each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunk_shape, "CHUNK_BYTES", CHUNK_BYTES)
-        patch.setattr(value_files, "FILE_BYTES", DATA_FILE_BYTES)
+        patch.setattr(value_sinks, "FILE_BYTES", DATA_FILE_BYTES)
         made = Stored(tmp_path_factory.mktemp("flips") / "run")
     values = [path for path in made.files if holds_values(made.name(path))]
     assert len(values) >= 8

@@ -16,7 +16,7 @@ import numpy as np
 from orbax.checkpoint._src.path import async_path
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
-from storage import orbax_save, processes, save_job, tree_handler, value_files
+from storage import orbax_save, processes, save_job, tree_handler, value_sinks
 from storage.checkpointer import Checkpointer
 from storage.errors import SaveError
 from storage.held_arrays import Transfers
@@ -39,7 +39,7 @@ MOMENTS: Mapping[str, Moment] = {
     "Orbax begins": Moment(orbax_save.ocp, "save_checkpointables_async"),
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),
-    "a value file is written": Moment(value_files, "_write_all", "after"),
+    "a value file is written": Moment(value_sinks, "_write_all", "after"),
     "the values are written": Moment(tree_handler, "_write_files"),
     "the item is written": Moment(tree_handler, "_write", "after"),
     "the parts are merged": Moment(tree_handler, "merge_databases"),

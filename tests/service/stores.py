@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from storage.annotations import Annotation
-from storage.attempts import Attempt, begin_attempt, release
+from storage.attempts import Attempt
 from storage.clock import rfc3339, utc_now
 from storage.layout import annotation_file, step_dir, trash_file
+from storage.lease import begin_attempt, release
 from storage.manifest import LeafRecord, Manifest, ModelInfo
 from storage.publish import publish_manifest
 from storage.records import canonical_json

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from service.schemas import Checkpoint, CheckpointState
-from storage.attempts import release
 from storage.layout import manifest_file
+from storage.lease import release
 from storage.run import StepState
 from tests.service.stores import (
     BYTES_PER_STEP,

@@ -5,9 +5,9 @@ from service.catalog.models import AuditRow
 from service.client import CairnClient
 from service.errors import ProblemResponseError
 from service.schemas import GRACE_SECONDS as GRACE_OF_THE_API
-from storage.attempts import begin_attempt, release
 from storage.clock import from_rfc3339, utc_now
 from storage.layout import manifest_file, trash_file
+from storage.lease import begin_attempt, release
 from storage.run import Run
 from storage.trash import GRACE_SECONDS, begin_removal, read_tombstones
 from tests.service.servers import serve

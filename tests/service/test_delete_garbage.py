@@ -5,8 +5,8 @@ import pytest
 from sqlalchemy import select
 
 from service.catalog.models import AuditRow
-from storage.attempts import release
 from storage.layout import manifest_file, step_dir
+from storage.lease import release
 from storage.run import Run
 from storage.trash import begin_removal, delete_step
 from tests.service.jobs import done, serving, watch

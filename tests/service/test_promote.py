@@ -160,6 +160,29 @@ def test_promotion_backs_out_of_a_step_that_is_deleted_meanwhile(http, run, monk
     assert [alias["step"] for alias in aliases] == ([] if before is None else [before])
 
 
+@pytest.mark.parametrize("when", ["before the way back", "after it"])
+def test_promotion_never_goes_back_to_a_step_that_is_deleted_too(http, run, monkeypatch, when):
+    headers = {"If-Match": promote(http, 3, CREATE).headers["etag"]}
+    move = type(run.aliases).move
+
+    def move_between_deletions(self, *args, step, **kwargs):
+        moved = None
+        if step == 9:
+            trash(run, 9)
+            moved = move(self, *args, step=step, **kwargs)
+        if step == 3 or when == "before the way back":
+            trash(run, 3)  # no alias names it, or none is seen to
+        return moved or move(self, *args, step=step, **kwargs)
+
+    monkeypatch.setattr(type(run.aliases), "move", move_between_deletions)
+    answer = promote(http, 9, headers)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:cairn:problem:step-changed")
+    assert run.aliases.get("production") is None
+    event = run.aliases.history("production")[0]
+    assert event.deleted
+    assert "was deleted while" in event.reason
+
+
 def test_of_racing_promotions_exactly_one_wins(http, run):
     promote(http, 3, CREATE)
     gate = threading.Barrier(8)

@@ -1,7 +1,7 @@
 import pytest
 
-from storage.attempts import release
 from storage.errors import StoreUnavailableError
+from storage.lease import release
 from storage.reader import CheckpointReader
 from storage.run import Run
 from tests.service.jobs import done, save_llama, serving, watch

@@ -5,9 +5,9 @@ from sqlalchemy import select
 
 from service.catalog.models import AuditRow
 from service.client import CairnClient
-from storage.attempts import release
 from storage.errors import StoreUnavailableError
 from storage.layout import annotation_file, trash_file
+from storage.lease import release
 from storage.retention import Decision
 from storage.run import Run
 from storage.trash import delete_step, read_tombstones
@@ -247,6 +247,8 @@ def test_request_is_the_same_operation_under_the_same_key(jobs, run):
     assert answer.json()["type"] == "urn:cairn:problem:idempotency-key-reused"
     watch(jobs, ids.pop())
     assert listed(run) == list(range(3, 11))
+    with jobs.app.state.catalog.read() as session:  # noted once, although it was asked for twice
+        assert len(session.scalars(select(AuditRow)).all()) == 1
 
 
 def test_application_is_in_the_audit_trail_and_a_plan_is_not(jobs, run):

@@ -25,6 +25,7 @@ from state.names import TaskType
 from state.optimizers import make_optimizer
 from state.paths import named_leaves
 from state.state_saving import SkippedSave
+from state.train_state import TrainState
 from storage.checkpointer import Checkpointer
 from storage.errors import (
     AliasNotFoundError,
@@ -34,6 +35,7 @@ from storage.errors import (
     StepExistsError,
     StepNotFoundError,
     TreeMismatchError,
+    UnsupportedFormatError,
 )
 from storage.run import Run
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
@@ -303,6 +305,22 @@ def test_a_step_is_saved_once_unless_overwritten(sgd_state, tmp_path):
     handle.wait()
     assert EasyDeLState.load_state(run, verbose=False).extras == {"n": 10}
     assert [info.step for info in Run.open(run).steps()] == [1]
+
+
+def test_compression_is_asked_for_and_every_state_has_it(sgd_state, tmp_path):
+    plain = TrainState.create(params={"w": jnp.zeros((256, 256))}, tx=optax.sgd(1e-2))
+    for name, state in (("easydel", sgd_state), ("plain", plain)):
+        state.save_state(
+            tmp_path / name, step=1, compression="zstd", extras={"n": 1}, verbose=False, wait=True
+        )
+        run = Run.open(tmp_path / name)
+        stored = {leaf.compression for leaf in run.manifest(run.step(1)).leaves if leaf.chunks}
+        assert stored == {"zstd"}
+        with pytest.raises(UnsupportedFormatError, match="unknown compression"):
+            state.save_state(tmp_path / name, step=2, compression="lz4", verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "easydel", verbose=False)
+    assert_bit_equal(loaded.graphstate, sgd_state.graphstate)
+    assert_bit_equal(TrainState.load_state(tmp_path / "plain", plain).params, plain.params)
 
 
 def test_enable_false_saves_nothing_and_says_so(sgd_state, tmp_path, capsys):

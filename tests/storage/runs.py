@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from storage.attempts import begin_attempt
 from storage.files import Files
 from storage.layout import manifest_file, step_dir
+from storage.lease import begin_attempt
 from storage.manifest import Manifest, ObjectRecord
 
 

@@ -13,7 +13,8 @@ from storage.held_arrays import HeldArray, HeldPart
 from storage.ocdbt import MANIFEST_FILE, leaf_node, manifest
 from storage.orbax_tree import array_name
 from storage.uri import parse_uri
-from storage.value_files import open_sink, write_value_files
+from storage.value_files import write_value_files
+from storage.value_sinks import open_sink
 
 
 def numbers(shape, dtype, seed=0):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from storage.attempts import begin_attempt, read_lease
 from storage.checkpointer import Checkpointer, default_writer_id
 from storage.errors import (
     FencedError,
@@ -21,6 +20,7 @@ from storage.errors import (
     UnsupportedLeafError,
 )
 from storage.layout import attempt_file
+from storage.lease import begin_attempt, read_lease
 from storage.manifest import ModelInfo
 from storage.objects import ObjectStore
 from storage.orbax_save import start_save

@@ -3,7 +3,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from storage.attempts import begin_attempt, list_attempts, read_lease
+from storage.attempts import list_attempts
 from storage.checkpointer import Checkpointer
 from storage.clock import utc_now
 from storage.errors import (
@@ -16,6 +16,7 @@ from storage.errors import (
 from storage.files import Files
 from storage.fork import abandon_fork, fork_run
 from storage.layout import annotation_file, asset_file
+from storage.lease import begin_attempt, read_lease
 from storage.manifest import ModelInfo
 from storage.reader import CheckpointReader
 from storage.run import Run

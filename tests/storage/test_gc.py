@@ -2,12 +2,13 @@ from datetime import timedelta
 
 import pytest
 
-from storage.attempts import LEASE_TTL_SECONDS, begin_attempt, ensure_newest, release, renew
+from storage.attempts import ensure_newest
 from storage.errors import FencedError, StepNotFoundError
 from storage.exports import ExportKey, ExportManifest, publish_export
 from storage.files import Files
 from storage.gc import DEAD_AFTER_SECONDS, collect_garbage, find_garbage
 from storage.layout import annotation_file, manifest_file
+from storage.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
 from storage.run import Run
 from storage.trash import delete_step, read_tombstones
 from tests.storage.runs import SetClock, begin, save, states, write_data
@@ -204,6 +205,24 @@ def test_exports_that_lost_or_whose_step_is_gone_go(run):
         )
     }
     assert gone.manifest.removeprefix("exports/") not in left
+
+
+def test_a_try_that_counts_by_the_time_it_would_go_stays(run):
+    attempt = begin(run, -1)
+    for step in (3, 6):
+        save(run, step, attempt)
+    key = export(run, 3, attempt, counts="b")
+    other = export(run, 6, attempt, counts="b")
+
+    def swap(garbage):
+        """Another process withdraws the export, and publishes the other try."""
+        assert garbage.step == 3
+        run.objects.delete(other.manifest)
+        export(run, 6, attempt, counts="a", tries=())
+
+    removed = collect_garbage(run, by="gc", progress=swap, clock=run._clock)
+    assert [one.name for one in removed] == [key.try_folder("a")]
+    assert f"{other.try_folder('a')}/config.json" in names(run)
 
 
 def test_garbage_is_told_with_its_bytes_and_why(run):

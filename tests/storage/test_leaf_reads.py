@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from storage import chunk_shape, value_files
+from storage import chunk_shape, value_sinks
 from storage.checkpointer import Checkpointer
 from storage.errors import CorruptionError
 from storage.leaf_reads import LeafReads
@@ -58,8 +58,8 @@ def small():
         patch.setattr(chunk_shape, "SHARD_BYTES", 1024)
         patch.setattr(chunk_shape, "CHUNK_BYTES", 256)
         patch.setattr(chunk_shape, "LEAST_CHUNK_BYTES", 16)
-        patch.setattr(value_files, "FILE_BYTES", 4096)
-        patch.setattr(value_files, "REMOTE_FILE_BYTES", 4096)
+        patch.setattr(value_sinks, "FILE_BYTES", 4096)
+        patch.setattr(value_sinks, "REMOTE_FILE_BYTES", 4096)
         yield
 
 

@@ -128,7 +128,7 @@ def files_open_below(folder):
 
 
 def test_an_item_of_more_files_than_may_be_open_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("storage.value_files.FILE_BYTES", 1)  # a file for each shard
+    monkeypatch.setattr("storage.value_sinks.FILE_BYTES", 1)  # a file for each shard
     item = Item(tmp_path, {"w": (numbers((64, 8), "float32"), (1, 8), (1, 8))})
     assert len(list(tmp_path.rglob("d/*"))) == 64
     old = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -465,3 +465,25 @@ def test_some_leaves_come_alone_and_the_others_are_not_read(step):
     assert not found
     with pytest.raises(TreeMismatchError, match="b/c: stored, not in the target"):
         restore_leaves(uri, "model", {"a": tree["a"]}, ["a"])
+
+
+def test_what_jax_may_move_in_the_target_it_may_move_in_what_is_restored(step):
+    """Else a counter that sits on the first device keeps a sharded state out of `jit`."""
+    tree = {
+        "w": put(floats(64, 8), "fsdp"),
+        "count": jnp.float32(3),
+        "key": jax.random.key(1),
+        "none": jnp.zeros((0, 2)),
+        "fixed": jax.device_put(floats(3), jax.devices()[1]),
+    }
+    uri = step(model=tree)
+    found = restore_item(uri, "model", tree)
+    assert_same(found, tree)
+    assert {name for name, leaf in found.items() if not leaf.committed} == {"count", "key", "none"}
+    assert found["fixed"].devices() == {jax.devices()[1]}
+    together = jax.jit(lambda tree: tree["w"] * tree["count"])(
+        {name: found[name] for name in ("w", "count")}
+    )
+    np.testing.assert_array_equal(np.asarray(together), np.asarray(tree["w"]) * 3)
+    described = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in tree.items()}
+    assert not any(leaf.committed for leaf in restore_item(uri, "model", described).values())

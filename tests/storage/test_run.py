@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from storage.attempts import begin_attempt, release
 from storage.errors import (
     AliasNotFoundError,
     CorruptionError,
@@ -17,6 +16,7 @@ from storage.errors import (
 )
 from storage.files import Files
 from storage.layout import RUN_FILE, manifest_file, step_dir, trash_file
+from storage.lease import begin_attempt, release
 from storage.run import Run, StepState, list_runs, resolve_checkpoint
 from storage.uri import CheckpointRef, parse_ref
 from tests.storage.runs import SetClock, begin, publish, save, states, write_data

@@ -8,9 +8,9 @@ import pytest
 
 from storage import checkpointer as checkpointer_module
 from storage import save_job
-from storage.attempts import noted_step
 from storage.checkpointer import Checkpointer
 from storage.errors import LeaseHeldError, SaveError
+from storage.lease import noted_step
 from storage.objects import ObjectStore
 from storage.restore import restore_item
 from storage.run import Run

@@ -15,7 +15,7 @@ import tensorstore as ts
 from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from storage import chunk_shape, held_arrays, value_files
+from storage import chunk_shape, held_arrays, value_sinks
 from storage.checkpointer import Checkpointer
 from storage.dtypes import dtype_named
 from storage.errors import UnsupportedFormatError
@@ -163,7 +163,7 @@ def test_plain_orbax_loads_many_shards_and_chunks(save_here, monkeypatch):
     for name, value in {"SHARD_BYTES": 2048, "CHUNK_BYTES": 256, "LEAST_CHUNK_BYTES": 64,
                         "SQUARE_ABOVE_BYTES": 4096}.items():  # fmt: skip
         monkeypatch.setattr(chunk_shape, name, value)
-    monkeypatch.setattr(value_files, "FILE_BYTES", 5000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 5000)
     held_arrays._layout.cache_clear()
     tree = {"w": put(floats(64, 48), "dp", None), "v": put(floats(48, 64), None, "fsdp")}
     step = save_here(model=tree)

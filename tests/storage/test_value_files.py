@@ -13,7 +13,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import item_files, value_files
+from storage import item_files, value_sinks
 from storage.chunk_digests import ChunkDigests
 from storage.content_sum import ContentSum
 from storage.digests import box_digest
@@ -22,7 +22,8 @@ from storage.errors import StoreFullError, translate
 from storage.four_bits import pack, packed_axis, unpack
 from storage.leaf_forms import STORED_DTYPES, LeafForm
 from storage.uri import parse_uri
-from storage.value_files import ShardToWrite, open_sink, shard_index, write_value_files
+from storage.value_files import ShardToWrite, shard_index, write_value_files
+from storage.value_sinks import open_sink
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
 
@@ -97,7 +98,7 @@ class Memory:
 
 
 def test_file_sizes_and_checksums_are_those_of_the_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 3000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 3000)
     arrays = {f"w{number}": held(numbers((8, 32), "float32", number), ((2, 32), (1, 32)))
               for number in range(12)}  # fmt: skip
     files = write(tmp_path, arrays)
@@ -118,7 +119,7 @@ def test_file_sizes_and_checksums_are_those_of_the_files(tmp_path, monkeypatch):
 
 
 def test_files_stay_below_the_limit_unless_one_value_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 2000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 2000)
     small = {f"s{number}": held(numbers((100,), "float32", number), ((50,), (50,)))
              for number in range(9)}  # fmt: skip
     large = numbers((1000,), "float32", 9)
@@ -145,16 +146,8 @@ def test_the_length_of_a_value_is_known_before_it_is_written(shape, chunk):
 @pytest.mark.parametrize("most", [1, 7, 1000])
 def test_what_a_disk_does_not_take_at_once_is_written_again(tmp_path, monkeypatch, most):
     array = numbers((8, 30), "float32")
-    writev = os.writev
-
-    def short(descriptor, buffers):
-        taken, left = [], most
-        for buffer in buffers:
-            taken.append(bytes(buffer)[:left])
-            left -= len(taken[-1])
-        return writev(descriptor, taken)
-
-    monkeypatch.setattr(os, "writev", short)
+    put = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: put(descriptor, data[:most]))
     (file,) = write(tmp_path, {"w": held(array, ((4, 30), (2, 30)))})
     assert_equal(read(tmp_path, "w"), array)
     content = (tmp_path / file.record.name).read_bytes()
@@ -176,7 +169,7 @@ def _small_files():
 
 @pytest.mark.usefixtures("_small_files")
 def test_a_full_disk_is_an_error_and_leaves_no_thread_and_no_open_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 256 << 10)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 256 << 10)
     before, opened = threading.enumerate(), len(os.listdir("/proc/self/fd"))
     arrays = {f"w{number}": held(numbers((1 << 15,), "float32"), ((1 << 15,), (1 << 12,)))
               for number in range(16)}  # fmt: skip
@@ -188,7 +181,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_thread_and_no_open_file(tmp_path,
 
 
 def test_a_disk_that_fails_to_sync_is_an_error_that_no_file_hides(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 1000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
     calls = []
 
     def failing(descriptor):
@@ -206,7 +199,7 @@ def test_a_disk_that_fails_to_sync_is_an_error_that_no_file_hides(tmp_path, monk
 
 
 def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 1000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
     synced = set()
     fsync = os.fsync
 
@@ -224,7 +217,7 @@ def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
 
 
 def test_a_write_that_is_told_to_stop_writes_no_more_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_files, "FILE_BYTES", 1000)
+    monkeypatch.setattr(value_sinks, "FILE_BYTES", 1000)
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
     sink = open_sink(parse_uri(tmp_path))
@@ -240,7 +233,7 @@ def test_nothing_to_write_is_no_file(tmp_path):
 
 
 def test_objects_of_a_store_are_written_whole(gcs, monkeypatch):
-    monkeypatch.setattr(value_files, "REMOTE_FILE_BYTES", 4000)
+    monkeypatch.setattr(value_sinks, "REMOTE_FILE_BYTES", 4000)
     folder = parse_uri(gcs.bucket_uri) / "item"
     arrays = {f"w{number}": held(numbers((16, 30), "bfloat16", number), ((8, 30), (2, 30)))
               for number in range(9)}  # fmt: skip

@@ -12,7 +12,7 @@ from storage.checkpointer import Checkpointer
 from storage.chunk_digests import FILE_PREFIX, ChunkDigests, DigestedBox
 from storage.digests import chunk_digests, digest_text
 from storage.errors import CorruptionError, StepNotFoundError, StorageError
-from storage.file_checksums import BUFFER_BYTES, checksum_files, read_files
+from storage.file_checksums import BUFFER_BYTES, read_files
 from storage.files import Files
 from storage.layout import manifest_file
 from storage.manifest import LeafRecord, Manifest
@@ -356,13 +356,14 @@ def test_checksums_of_many_and_of_large_files(root_uri):
             stream.write(content)
     expected = {name: crc32c_text(data) for name, data in contents.items()}
     for threads in (None, 1, 3):
-        assert checksum_files(root_uri, contents, threads=threads) == expected
-    assert [(found.name, found.size) for found in read_files(root_uri, contents)] == [
-        (name, len(data)) for name, data in contents.items()
-    ]
+        found = list(read_files(root_uri, contents, threads=threads))
+        assert {one.name: one.crc32c for one in found} == expected
+        assert [(one.name, one.size) for one in found] == [
+            (name, len(data)) for name, data in contents.items()
+        ]
     assert {record.name: record.crc32c for record in list_objects(root_uri)} == expected
     with pytest.raises(StorageError, match="folder/none"):
-        checksum_files(root_uri, [*contents, "folder/none"])
+        list(read_files(root_uri, [*contents, "folder/none"]))
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
@@ -371,7 +372,7 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
             stream.truncate(100 * BUFFER_BYTES)
     tracemalloc.start()
     try:
-        checksum_files(parse_uri(tmp_path), ["a", "b", "c"], threads=3)
+        list(read_files(parse_uri(tmp_path), ["a", "b", "c"], threads=3))
         assert tracemalloc.get_traced_memory()[1] < 5 * BUFFER_BYTES
     finally:
         tracemalloc.stop()
