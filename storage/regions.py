@@ -111,9 +111,9 @@ def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndar
 def _memory(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Bytes that nobody has touched yet.
 
-    From 4 MiB on NumPy asks the kernel for large pages. Where memory is fragmented, as a page cache
-    leaves it, the kernel then moves other pages about at each first touch, which takes three times
-    as long as reading the data (see ADR 0011). Ordinary pages are asked for instead.
+    From 4 MiB on NumPy asks the kernel for large pages. Where they have first to be found, or had
+    from a virtual machine's host, their first touch takes three times as long as reading the data
+    (see ADR 0011). Ordinary pages are asked for instead.
     """
     if size < _NUMPY_LARGE_BYTES:
         return np.empty(size, np.uint8)

@@ -125,7 +125,8 @@ def test_record_of_an_impossible_moment_does_not_hide_the_other_runs(http, root,
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
         run.aliases.move("best", step=1, attempt=1, expect=None)
-        record = json.loads((root / name / file).read_text())
+        record = json.loads((root / name / file).read_text()) | {"version": 1}
+        del record["checksum"]  # as the first version has none
         for field in {"created", "at"} & record.keys():
             record[field] = moment
         (root / name / file).write_text(json.dumps(record))
@@ -134,6 +135,21 @@ def test_record_of_an_impossible_moment_does_not_hide_the_other_runs(http, root,
         answer = http.get(f"/v1/roots/default/runs/{name}")
         assert answer.status_code == 422
         assert answer.json()["type"] == "urn:cairn:problem:unsupported-format"
+
+
+def test_damaged_record_does_not_hide_the_other_runs(http, root):
+    make_run(root / "good", [1])
+    for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
+        run = make_run(root / name, [1])
+        run.aliases.move("best", step=1, attempt=1, expect=None)
+        stored = (root / name / file).read_bytes()
+        (root / name / file).write_bytes(stored.replace(b'"version":2', b'"version": 2'))
+    assert ("default", "good") in names(http.get("/v1/runs"))
+    for name in ("one", "two"):
+        answer = http.get(f"/v1/roots/default/runs/{name}")
+        assert answer.status_code == 500
+        assert answer.json()["type"] == "urn:cairn:problem:corrupt"
+        assert "is not what was written" in answer.json()["detail"]
 
 
 def test_root_without_folder_is_empty(tmp_path):
