@@ -8,6 +8,7 @@ the clock starts, which favours them.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ from benchmarks import storage_places as places
 from benchmarks import storage_workload as workload
 
 OURS = "cairn"
+HELD_SECONDS = 3.0
+"""About as long as a save takes."""
+
 RUN = "run"
 
 
@@ -245,8 +249,33 @@ class Raw(Contender):
         return lambda: None
 
 
+class HeldViews(Contender):
+    """No save at all: the host's views of the arrays are held for a while. A floor for donation."""
+
+    label = "views held, nothing written"
+    takes_host_arrays = False
+
+    @override
+    def save(self, step: int, state: Any) -> Callable[[], None]:
+        import jax
+        import numpy as np
+
+        views = [
+            np.asarray(shard.data)
+            for leaf in jax.tree.leaves(state)
+            for shard in leaf.addressable_shards
+        ]
+
+        def held() -> None:
+            time.sleep(HELD_SECONDS)
+            views.clear()
+
+        return held
+
+
 CONTENDERS: Mapping[str, type[Contender]] = {
     "raw": Raw,
+    "views": HeldViews,
     OURS: Cairn,
     "orbax": OrbaxDefault,
     "orbax_tuned": OrbaxTuned,

@@ -47,6 +47,15 @@ _free_buffers: "queue.SimpleQueue[memoryview]" = queue.SimpleQueue()
 """Kept from save to save, as many as were once needed at a time."""
 
 
+def _forget_buffers() -> None:
+    """A child that was forked does not have them."""
+    global _free_buffers
+    _free_buffers = queue.SimpleQueue()
+
+
+os.register_at_fork(after_in_child=_forget_buffers)
+
+
 class ValueSink(Protocol):
     """Where value files go.
 

@@ -185,8 +185,16 @@ class _StepCheck:
                 self.problems.append(f"asset {asset.name}: {_text(exc)}")
 
     def leaves(self) -> None:
-        """Read the leaves if files of values are damaged, or have no checksum in the manifest."""
+        """Read the leaves if files of values are damaged, or have no checksum in the manifest.
+
+        Not if a file that leads to them is damaged: no parser gets what is known not to be ours.
+        """
         values = [record for record in self._manifest.objects if holds_values(record.name)]
+        if any(
+            record.name not in self._sound and not holds_values(record.name)
+            for record in self._manifest.objects
+        ):
+            return
         stored = any(leaf.chunks is not None for leaf in self._manifest.leaves)
         checked = all(record.name in self._sound and record.crc32c for record in values)
         if checked and (values or not stored):

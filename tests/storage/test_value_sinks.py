@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import multiprocessing
 import os
+import queue
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ DIRECT = value_sinks._O_DIRECT
 @pytest.fixture(autouse=True)
 def _small_memory(monkeypatch):
     monkeypatch.setattr(value_sinks, "_BUFFER_BYTES", MEMORY)
+    monkeypatch.setattr(value_sinks, "_free_buffers", queue.SimpleQueue())
 
 
 @pytest.fixture
@@ -122,3 +125,16 @@ def test_a_file_that_exists_is_not_written_over(tmp_path):
     with pytest.raises(FileExistsError):
         written(tmp_path, b"second")
     assert (tmp_path / "d" / "file").read_bytes() == b"first"
+
+
+def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
+    """The parent's is not in it."""
+    content = numbers(3 * MEMORY + 5)
+    assert written(tmp_path / "parent", content) == content
+    child = multiprocessing.get_context("fork").Process(
+        target=written, args=(tmp_path / "child", content)
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (tmp_path / "child" / "d" / "file").read_bytes() == content
