@@ -165,20 +165,12 @@ def _forget_durable_above(objects: ObjectStore, attempt: Attempt) -> None:
 
 
 def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
-    for _ in range(_CAS_TRIES):
-        found = objects.read(LEASE_FILE)
-        if found is None:
-            return
-        lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
-        if (lease.writer, lease.attempt) != (attempt.writer, attempt.number):
-            return
-        noted = lease.model_copy(update={"durable": durable})
-        try:
-            objects.write_if(LEASE_FILE, noted.to_bytes(), generation=found.generation)
-            return
-        except PreconditionFailedError:
-            continue
-    raise _contended(objects)
+    def noted(held: Lease | None) -> Lease | None:
+        if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
+            return None
+        return held.model_copy(update={"durable": durable})
+
+    _change(objects, noted)
 
 
 def renew(
@@ -193,26 +185,15 @@ def renew(
     Raises:
         FencedError: the lease was taken for a later attempt, or by another writer.
     """
-    for _ in range(_CAS_TRIES):
-        found = objects.read(LEASE_FILE)
-        held = None
-        if found is None:
+
+    def renewed(held: Lease | None) -> Lease:
+        if held is None:
             ensure_newest(objects, attempt)
         else:
-            held = Lease.parse(found.value, objects.uri / LEASE_FILE)
             _ensure_own(objects, attempt, held)
-        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
-        try:
-            objects.write_if(
-                LEASE_FILE,
-                lease.to_bytes(),
-                generation=found.generation if found else None,
-                same_is_success=True,
-            )
-            return
-        except PreconditionFailedError:
-            continue
-    raise _contended(objects)
+        return _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
+
+    _change(objects, renewed)
 
 
 def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
@@ -264,27 +245,45 @@ def _take_lease(
     before: Attempt | None,
 ) -> int:
     """Take the lease for `attempt`, or for the later one it names: it never goes back."""
-    writer, number = attempt.writer, attempt.number
+    writer = attempt.writer
+
+    def taken(held: Lease | None) -> Lease:
+        if held is None:
+            return _lease(writer, attempt.number, attempt.instance, clock, ttl, held)
+        if held.writer != writer and held.is_alive(clock()):
+            raise LeaseHeldError(
+                "another writer holds the run",
+                path=objects.uri,
+                expected=f"no writer, or {writer}",
+                found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
+                f"plus {CLOCK_MARGIN_SECONDS:g} s",
+                next_step="Stop that writer or wait; a restart of the same job must use the "
+                "same writer id (CAIRN_WRITER_ID).",
+                holder=held.writer,
+            )
+        if before is not None and not held.released and held.instance != attempt.instance:
+            raise _replaced(objects, before, held)
+        number = max(attempt.number, held.attempt)
+        return _lease(writer, number, attempt.instance, clock, ttl, held)
+
+    lease = _change(objects, taken)
+    assert lease is not None
+    return lease.attempt
+
+
+def _change(objects: ObjectStore, decide: Callable[[Lease | None], Lease | None]) -> Lease | None:
+    """Write what `decide` makes of the lease as it is now, by compare-and-swap; what was written.
+
+    Args:
+        objects: the run's objects.
+        decide: asked again if somebody was faster; None leaves the lease as it is.
+    """
     for _ in range(_CAS_TRIES):
         found = objects.read(LEASE_FILE)
-        held = None
-        if found is not None:
-            held = Lease.parse(found.value, objects.uri / LEASE_FILE)
-            if held.writer != writer and held.is_alive(clock()):
-                raise LeaseHeldError(
-                    "another writer holds the run",
-                    path=objects.uri,
-                    expected=f"no writer, or {writer}",
-                    found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
-                    f"plus {CLOCK_MARGIN_SECONDS:g} s",
-                    next_step="Stop that writer or wait; a restart of the same job must use the "
-                    "same writer id (CAIRN_WRITER_ID).",
-                    holder=held.writer,
-                )
-            if before is not None and not held.released and held.instance != attempt.instance:
-                raise _replaced(objects, before, held)
-            number = max(number, held.attempt)
-        lease = _lease(writer, number, attempt.instance, clock, ttl, held)
+        held = None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+        lease = decide(held)
+        if lease is None:
+            return None
         try:
             objects.write_if(
                 LEASE_FILE,
@@ -292,7 +291,7 @@ def _take_lease(
                 generation=found.generation if found else None,
                 same_is_success=True,
             )
-            return number
+            return lease
         except PreconditionFailedError:
             continue
     raise _contended(objects)

@@ -35,6 +35,7 @@ _BUFFER_BYTES: Final = 4 << 20
 _ALIGNMENT: Final = 4096
 """What is written past the page cache begins and ends at multiples of this, as is its memory."""
 
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 _LARGE_PAGE: Final = 2 << 20
 
 _CACHED_BYTES: Final = 256 << 10
@@ -187,9 +188,6 @@ def _write(descriptor: int, data: memoryview) -> None:
             _set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
             continue
         data = data[taken:]
-
-
-_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
 
 
 def _set_direct(descriptor: int, *, wanted: bool) -> None:
