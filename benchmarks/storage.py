@@ -10,9 +10,9 @@ contenders get the same state (`storage_workload.py`), and each save is deleted 
         [--store file|gcs] [--folder FOLDER] [--output results.json]
 
 Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
-`--store gcs` a server of the GCS protocol runs beside the benchmark, as a process of its own, and
-contenders that write to no bucket are left out. Fails (exit 1) if a measurement failed; the rows
-that need it are left out.
+`--store gcs` a server of the GCS protocol runs beside the benchmark, as a process of its own;
+contenders that write to no bucket are left out, and there are no budgets, which are for a disk.
+Fails (exit 1) if a measurement failed; the rows that need it are left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchmarks import storage_places as places
 from benchmarks import storage_plot
 from benchmarks import storage_workload as workload
 from benchmarks.storage_contenders import CONTENDERS
-from benchmarks.storage_rows import Measurement, Row, all_rows
+from benchmarks.storage_rows import Measurement, Row, all_rows, is_peers
 from examples.demo.servers import store as serving
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -253,16 +253,16 @@ def environment_of(store: str, megabytes: float, runs: int, seconds: float) -> d
 def print_table(results: list[dict[str, Any]]) -> None:
     table = Table("row", "measured", "reference", "ratio", "budget", "")
     for row in results:
-        own, budget = row["budget"] is not None, row["budget"]
+        budget = row["budget"]
         unit = "seconds" if "seconds" in row["reference"] else "bytes"
         table.add_row(
             row["row"],
             amount(row[unit], unit),
             f"{amount(row['reference'][unit], unit)}  {row['reference']['name']}",
             f"{row['ratio']:.3f}",
-            f"{budget:g}" if own else "",
-            ("over" if row["ratio"] > budget else "ok") if own else "",
-            style=None if own else "dim",
+            "" if budget is None else f"{budget:g}",
+            "" if budget is None else "over" if row["ratio"] > budget else "ok",
+            style="dim" if is_peers(row["row"]) else None,
         )
     Console(width=max(Console().width, TABLE_WIDTH)).print(table)
 

@@ -158,12 +158,12 @@ def verify(place: str, step: int) -> Measured:
 
 
 def save_adapters(place: str, megabytes: float) -> Measured:
-    """What the second save of a state with a frozen base adds to the store."""
+    """What the second save of a state with a frozen base writes, or sends to a store."""
     contender = _contender(OURS, place)
     shapes = workload.lora_shapes(megabytes)
     state, step = workload.device_state(shapes), workload.compiled_step()
     contender.save(1, state)()
-    before = places.size(place)
+    before = places.sent(place)
     state = workload.train(step, state, "lora")
     os.sync()
     began = time.perf_counter()
@@ -173,7 +173,7 @@ def save_adapters(place: str, megabytes: float) -> Measured:
     trained = {"lora": shapes["model"]["lora"], "optimizer": shapes["optimizer"]}
     return {
         "seconds": seconds,
-        "added": places.size(place) - before,
+        "added": places.sent(place) - before,
         "trained": workload.nbytes(trained),
         "base": workload.nbytes(shapes["model"]["base"]),
     }

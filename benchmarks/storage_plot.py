@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
+from benchmarks.storage_rows import is_peers
+
 WIDTH, LEFT, RIGHT = 1180, 400, 330
 LINE, GAP, TOP = 20, 14, 56
 MOST = 3.0
@@ -59,13 +61,14 @@ def drawing(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _bar(row: dict[str, Any], y: int) -> Iterator[str]:
     ratio, budget = row["ratio"], row["budget"]
-    own = budget is not None
-    color = PEER if not own else WITHIN if ratio <= budget else OVER
+    own = not is_peers(row["row"])
+    over = budget is not None and ratio > budget
+    color = PEER if not own else OVER if over else WITHIN
     end = _across(ratio)
     yield _text(LEFT - 8, y + 13, row["row"], INK if own else PALE, anchor="end")
     yield f'<rect x="{LEFT}" y="{y + 3}" width="{end - LEFT:.1f}" height="13" fill="{color}"/>'
     note = f"{ratio:.2f}{' →' if ratio > MOST else ''}"
-    if own:
+    if budget is not None:
         yield _line(_across(budget), y, _across(budget), y + 19, INK, "2")
     yield _text(end + 6, y + 13, note, INK if own else PALE)
     if own:
@@ -74,7 +77,7 @@ def _bar(row: dict[str, Any], y: int) -> Iterator[str]:
 
 def _opens_group(row: dict[str, Any]) -> bool:
     """Ours come first in their group."""
-    return row["budget"] is not None
+    return not is_peers(row["row"])
 
 
 def _across(ratio: float) -> float:

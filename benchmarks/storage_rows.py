@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import storage_workload as workload
@@ -55,7 +55,7 @@ class Row:
 
     Attributes:
         name: of the row; a peer's ends with its label.
-        budget: the most that the ratio may be; None for peers.
+        budget: the most that the ratio may be; None for peers, and in a bucket.
         value: what is measured.
         reference: what it is divided by.
         reference_name: what the results call it.
@@ -101,7 +101,15 @@ class Row:
 
 
 def all_rows(store: str) -> list[Row]:
-    """Every row for a store, "file" or "gcs": ours, each followed by its peers'."""
+    """Every row for a store, "file" or "gcs": ours, each followed by its peers'.
+
+    Budgets are for a local disk. A server that shares the machine with the benchmark is no measure.
+    """
+    rows = _rows(store)
+    return rows if store == "file" else [replace(row, budget=None) for row in rows]
+
+
+def _rows(store: str) -> list[Row]:
     kinds = {key: kind for key, kind in CONTENDERS.items() if store == "file" or kind.buckets}
     savers = [key for key in kinds if key not in ("raw", "views")]
     asynchronous = [key for key in kinds if kinds[key].asynchronous]
@@ -155,6 +163,11 @@ def all_rows(store: str) -> list[Row]:
             _of("save_adapters", "seconds"),
         ),
     ]  # fmt: skip
+
+
+def is_peers(name: str) -> bool:
+    """Is the row of this name about somebody else."""
+    return any(name.endswith(f", {kind.label}") for key, kind in CONTENDERS.items() if key != OURS)
 
 
 def names(store: str) -> list[str]:

@@ -21,6 +21,7 @@ from storage.errors import (
     translate,
 )
 from storage.records import canonical_json, load_json
+from storage.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from storage.uri import StoreURI, check_segment, parse_uri
 
 __all__ = [
@@ -44,7 +45,6 @@ _SILENCE = {
 }
 _READS_AT_ONCE = 64
 _PARSED_KEPT = 100_000
-_HIDDEN_SUFFIXES = (".__lock",)
 
 
 T = TypeVar("T")
@@ -184,8 +184,20 @@ class ObjectStore:
         Raises:
             StoreFullError: no space or quota left.
         """
-        stamp = self._wait(self._kv.write(self._checked(key), value), key)
-        return bytes(stamp.generation)
+        if self.uri.scheme == "file":
+            return bytes(self._write_file(key, value, None).generation)
+        return self.start_write(key, value)()
+
+    def start_write(self, key: str, value: bytes) -> Callable[[], bytes]:
+        """Begin to `write`; returns what waits for it. `value` is copied before this returns.
+
+        Not for files, of which a writer may have been killed.
+
+        Raises:
+            StoreFullError: from the call that waits: no space or quota left.
+        """
+        future = self._kv.write(self._checked(key), value)
+        return lambda: bytes(self._wait(future, key).generation)
 
     def write_if(
         self,
@@ -218,10 +230,33 @@ class ObjectStore:
             condition = result.stamp.generation
         else:
             condition = generation
-        stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+        if self.uri.scheme == "file":
+            stamp = self._write_file(key, value, condition)
+        else:
+            stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
         if stamp.generation:
             return bytes(stamp.generation)
         return self._lost(key, value, generation, self.read(key), same_is_success)
+
+    def _write_file(self, key: str, value: bytes, condition: bytes | None) -> Any:
+        """Write a file whatever a writer that was killed has left beside it.
+
+        It is looked for before. Should one be killed between this look and our write, what was
+        written is seen to have an end that is not ours, and is written again.
+        """
+        path = os.path.join(self.uri.local_path, self._checked(key))
+        while True:
+            try:
+                remove_stale_lock(path)
+            except OSError as exc:
+                raise translate(exc, path=f"{self.uri}/{key}") from exc
+            stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+            if not stamp.generation:
+                return stamp
+            found = self.read(key)
+            if found is None or found.generation != stamp.generation or found.value == value:
+                return stamp
+            condition = stamp.generation
 
     def _lost(
         self,
@@ -271,7 +306,7 @@ class ObjectStore:
             return self._listed(prefix)
         found = self._wait(self._kv.list(_range(prefix)), prefix)
         names = (key.decode("utf-8", "surrogateescape") for key in found)
-        return sorted(name for name in names if not name.endswith(_HIDDEN_SUFFIXES))
+        return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
     def _listed(self, prefix: str) -> builtins.list[str]:
         """As `list`, past TensorStore: it takes a listing that GCS refuses for one that ends."""

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 import queue
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -21,8 +21,8 @@ __all__ = ["FILE_BYTES", "REMOTE_FILE_BYTES", "Buffer", "ValueSink", "open_sink"
 FILE_BYTES: Final = 64 << 20
 """A value file on a disk is closed once it would grow beyond this."""
 
-REMOTE_FILE_BYTES: Final = 32 << 20
-"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time, twice each."""
+REMOTE_FILE_BYTES: Final = 16 << 20
+"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
 
 DIRECT_IO: Final = "CAIRN_DIRECT_IO"
 """Environment variable; "0" has files written through the page cache."""
@@ -122,21 +122,31 @@ class _LocalSink:
 
 
 class _RemoteSink:
-    """Objects of a store. Each is put together in memory: a store is asked again if it fails."""
+    """Objects of a store. Each is put together in memory: a store is asked again if it fails.
+
+    One thread hands all of them over, which takes three copies of an object for a moment: else each
+    writer would hold three, and its own part of the heap would keep them. What is in memory is then
+    the objects that are on their way, and three.
+    """
 
     def __init__(self, folder: StoreURI) -> None:
         self.file_bytes = REMOTE_FILE_BYTES
         self.writers = _REMOTE_WRITERS
         self._objects = ObjectStore(folder, patient=True)
+        self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
 
     def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
-        self._objects.write(name, b"".join(buffers))
+        wait = self._handing_over.submit(self._hand_over, name, list(buffers)).result()
+        wait()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
+    def _hand_over(self, name: str, buffers: list[Buffer]) -> Callable[[], bytes]:
+        return self._objects.start_write(name, b"".join(buffers))
+
     def close(self) -> None:
-        return
+        self._handing_over.shutdown()
 
 
 def _aligned_memory() -> memoryview:

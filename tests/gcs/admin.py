@@ -1,6 +1,6 @@
 """Endpoints that GCS does not have: faults and quotas of a double in another process.
 
-GET    /_double                what is in force, and what has been served
+GET    /_double                what is in force, and how many bytes came in
 POST   /_double/faults         {"kind": "status", "status": 503, "operation": "upload", ...}
 DELETE /_double/faults         all of them, and the quotas
 DELETE /_double/faults/<id>    one
@@ -33,6 +33,7 @@ def show(service: Service, _request: Request) -> Response:
     return Response.json(
         {
             "faults": [fault.to_json() for fault in service.faults.all()],
+            "received_bytes": service.received_bytes,
             "used_bytes": {bucket.name: bucket.used_bytes for bucket in service.store.buckets()},
         }
     )

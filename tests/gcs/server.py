@@ -119,6 +119,8 @@ class GcsServer:
     def served(self, line: Served) -> None:
         """Adds to the request log."""
         self.requests.append(line)
+        with self._lock:
+            self.service.received_bytes += line.received
 
     def failed(self, trace: str) -> None:
         """Remembers an error of the double itself."""

@@ -17,11 +17,16 @@ MAX_NAME_BYTES = 1024
 
 @dataclass
 class Service:
-    """The double without its HTTP."""
+    """The double without its HTTP.
+
+    Attributes:
+        received_bytes: of the bodies of all requests so far.
+    """
 
     store: Store
     faults: Faults
     sessions: Sessions = field(default_factory=Sessions)
+    received_bytes: int = 0
 
 
 def checked_name(name: object) -> str:

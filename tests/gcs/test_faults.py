@@ -182,6 +182,17 @@ def test_faults_and_quota_are_ordered_over_http(gcs, plain):
     assert plain.put("key", b"value")[0] == 200
 
 
+def test_received_bytes_count_what_was_sent_and_not_what_was_copied(gcs, plain):
+    def received():
+        return json.loads(plain.ask("GET", "/_double")[1])["received_bytes"]
+
+    before = received()
+    plain.put("key", bytes(1000))
+    copied = f"/storage/v1/b/{gcs.bucket}/o/key/copyTo/b/{gcs.bucket}/o/copy"
+    assert plain.ask("POST", copied)[0] == 200
+    assert received() - before == 1000
+
+
 @pytest.mark.parametrize("order", [{"kind": "flood"}, {"kind": "slow", "colour": "red"}, {}])
 def test_order_that_makes_no_sense_is_refused(plain, order):
     status, body = plain.ask("POST", "/_double/faults", json.dumps(order).encode())

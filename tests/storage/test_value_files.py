@@ -2,6 +2,8 @@
 
 import os
 import resource
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -249,6 +251,47 @@ def test_objects_of_a_store_are_written_whole(gcs, monkeypatch):
         )
     for path, array in arrays.items():
         assert_equal(read(folder, path), array.parts[0].values)
+
+
+WRITE_AND_MEASURE = """
+import sys
+import numpy as np
+from benchmarks.storage_memory import PeakMemory
+from storage.uri import parse_uri
+from storage.value_files import ShardToWrite, write_value_files
+from storage.value_sinks import open_sink
+
+megabyte = np.ones(1 << 18, np.float32)
+sink = open_sink(parse_uri(sys.argv[1]))
+
+def write(shards):
+    write_value_files(
+        sink,
+        [
+            ShardToWrite(b"%d" % number, "w", megabyte, (number * megabyte.size,), megabyte.shape)
+            for number in range(shards)
+        ],
+    )
+
+write(4)
+memory = PeakMemory()
+write(int(sys.argv[2]))
+print(memory.extra >> 20)
+sink.close()
+"""
+
+
+def test_memory_of_an_upload_holds_what_is_on_its_way_and_no_more(gcs):
+    uri = f"{gcs.bucket_uri}/item"
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_AND_MEASURE, uri, "768"],
+        env={**os.environ, **gcs.env, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    on_its_way = 8 * value_sinks.REMOTE_FILE_BYTES >> 20
+    assert int(done.stdout) < 2 * on_its_way
 
 
 def test_a_store_that_refuses_is_an_error_and_leaves_no_thread(gcs):

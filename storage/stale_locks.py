@@ -1,0 +1,62 @@
+"""Removes what a writer that was killed may leave beside a file: TensorStore's lock file.
+
+TensorStore writes the file `name` as `name.__lock`, on which it holds a lock, and renames that. If
+it is killed in between, the lock file stays; the next writer takes it over without cutting it off,
+so that the end of a longer value becomes the end of its own. Imports no TensorStore.
+
+Source: tensorstore 0.1.86, `internal/os/file_lock.cc`, and files written by it.
+"""
+
+import contextlib
+import fcntl
+import os
+import threading
+from typing import Final
+
+__all__ = ["LOCK_SUFFIX", "remove_stale_lock"]
+
+LOCK_SUFFIX: Final = ".__lock"
+
+_one_at_a_time = threading.Lock()
+"""Threads of a process do not keep each other out by `lockf`. A fork waits, too."""
+
+os.register_at_fork(
+    before=_one_at_a_time.acquire,
+    after_in_parent=_one_at_a_time.release,
+    after_in_child=_one_at_a_time.release,
+)
+
+
+def remove_stale_lock(path: str) -> None:
+    """Remove the lock file of the file `path`, if no living process holds it.
+
+    Raises:
+        OSError: the folder can't be written.
+    """
+    name = path + LOCK_SUFFIX
+    with _one_at_a_time:
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            if _is_locked_by_us(descriptor) and _is_called(descriptor, name):
+                os.unlink(name)
+        finally:
+            os.close(descriptor)
+
+
+def _is_locked_by_us(descriptor: int) -> bool:
+    """Take both kinds of locks: TensorStore takes one or the other, by platform."""
+    with contextlib.suppress(OSError):  # held by a writer, or there are no locks here
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _is_called(descriptor: int, name: str) -> bool:
+    """Whether it is still the lock file, and was not renamed by the writer that held it."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), os.lstat(name))
+    return False
