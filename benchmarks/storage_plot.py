@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks.storage_rows import is_peers
 
-WIDTH, LEFT, RIGHT = 1180, 400, 330
+WIDTH, LEFT, RIGHT = 1220, 440, 330
 LINE, GAP, TOP = 20, 14, 56
 MOST = 3.0
 """Ratios above this are cut off; their number is written beside the bar."""
