@@ -50,7 +50,7 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q $(TESTS)
 
-faults: $(DEV_STAMP)  ## inject faults by the hundred (20 minutes); the counts land in benchmarks/results/faults.json
+faults: $(DEV_STAMP)  ## inject faults by the hundred (a quarter of an hour); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
 
 check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
