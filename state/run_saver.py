@@ -70,8 +70,11 @@ class RunSaver:
     number. So a signal is answered up to `agree_every` steps late, and a metric counts at those
     steps alone, with the value that process 0 has.
 
+    It takes the run when it is made: a second job is refused before it trains, not at its first
+    save, and no save waits for that.
+
     Args:
-        run_uri: the run's folder; the run is created by the first save.
+        run_uri: the run's folder, created if there is none.
         policy: when to save.
         keep: which steps to keep; the others are deleted after each durable save, in the
             background. By default all stay.
@@ -84,6 +87,7 @@ class RunSaver:
         PolicyError: the policy listens for signals, and this is not the main thread.
         ArgumentError: an option that `step` takes itself, or `agree_every` below 1.
         InvalidURIError: `run_uri` is malformed.
+        LeaseHeldError: another writer holds the run.
         StorageError: with `policy.best`: the metrics of the run's steps can't be read.
     """
 
@@ -114,6 +118,12 @@ class RunSaver:
         self._abandoned = False
         self._closed = False
         self._preemption = Preemption() if policy.on_preemption else None
+        try:
+            Checkpointer.for_run(self.uri).begin()
+        except BaseException:
+            if self._preemption is not None:
+                self._preemption.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -351,7 +361,7 @@ class RunSaver:
                 self._save_if_preempted()
             if self._begun is not None:
                 self._begun.join()
-            if self._last is not None and not self._abandoned:
+            if not self._abandoned:
                 Checkpointer.for_run(self.uri).close()
         finally:
             self._closed = True

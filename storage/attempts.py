@@ -143,18 +143,18 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 def free_number(objects: ObjectStore) -> int:
     """The number of the next attempt, if nobody else takes it."""
-    return max(_newest_number(objects), _last_folder(objects)) + 1
+    if objects.uri.scheme == "memory":  # holds no checkpoints
+        return _newest_number(objects) + 1
+    # Of folders too: one that was put there by hand must not be written into.
+    entries = Files.open(objects.uri).list(ATTEMPTS)
+    names = (f"{ATTEMPTS}{one.name}{'.json' if one.is_dir else ''}" for one in entries)
+    return _highest(names) + 1
 
 
 def _newest_number(objects: ObjectStore) -> int:
-    numbers = (parse_attempt_file(name) for name in objects.children(ATTEMPTS))
-    return max((number for number in numbers if number is not None), default=0)
+    return _highest(objects.children(ATTEMPTS))
 
 
-def _last_folder(objects: ObjectStore) -> int:
-    """The highest number of a folder: one that was put there by hand must not be written into."""
-    if objects.uri.scheme == "memory":  # holds no checkpoints
-        return 0
-    entries = Files.open(objects.uri).list(ATTEMPTS)
-    numbers = (parse_attempt_file(f"{ATTEMPTS}{one.name}.json") for one in entries if one.is_dir)
+def _highest(names: Iterable[str]) -> int:
+    numbers = (parse_attempt_file(name) for name in names)
     return max((number for number in numbers if number is not None), default=0)

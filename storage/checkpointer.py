@@ -139,6 +139,24 @@ class Checkpointer:
                 known = cls._by_run[key] = cls(uri)
             return known
 
+    def begin(self) -> None:
+        """Take the run now, not at the first save; does nothing if it is taken already.
+
+        The first save then blocks no longer than later ones, which saves a second or so where a
+        store is far away, and a job that may not write the run learns that when it starts.
+
+        Raises:
+            LeaseHeldError: another writer holds the run.
+            FencedError: another writer has taken the run over.
+            InvalidURIError: this is the folder of a checkpoint.
+            SaveError: the checkpointer is closed.
+        """
+        with self._lock:
+            self._refuse_fork()
+            self._refuse_closed()
+            processes.agree(self._take_run)
+            exit_guard.guard(self)
+
     def save(
         self,
         step: int,
@@ -307,6 +325,14 @@ class Checkpointer:
                 next_step="Make a new one in this process.",
             )
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SaveError(
+                "the checkpointer is closed",
+                path=self.uri,
+                next_step="Make a new one, or use Checkpointer.for_run.",
+            )
+
     def _settle(self) -> None:
         if self._current is None:
             return
@@ -322,12 +348,7 @@ class Checkpointer:
     def _prepare(self, request: SaveRequest) -> PreparedSave:
         """Once the save before this one has ended."""
         self._refuse_fork()
-        if self._closed:
-            raise SaveError(
-                "the checkpointer is closed",
-                path=self.uri,
-                next_step="Make a new one, or use Checkpointer.for_run.",
-            )
+        self._refuse_closed()
         self._settle()
         if self._work is not None and not self._work.over.wait(_ENDING_SECONDS):
             raise SaveError(
@@ -338,6 +359,19 @@ class Checkpointer:
                 next_step="End this process: its next start goes on from the latest step.",
             )
         return prepare(request)
+
+    def _take_run(self) -> int:
+        """The attempt that is held, begun after the latest step if there is none; process 0."""
+        self._keeper.check()
+        if self._keeper.attempt is not None:
+            return self._keeper.attempt.number
+        Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
+
+        def latest() -> int:
+            self._latest = self._run.latest_step()
+            return max(-1 if self._latest is None else self._latest, noted_step(self._run.objects))
+
+        return self._keeper.begin(latest).number
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""

@@ -116,7 +116,8 @@ def begin_attempt(
         if before is not None:
             ensure_newest(objects, before)
         wanted = Attempt(number, -1, writer, rfc3339(clock()), instance)
-        number = _take_lease(objects, wanted, clock, ttl, before)
+        lease = _take_lease(objects, wanted, clock, ttl, before)
+        number = lease.attempt
         try:
             if before is not None:
                 ensure_newest(objects, before)
@@ -129,7 +130,8 @@ def begin_attempt(
                 release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
-            _forget_durable_above(objects, begun)
+            if lease.durable is not None and lease.durable[0] > begun.base_step:
+                _note(objects, begun, None)  # it goes back, and keeps no step above its base
             return begun
         number += 1  # another start came first, and may have saved: ask again what to keep
 
@@ -143,9 +145,9 @@ def noted_step(objects: ObjectStore) -> int:
     lease = read_lease(objects)
     if lease is None or lease.durable is None:
         return -1
-    is_there = objects.read(manifest_file(*lease.durable)) is not None
-    is_going = objects.read(trash_file(*lease.durable)) is not None
-    return lease.durable[0] if is_there and not is_going else -1
+    manifest, trash = manifest_file(*lease.durable), trash_file(*lease.durable)
+    found = objects.read_many([manifest, trash])
+    return lease.durable[0] if found[manifest] is not None and found[trash] is None else -1
 
 
 def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
@@ -155,13 +157,6 @@ def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
     one was published.
     """
     _note(objects, attempt, (step, attempt.number))
-
-
-def _forget_durable_above(objects: ObjectStore, attempt: Attempt) -> None:
-    """An attempt that goes back keeps no step above its base."""
-    lease = read_lease(objects)
-    if lease is not None and lease.durable is not None and lease.durable[0] > attempt.base_step:
-        _note(objects, attempt, None)
 
 
 def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
@@ -243,8 +238,8 @@ def _take_lease(
     clock: Clock,
     ttl: float,
     before: Attempt | None,
-) -> int:
-    """Take the lease for `attempt`, or for the later one it names: it never goes back."""
+) -> Lease:
+    """The lease, taken for `attempt`, or for the later one it names: it never goes back."""
     writer = attempt.writer
 
     def taken(held: Lease | None) -> Lease:
@@ -268,7 +263,7 @@ def _take_lease(
 
     lease = _change(objects, taken)
     assert lease is not None
-    return lease.attempt
+    return lease
 
 
 def _change(objects: ObjectStore, decide: Callable[[Lease | None], Lease | None]) -> Lease | None:

@@ -28,6 +28,7 @@ __all__ = [
     "DEADLINE_SECONDS",
     "ObjectStore",
     "Versioned",
+    "absent_generation",
     "patient_context",
     "store_context",
 ]
@@ -78,6 +79,13 @@ def patient_context() -> ts.Context:
     """For the arrays of a save, too long to be given up lightly: it asks for about two minutes."""
     retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
     return ts.Context(retries, parent=store_context())
+
+
+@functools.cache
+def absent_generation() -> bytes:
+    """The generation of an object that is not there, the same in every store."""
+    memory = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
+    return bytes(memory.read("absent").result().stamp.generation)
 
 
 _open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
@@ -222,14 +230,7 @@ class ObjectStore:
             StoreFullError: no space or quota left.
         """
         self._checked(key)
-        if generation is None:
-            result = self._wait(self._kv.read(key), key)
-            current = _versioned(result)
-            if current is not None:
-                return self._lost(key, value, None, current, same_is_success)
-            condition = result.stamp.generation
-        else:
-            condition = generation
+        condition = absent_generation() if generation is None else generation
         if self.uri.scheme == "file":
             stamp = self._write_file(key, value, condition)
         else:

@@ -101,6 +101,8 @@ class Run:
             environment=dict(environment or {}),
         )
         refuse_inside_checkpoint(run.uri)
+        if exist_ok and run._found_info() is not None:
+            return run
         try:
             run.objects.write_if(RUN_FILE, info.to_bytes(), generation=None, same_is_success=True)
         except PreconditionFailedError as exc:
@@ -123,10 +125,14 @@ class Run:
             RunNotFoundError: there is no `run.json`.
             UnsupportedFormatError, CorruptionError: it can't be read.
         """
-        found = self.objects.read(RUN_FILE)
+        found = self._found_info()
         if found is None:
             raise no_such_run(self.uri)
-        return RunInfo.parse(found.value, self.uri / RUN_FILE)
+        return found
+
+    def _found_info(self) -> RunInfo | None:
+        found = self.objects.read(RUN_FILE)
+        return None if found is None else RunInfo.parse(found.value, self.uri / RUN_FILE)
 
     def attempts(self) -> list[Attempt]:
         """Every attempt, by number."""

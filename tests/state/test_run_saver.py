@@ -19,7 +19,8 @@ from state.run_saver import RunSaver
 from state.train_state import TrainState
 from storage import exit_guard
 from storage.annotations import Annotation
-from storage.errors import PolicyError, SaveError, StepExistsError
+from storage.checkpointer import Checkpointer
+from storage.errors import LeaseHeldError, PolicyError, SaveError, StepExistsError
 from storage.layout import annotation_file
 from storage.retention import BestSteps, RetentionPolicy
 from storage.run import Run
@@ -274,8 +275,28 @@ def test_the_saver_does_not_keep_a_state_alive(uri):
         gc.collect()
         assert not any(isinstance(one, TrainState) for one in gc.get_referrers(leaf))
         terminate()
-    with pytest.raises(FileNotFoundError):
-        Run.open(uri)
+    assert listed(uri) == []
+
+
+def test_a_second_job_is_refused_before_it_trains(uri, monkeypatch):
+    handler = signal.getsignal(signal.SIGTERM)
+    with Checkpointer(uri, writer_id="first") as first:
+        first.begin()
+        monkeypatch.setenv("CAIRN_WRITER_ID", "second")
+        with pytest.raises(LeaseHeldError, match="first"):
+            RunSaver(uri, SavePolicy(every_steps=1))
+        assert signal.getsignal(signal.SIGTERM) == handler
+    Checkpointer.for_run(uri).close()
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        saver.step(at(1))
+    assert listed(uri) == [1]
+
+
+def test_a_saver_that_saved_nothing_gives_the_run_back(uri):
+    with RunSaver(uri, SavePolicy(every_steps=7)) as saver:
+        saver.step(at(1))
+    with Checkpointer(uri, writer_id="another") as other:
+        other.begin()
 
 
 def test_a_save_past_the_deadline_is_abandoned_and_everything_says_so(uri, stuck, caplog):

@@ -267,6 +267,39 @@ def test_another_writer_must_wait_until_the_run_is_given_back(run_uri):
     assert read_lease(ObjectStore.open(run_uri)).released
 
 
+def test_a_run_that_was_begun_is_this_writer_s_and_its_first_save_asks_nothing(gcs):
+    uri = f"{gcs.bucket_uri}/begun"
+    with Checkpointer(uri, writer_id="job") as checkpointer:
+        save(checkpointer, 1).wait()
+    with Checkpointer(uri, writer_id="job") as checkpointer:
+        checkpointer.begin()
+        checkpointer.begin()
+        assert [attempt.base_step for attempt in Run.open(uri).attempts()] == [-1, 1]
+        with Checkpointer(uri, writer_id="other") as other, pytest.raises(LeaseHeldError):
+            other.begin()
+        with pytest.raises(StepExistsError):
+            save(checkpointer, 1)
+        gcs.faults.add("hold", count=None)
+        handle = save(checkpointer, 2)  # the store answers nobody
+        assert not handle.done
+        gcs.faults.clear()
+        handle.wait()
+    assert [info.step for info in Run.open(uri).steps()] == [1, 2]
+    with pytest.raises(SaveError, match="closed"):
+        checkpointer.begin()
+
+
+def test_a_step_to_go_back_to_begins_another_attempt_after_begin(run_uri):
+    with Checkpointer(run_uri, writer_id="job") as checkpointer:
+        save(checkpointer, 5).wait()
+    with Checkpointer(run_uri, writer_id="job") as checkpointer:
+        checkpointer.begin()
+        handle = save(checkpointer, 3, overwrite=True)
+        handle.wait()
+    assert handle.attempt == 3
+    assert [info.step for info in Run.open(run_uri).steps()] == [3]
+
+
 def test_a_writer_that_was_replaced_publishes_nothing(run_uri, monkeypatch):
     paused, resume = threading.Event(), threading.Event()
 
