@@ -365,13 +365,20 @@ class Checkpointer:
         self._keeper.check()
         if self._keeper.attempt is not None:
             return self._keeper.attempt.number
+        self._create_run()
+
+        def base_step() -> int:
+            self._latest = self._run.latest_step()
+            return self._last_to_keep(self._latest)
+
+        return self._keeper.begin(base_step).number
+
+    def _create_run(self) -> None:
         Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
 
-        def latest() -> int:
-            self._latest = self._run.latest_step()
-            return max(-1 if self._latest is None else self._latest, noted_step(self._run.objects))
-
-        return self._keeper.begin(latest).number
+    def _last_to_keep(self, latest: int | None) -> int:
+        """The latest step that the store shows, or the one noted in the lease if that is later."""
+        return max(-1 if latest is None else latest, noted_step(self._run.objects))
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
@@ -379,7 +386,7 @@ class Checkpointer:
         self._goes_back = False
         held = self._keeper.attempt
         if held is None:
-            Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
+            self._create_run()
             self._latest = self._run.latest_step()
         below = self._latest is not None and step <= self._latest
         if below and not overwrite:
@@ -393,7 +400,7 @@ class Checkpointer:
             if latest is not None and step <= latest and not overwrite:
                 raise self._exists(step, latest)
             self._goes_back = latest is not None and step < latest
-            return max(-1 if latest is None else latest, noted_step(self._run.objects))
+            return self._last_to_keep(latest)
 
         return self._keeper.begin(base_step).number
 

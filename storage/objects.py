@@ -28,7 +28,6 @@ __all__ = [
     "DEADLINE_SECONDS",
     "ObjectStore",
     "Versioned",
-    "absent_generation",
     "patient_context",
     "store_context",
 ]
@@ -82,7 +81,7 @@ def patient_context() -> ts.Context:
 
 
 @functools.cache
-def absent_generation() -> bytes:
+def _absent_generation() -> bytes:
     """The generation of an object that is not there, the same in every store."""
     memory = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
     return bytes(memory.read("absent").result().stamp.generation)
@@ -192,9 +191,7 @@ class ObjectStore:
         Raises:
             StoreFullError: no space or quota left.
         """
-        if self.uri.scheme == "file":
-            return bytes(self._write_file(key, value, None).generation)
-        return self.start_write(key, value)()
+        return bytes(self._put(key, value, None).generation)
 
     def start_write(self, key: str, value: bytes) -> Callable[[], bytes]:
         """Begin to `write`; returns what waits for it. `value` is copied before this returns.
@@ -229,26 +226,25 @@ class ObjectStore:
             PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
             StoreFullError: no space or quota left.
         """
-        self._checked(key)
-        condition = absent_generation() if generation is None else generation
-        if self.uri.scheme == "file":
-            stamp = self._write_file(key, value, condition)
-        else:
-            stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+        condition = _absent_generation() if generation is None else generation
+        stamp = self._put(key, value, condition)
         if stamp.generation:
             return bytes(stamp.generation)
         return self._lost(key, value, generation, self.read(key), same_is_success)
 
-    def _write_file(self, key: str, value: bytes, condition: bytes | None) -> Any:
-        """Write a file whatever a writer that was killed has left beside it.
+    def _put(self, key: str, value: bytes, condition: bytes | None) -> Any:
+        """Write, if the generation is still `condition`; the stamp, empty if it is another.
 
-        It is looked for before. Should one be killed between this look and our write, what was
-        written is seen to have an end that is not ours, and is written again.
+        What a writer that was killed has left beside a file is looked for before. Should one be
+        killed between this look and our write, what was written is seen to have an end that is not
+        ours, and is written again.
         """
-        path = os.path.join(self.uri.local_path, self._checked(key))
+        self._checked(key)
+        if self.uri.scheme != "file":
+            return self._wait(self._kv.write(key, value, if_equal=condition), key)
         while True:
             try:
-                remove_stale_lock(path)
+                remove_stale_lock(os.path.join(self.uri.local_path, key))
             except OSError as exc:
                 raise translate(exc, path=f"{self.uri}/{key}") from exc
             stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)

@@ -55,9 +55,8 @@ def test_nor_does_one_that_is_written_if_absent(store, lock_file):
 
 
 def test_nor_does_one_that_is_written_if_unchanged(store, lock_file):
-    left = lock_file.read_bytes()
     generation = written(store, b"first")
-    lock_file.write_bytes(left)
+    lock_file.write_bytes(LEFT)
     store.write_if("name", b"second", generation=generation)
     assert store.read("name").value == b"second"
 
