@@ -28,8 +28,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cairn.service.client.client import Client
 from examples.demo.servers import control_plane
-from service.client import CairnClient
 
 RESULTS = Path(__file__).resolve().parent / "results" / "convert_job.json"
 MEGABYTE = 10**6
@@ -101,7 +101,7 @@ def convert(store: Path, folder: Path) -> dict[str, Any]:
     """Converts the step in a fresh control plane."""
     with (
         control_plane(str(store), folder, {}, port=0) as (url, _, process),
-        CairnClient(url) as client,
+        Client(url) as client,
     ):
         client.checkpoint(RUN, STEP)
         idle = peak_bytes(process.pid)
@@ -144,7 +144,7 @@ def save(store: str, gigabytes: float) -> None:
     """Saves a Llama of about this size in f32; a larger one is wider, as real ones are."""
     from flax import nnx
 
-    from state import DecoderConfig, DecoderForCausalLM, EasyDeLState
+    from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState
 
     hidden, vocabulary = (1024, 32_000) if gigabytes < 1 else (2048, 32_000)
     layer_bytes = 4 * hidden * hidden * (4 + 3 * 2.75)

@@ -25,6 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cairn.storage.store.open_files import open_files
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "export_memory.json"
 MEGABYTE = 10**6
@@ -169,8 +171,8 @@ def shapes_of(gigabytes: float) -> dict[str, tuple[int, ...]]:
 def save(run: str, gigabytes: float) -> dict[str, Any]:
     import numpy as np
 
-    from storage.checkpointer import Checkpointer
-    from storage.trees import nest
+    from cairn.storage.training.checkpointer import Checkpointer
+    from cairn.storage.training.trees import nest
 
     numbers = np.random.default_rng(0)
     leaves = {
@@ -184,10 +186,9 @@ def save(run: str, gigabytes: float) -> dict[str, Any]:
 
 
 def export(run_uri: str, target: str) -> dict[str, Any]:
-    from storage.files import Files
-    from storage.reader import CheckpointReader
-    from storage.run import Run
-    from storage.safetensors_stream import TensorSource, plan_shards, write_shard
+    from cairn.storage.reading.reader import CheckpointReader
+    from cairn.storage.runs.run import Run
+    from cairn.storage.safetensors.stream import TensorSource, plan_shards, write_shard
 
     baseline = peak_bytes()
     started = time.perf_counter()
@@ -209,7 +210,7 @@ def export(run_uri: str, target: str) -> dict[str, Any]:
     sources = [
         source(path, info.shape, info.dtype) for path, info in reader.leaves("model").items()
     ]
-    files = Files.open(target)
+    files = open_files(target)
     written = sum(
         write_shard(files, shard.file_name, shard) for shard in plan_shards(sources, "5GB")
     )

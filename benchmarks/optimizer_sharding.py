@@ -90,7 +90,7 @@ def sharded_state() -> Any:
     """A state without an optimizer: two layers, width 256, 2,048 words."""
     from flax import nnx
 
-    from state import DecoderConfig, DecoderForCausalLM
+    from cairn.state import DecoderConfig, DecoderForCausalLM
 
     config = DecoderConfig(
         vocab_size=2048,
@@ -107,7 +107,7 @@ def sharded_state() -> Any:
 
 def measure(name: str, state: Any) -> dict[str, Any]:
     """Makes one optimizer's state and counts its bytes."""
-    from state.paths import named_leaves
+    from cairn.state.paths import named_leaves
 
     parameters = {named.path: named.leaf for named in named_leaves(state.graphstate)}
     held: dict[Any, int] = {}

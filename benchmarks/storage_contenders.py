@@ -70,7 +70,7 @@ class Cairn(Contender):
     asynchronous = restores = buckets = True
 
     def __init__(self, place: str) -> None:
-        from storage import checkpointer, restore  # noqa: F401  imports are not measured
+        from cairn.storage.training import checkpointer, restore  # noqa: F401  imports are not measured
 
         super().__init__(place)
         self.run_uri = f"{place}/{RUN}"
@@ -78,14 +78,14 @@ class Cairn(Contender):
 
     @override
     def step_place(self, step: int) -> str:
-        from storage.run import Run
+        from cairn.storage.runs.run import Run
 
         run = Run.open(self.run_uri)
         return str(run.step_uri(run.step(step))).removeprefix("file://")
 
     @override
     def save(self, step: int, state: Any) -> Callable[[], None]:
-        from storage.checkpointer import Checkpointer
+        from cairn.storage.training.checkpointer import Checkpointer
 
         if self._checkpointer is None:
             self._checkpointer = Checkpointer(self.run_uri)
@@ -94,8 +94,8 @@ class Cairn(Contender):
 
     @override
     def restore(self, step: int, target: Any) -> Any:
-        from storage.restore import restore_item
-        from storage.run import Run
+        from cairn.storage.runs.run import Run
+        from cairn.storage.training.restore import restore_item
 
         run = Run.open(self.run_uri)
         step_uri = run.step_uri(run.step(step))

@@ -144,8 +144,8 @@ def read(place: str, step: int) -> Measured:
 
 def verify(place: str, step: int) -> Measured:
     """`cairn verify` of a step, as a call."""
-    from storage.run import Run
-    from storage.verify import verify_step
+    from cairn.storage.reading.verify import verify_step
+    from cairn.storage.runs.run import Run
 
     places.connect(place)
     run_uri = f"{place}/{RUN}"

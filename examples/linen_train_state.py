@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cairn import TrainState, TrainStep
 from examples.checks import check, say
-from state import TrainState, TrainStep
 
 BATCH, EPOCHS, STEPS = 64, 3, 12
 

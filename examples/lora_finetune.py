@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cairn import DecoderForCausalLM, EasyDeLState, make_optimizer
 from examples.checks import check, say
 from examples.demo.corpus import Batches
 from examples.demo.weights import load_tokenizer, smollm2_gguf
-from state import DecoderForCausalLM, EasyDeLState, make_optimizer
 
 RANK, ALPHA, STEPS, BATCH, LENGTH = 8, 16, 6, 4, 48
 LAYERS = r"(q_proj|v_proj)$"

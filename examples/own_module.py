@@ -19,8 +19,7 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from examples.checks import check, say
-from state import (
+from cairn import (
     EasyDeLBaseModule,
     EasyDeLState,
     EDPretrainedConfig,
@@ -28,6 +27,7 @@ from state import (
     make_mesh,
     make_optimizer,
 )
+from examples.checks import check, say
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ def train(run: str, crash_after: int | None) -> None:
     import numpy as np
     from flax import nnx
 
+    from cairn import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
     from examples.demo.corpus import documents
-    from state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
 
     text = np.frombuffer(documents().encode(), dtype=np.uint8).astype(np.int32)  # bytes as tokens
     rows = text[: len(text) // LENGTH * LENGTH].reshape(-1, LENGTH)

@@ -1,13 +1,5 @@
 """Cairn's control plane: HTTP, catalog, jobs, dashboard and the `cairn` command. Loads no JAX."""
 
-import lazy_loader as lazy
+import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy.attach(
-    __name__,
-    submod_attrs={
-        "app": ["create_app"],
-        "client": ["CairnClient"],
-        "errors": ["ServiceError", "SettingsError"],
-        "settings": ["Settings"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The control plane as an ASGI application: `create_app()`, or `service.app:app` for a server."""
+"""The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,15 +9,15 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from service.auth import LoopbackGuard
-from service.body_limit import BodyLimit
-from service.catalog.engine import Catalog
-from service.catalog.refresh import Index
-from service.dashboard import pages
-from service.jobs.engine import JobEngine, launch
-from service.openapi import describe
-from service.problems import install_handlers, problem_responses
-from service.routes import (
+from cairn.service.auth import LoopbackGuard
+from cairn.service.body_limit import BodyLimit
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.dashboard import pages
+from cairn.service.jobs.engine import JobEngine, launch
+from cairn.service.openapi import describe
+from cairn.service.problems import install_handlers, problem_responses
+from cairn.service.routes import (
     aliases,
     artifacts,
     checkpoints,
@@ -30,7 +30,7 @@ from service.routes import (
     runs,
     verify,
 )
-from service.settings import Settings, load_settings
+from cairn.service.settings import Settings, load_settings
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -115,7 +115,7 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """`service.app:app`, made when a server asks for it."""
+    """`cairn.service.app:app`, made when a server asks for it."""
     if name == "app":
         globals()["app"] = made = create_app()
         return made

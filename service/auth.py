@@ -7,9 +7,9 @@ from fastapi import Depends
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.problems import respond
-from service.schemas import Problem
-from service.settings import is_loopback
+from cairn.service.problems import respond
+from cairn.service.schemas import Problem
+from cairn.service.settings import is_loopback
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 

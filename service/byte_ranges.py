@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 
-from service.errors import ProblemError
+from cairn.service.errors import ProblemError
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
 class RangeNotSatisfiableError(ProblemError):
-    """The range lies behind the end; see `service.errors` for the tree."""
+    """The range lies behind the end; see `cairn.service.errors` for the tree."""
 
     status, slug, title = 416, "range-not-satisfiable", "Range not satisfiable"
 

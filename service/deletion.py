@@ -4,20 +4,29 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from service.errors import InvalidRequestError
-from service.schemas import Deletion
-from storage.clock import from_rfc3339, utc_now
-from storage.errors import (
+from cairn.service.errors import InvalidRequestError
+from cairn.service.schemas import Deletion
+from cairn.storage.errors import (
     CorruptionError,
     StepInFlightError,
     StepInUseError,
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from storage.layout import TRASH, manifest_file, parse_trash_file, trash_file
-from storage.lease import read_lease
-from storage.run import Run, StepInfo, StepState
-from storage.trash import Tombstone, delete_step, undelete_step
+from cairn.storage.runs import (
+    TRASH,
+    Run,
+    StepInfo,
+    StepState,
+    Tombstone,
+    delete_step,
+    manifest_file,
+    parse_trash_file,
+    read_lease,
+    trash_file,
+    undelete_step,
+)
+from cairn.storage.store import from_rfc3339, utc_now
 
 logger = logging.getLogger(__name__)
 

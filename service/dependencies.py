@@ -1,7 +1,7 @@
 """What routes share: settings, catalog, path parameters, the run in the store.
 
-A route takes `run: RunDependency` and has an opened `storage.run.Run` of a configured root; names
-are checked before anything is touched, and an unknown root or run is a 404 problem.
+A route takes `run: RunDependency` and has an opened `Run` of a configured root; names are checked
+before anything is touched, and an unknown root or run is a 404 problem.
 """
 
 from typing import Annotated, cast
@@ -9,13 +9,13 @@ from typing import Annotated, cast
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator
 
-from service.catalog.engine import Catalog
-from service.catalog.refresh import Index
-from service.errors import UnknownRootError
-from service.schemas import NAME_PATTERN
-from service.settings import Settings
-from storage.run import Run
-from storage.uri import StoreURI, confine
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index
+from cairn.service.errors import UnknownRootError
+from cairn.service.schemas import NAME_PATTERN
+from cairn.service.settings import Settings
+from cairn.storage.runs import Run
+from cairn.storage.store import StoreURI, confine
 
 MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
 

@@ -47,7 +47,7 @@ class ServeError(ServiceError):
 
 
 class ClientError(ServiceError):
-    """Base of what `service.client` raises."""
+    """Base of what `cairn.service.client.client` raises."""
 
 
 class ServerUnreachableError(ClientError):

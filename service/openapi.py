@@ -1,6 +1,6 @@
 """The OpenAPI document: complete enough that a client can be generated from it.
 
-`python -m service.openapi` prints it.
+`python -m cairn.service.openapi` prints it.
 """
 
 import json
@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from service.schemas import Problem
+from cairn.service.schemas import Problem
 
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -44,7 +44,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def main() -> None:
     """Print the document as JSON."""
-    from service.app import create_app
+    from cairn.service.app import create_app
 
     json.dump(create_app().openapi(), sys.stdout, indent=2)
     sys.stdout.write("\n")

@@ -5,7 +5,7 @@ import binascii
 import json
 from collections.abc import Sequence
 
-from service.errors import InvalidRequestError
+from cairn.service.errors import InvalidRequestError
 
 Key = Sequence[str | int]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header
 
-from service.errors import InvalidRequestError, PreconditionRequiredError
+from cairn.service.errors import InvalidRequestError, PreconditionRequiredError
 
 _ETAG = re.compile(r'"(0|[1-9][0-9]{0,17})"')
 

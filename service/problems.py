@@ -11,10 +11,10 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 
-from service.errors import ProblemError
-from service.schemas import Problem
-from storage import errors as storage_errors
-from storage.errors import StorageError
+from cairn.service.errors import ProblemError
+from cairn.service.schemas import Problem
+from cairn.storage import errors as storage_errors
+from cairn.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,12 @@
 """Promotes a step: moves an alias in the store, and takes it back if the step went meanwhile."""
 
-from service.errors import AliasMovedError, StepChangedError
-from service.preconditions import Expectation
-from service.schemas import Alias
-from storage.aliases import Alias as StoredAlias
-from storage.clock import from_rfc3339
-from storage.errors import PreconditionFailedError
-from storage.layout import manifest_file, trash_file
-from storage.run import Run
+from cairn.service.errors import AliasMovedError, StepChangedError
+from cairn.service.preconditions import Expectation
+from cairn.service.schemas import Alias
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs import Alias as StoredAlias
+from cairn.storage.runs import Run, manifest_file, trash_file
+from cairn.storage.store import from_rfc3339
 
 
 def promote(

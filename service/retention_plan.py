@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from service.schemas import RetentionDecision, RetentionPlan, RetentionPolicy
-from storage import retention
-from storage.clock import from_rfc3339
-from storage.retention import BestSteps, Decision, decide
-from storage.run import Run, StepInfo
-from storage.run_retention import step_facts
+from cairn.service.schemas import RetentionDecision, RetentionPlan, RetentionPolicy
+from cairn.storage.runs import BestSteps, Decision, Run, StepInfo, decide, retention, step_facts
+from cairn.storage.store import from_rfc3339
 
 Judged = tuple[StepInfo, Decision]
 

@@ -9,10 +9,10 @@ import pydantic_settings
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.errors import SettingsError
-from storage.errors import StorageError
-from storage.layout import check_run_name
-from storage.uri import StoreURI, parse_uri
+from cairn.service.errors import SettingsError
+from cairn.storage.errors import StorageError
+from cairn.storage.runs import check_run_name
+from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
 

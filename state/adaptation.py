@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from state.adapted_layers import (
+from cairn.state.adapted_layers import (
     add_adapters,
     can_be_adapted,
     has_adapters,
@@ -19,11 +19,11 @@ from state.adapted_layers import (
     remove_adapters,
     unpack_kernel,
 )
-from state.errors import ArgumentError
-from state.lora import LoraSettings
-from state.products import contracted_axes
-from state.quantization import QuantizationSettings, group_length
-from state.quantized_weight import QuantizedWeight
+from cairn.state.errors import ArgumentError
+from cairn.state.lora import LoraSettings
+from cairn.state.products import contracted_axes
+from cairn.state.quantization import QuantizationSettings, group_length
+from cairn.state.quantized_weight import QuantizedWeight
 
 __all__ = [
     "adaptable_layers",

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from state.lora import kernel_delta, make_adapters, output_delta
-from state.mesh import sharding_of
-from state.products import Product, contracted_axes, product_of
-from state.quantization import METHODS, Method, QuantizationSettings
-from state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
+from cairn.state.lora import kernel_delta, make_adapters, output_delta
+from cairn.state.mesh import sharding_of
+from cairn.state.products import Product, contracted_axes, product_of
+from cairn.state.quantization import METHODS, Method, QuantizationSettings
+from cairn.state.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
 
 __all__ = [
     "LAYER_TYPES",

@@ -16,29 +16,29 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from state.config import EDPretrainedConfig
-from state.dtypes import floating_dtype
-from state.errors import ArgumentError
-from state.flops import FlopsMixin
-from state.generation import EasyGenerationMixin
-from state.hub import EasyBridgeMixin
-from state.loss import LossConfig, causal_lm_loss
-from state.mesh import mesh_of
-from state.module_adaptation import ModuleAdaptationMixin
-from state.module_calls import ModuleCallMixin
-from state.module_loss import with_loss
-from state.module_sharding import ModuleShardingMixin
-from state.names import TaskType
-from state.operation_cache import OperationCacheMixin
-from state.paths import named_leaves, rebuild
-from state.quantized_weight import PackedParam
-from state.registry import register
-from state.state_sharding import own_variables
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError
+from cairn.state.flops import FlopsMixin
+from cairn.state.generation import EasyGenerationMixin
+from cairn.state.hub import EasyBridgeMixin
+from cairn.state.loss import LossConfig, causal_lm_loss
+from cairn.state.mesh import mesh_of
+from cairn.state.module_adaptation import ModuleAdaptationMixin
+from cairn.state.module_calls import ModuleCallMixin
+from cairn.state.module_loss import with_loss
+from cairn.state.module_sharding import ModuleShardingMixin
+from cairn.state.names import TaskType
+from cairn.state.operation_cache import OperationCacheMixin
+from cairn.state.paths import named_leaves, rebuild
+from cairn.state.quantized_weight import PackedParam
+from cairn.state.registry import register
+from cairn.state.state_sharding import own_variables
 
 if TYPE_CHECKING:
     import optax
 
-    from state.easydel_state import EasyDeLState
+    from cairn.state.easydel_state import EasyDeLState
 
 __all__ = ["EasyDeLBaseModule"]
 
@@ -245,7 +245,7 @@ class EasyDeLBaseModule(
             optimizer: its state is initialised where the parameters are; None to leave it out.
             create_arguments: more arguments of `EasyDeLState.create`.
         """
-        from state.easydel_state import EasyDeLState
+        from cairn.state.easydel_state import EasyDeLState
 
         return EasyDeLState.create(
             model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments

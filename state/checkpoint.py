@@ -8,16 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from state.paths import named_leaves
-from storage.assets import read_asset
-from storage.dtypes import dtype_named
-from storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
-from storage.leaf_forms import dtype_name, is_key_dtype
-from storage.manifest import LeafRecord, Manifest
-from storage.reader import CheckpointReader
-from storage.run import Run, StepInfo
-from storage.step_states import StepState
-from storage.uri import CheckpointRef, parse_ref
+from cairn.state.paths import named_leaves
+from cairn.storage.arrays import dtype_named
+from cairn.storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import (
+    CheckpointRef,
+    LeafRecord,
+    Manifest,
+    Run,
+    StepInfo,
+    StepState,
+    parse_ref,
+    read_asset,
+)
+from cairn.storage.training import dtype_name, is_key_dtype
 
 __all__ = ["StoredCheckpoint"]
 
@@ -36,7 +41,7 @@ class StoredCheckpoint:
     """
 
     def __init__(self, run: Run, info: StepInfo) -> None:
-        from storage.restore import read_meta
+        from cairn.storage.training import read_meta
 
         self.run = run
         self.info = info
@@ -63,8 +68,8 @@ class StoredCheckpoint:
             NotFoundError: if there is no such run, alias or step.
             NotACheckpointError: if the step was not saved by `save_state`.
         """
-        from state.errors import ArgumentError
-        from storage import processes
+        from cairn.state.errors import ArgumentError
+        from cairn.storage.training import processes
 
         def named() -> CheckpointRef:
             ref = parse_ref(reference)
@@ -154,7 +159,7 @@ class StoredCheckpoint:
             TreeMismatchError: if the target does not fit.
             CorruptionError: if stored bytes fail their check.
         """
-        from storage.restore import restore_item
+        from cairn.storage.training import restore_item
 
         return restore_item(self._reader, item, target, cast=cast)
 
@@ -167,7 +172,7 @@ class StoredCheckpoint:
             TreeMismatchError: if the target does not fit.
             CorruptionError: if stored bytes fail their check.
         """
-        from storage.restore import restore_leaves
+        from cairn.storage.training import restore_leaves
 
         return restore_leaves(self._reader, item, target, paths, cast=cast)
 

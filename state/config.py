@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from state.errors import ConfigError
-from state.partition_axis import PartitionAxis
+from cairn.state.errors import ConfigError
+from cairn.state.partition_axis import PartitionAxis
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh, PartitionSpec
@@ -108,7 +108,7 @@ class EDPretrainedConfig:
         Raises:
             ShardingError: the dims don't fit the number of devices.
         """
-        from state import sharding
+        from cairn.state import sharding
 
         return sharding.make_mesh(
             self.sharding_axis_dims,
@@ -179,7 +179,7 @@ class AutoEasyDeLConfig:
     @staticmethod
     def known_model_types() -> list[str]:
         """Every `model_type` that can be read, sorted."""
-        from state import families
+        from cairn.state import families
 
         return sorted({*families.known_model_types(), *_REGISTERED})
 
@@ -205,8 +205,8 @@ class AutoEasyDeLConfig:
 def _reader(
     data: Mapping[str, Any], method: str
 ) -> Callable[[Mapping[str, Any]], EDPretrainedConfig]:
-    from state import families
-    from state.decoder.config import DecoderConfig
+    from cairn.state import families
+    from cairn.state.decoder.config import DecoderConfig
 
     model_type = data.get("model_type")
     config_class: type[EDPretrainedConfig] | None = _REGISTERED.get(str(model_type))

@@ -9,13 +9,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from state.errors import ArgumentError
-from storage import processes
-from storage.errors import RunNotFoundError
-from storage.run import Run
-from storage.run_retention import step_facts
-from storage.save_policy import BestSoFar, DueReason, SaveFacts, SavePolicy
-from storage.uri import StoreURI
+from cairn.state.errors import ArgumentError
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run, step_facts
+from cairn.storage.store import StoreURI
+from cairn.storage.training import BestSoFar, DueReason, SaveFacts, SavePolicy, processes
 
 __all__ = ["DueSteps", "votes"]
 

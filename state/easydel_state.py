@@ -9,16 +9,21 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
-from state.errors import ArgumentError, NotInitializedError, require_optimizer
-from state.frozen import FrozenJSON
-from state.mesh import home_of
-from state.optax_numerics import optax_numerics
-from state.optimizer_sharding import init_optimizer
-from state.paths import rebuild
-from state.placement import leaf_bytes
-from state.stable_placement import Placement, at_home, settled
-from state.state_sharding import StateShardingMixin, own_variables, params_by_rules, place_step
-from state.state_storage import StateStorageMixin
+from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
+from cairn.state.frozen import FrozenJSON
+from cairn.state.mesh import home_of
+from cairn.state.optax_numerics import optax_numerics
+from cairn.state.optimizer_sharding import init_optimizer
+from cairn.state.paths import rebuild
+from cairn.state.placement import leaf_bytes
+from cairn.state.stable_placement import Placement, at_home, settled
+from cairn.state.state_sharding import (
+    StateShardingMixin,
+    own_variables,
+    params_by_rules,
+    place_step,
+)
+from cairn.state.state_storage import StateStorageMixin
 
 __all__ = ["EasyDeLState"]
 
@@ -42,7 +47,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         opt_state: its state, or None.
         apply_fn: a function to apply the model, if you want to keep one here.
         hyperparameters: JSON that is saved with the state.
-        tx_init: JSON that rebuilds `tx`; see `state.optimizers.make_optimizer`.
+        tx_init: JSON that rebuilds `tx`; see `cairn.state.optimizers.make_optimizer`.
         placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
     """
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from state import families
-from state.config import AutoEasyDeLConfig, EDPretrainedConfig
-from state.decoder.config import DecoderConfig
-from state.decoder.shapes import leaf_shapes
-from state.errors import ConversionError
-from state.tensor_streams import float_dtype, is_floating, streams
-from state.weight_ops import Array, Shape
-from state.weight_rules import Rule, RuleTable, match
-from storage.errors import TreeMismatchError
-from storage.manifest import Manifest
-from storage.reader import CheckpointReader
-from storage.safetensors_stream import TensorSource
+from cairn.state import families
+from cairn.state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.shapes import leaf_shapes
+from cairn.state.errors import ConversionError
+from cairn.state.tensor_streams import float_dtype, is_floating, streams
+from cairn.state.weight_ops import Array, Shape
+from cairn.state.weight_rules import Rule, RuleTable, match
+from cairn.storage.errors import TreeMismatchError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import Manifest
+from cairn.storage.safetensors import TensorSource
 
 MODEL_ITEM = "model"
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from state.decoder.config import DecoderConfig
-from state.errors import ArgumentError
-from state.jaxpr_flops import matmul_flops
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.errors import ArgumentError
+from cairn.state.jaxpr_flops import matmul_flops
 
 if TYPE_CHECKING:
-    from state.config import EDPretrainedConfig
+    from cairn.state.config import EDPretrainedConfig
 
 __all__ = ["FlopsMixin", "decoder_flops"]
 
@@ -65,7 +65,7 @@ class FlopsMixin:
         return self._counted_flop(config, batch_size, sequence_length)
 
     def _counted_flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
-        from state.models import abstract_model, module_settings
+        from cairn.state.models import abstract_model, module_settings
 
         name = type(self).__name__
         if "input_ids" not in inspect.signature(type(self).__call__).parameters:

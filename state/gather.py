@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from storage.leaf_forms import is_key_dtype
+from cairn.storage.training import is_key_dtype
 
 __all__ = ["gather_leaf", "gather_tree"]
 

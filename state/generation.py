@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from state.errors import ArgumentError
-from state.generation_arguments import (
+from cairn.state.errors import ArgumentError
+from cairn.state.generation_arguments import (
     checked_prompt,
     checked_room,
     checked_sampling,
@@ -21,11 +21,11 @@ from state.generation_arguments import (
     padding_token,
     sampling_key,
 )
-from state.generation_loop import Stop, with_cache, without_cache
+from cairn.state.generation_loop import Stop, with_cache, without_cache
 
 if TYPE_CHECKING:
-    from state.config import EDPretrainedConfig
-    from state.decoder.cache import KVCache
+    from cairn.state.config import EDPretrainedConfig
+    from cairn.state.decoder.cache import KVCache
 
 
 class GenerationOutput(struct.PyTreeNode):

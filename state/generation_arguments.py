@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from state.errors import ArgumentError
-from state.generation_loop import Sampling
-from state.source_folder import parse_json
+from cairn.state.errors import ArgumentError
+from cairn.state.generation_loop import Sampling
+from cairn.state.source_folder import parse_json
 
 HostArray = np.ndarray[Any, Any]
 

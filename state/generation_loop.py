@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from state.sampling import greedy, sample
+from cairn.state.sampling import greedy, sample
 
 Made = tuple[jax.Array, jax.Array]
 """New tokens (batch, room) and how many of them each row has."""

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from state import families
-from state.decoder.config import DecoderConfig
-from state.errors import ArgumentError, ConversionError
-from state.weight_ops import Array, Shape
-from state.weight_rules import RuleTable
-from storage.errors import NotFoundError
+from cairn.state import families
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.weight_ops import Array, Shape
+from cairn.state.weight_rules import RuleTable
+from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")

@@ -12,23 +12,22 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state.adaptation import adaptable_layers
-from state.errors import ConversionError
-from state.export import hf_config, rule_table
-from state.gather import gather_leaf
-from state.paths import named_leaves
-from state.quantized_weight import PackedParam, QuantizedWeight
-from state.tensor_streams import MemoryLeaf, float_dtype, streams
-from state.weight_files import CONFIG_FILE, INDEX_FILE
-from state.weight_ops import Array
-from state.weight_rules import Rule, RuleTable, match
-from storage import processes
-from storage.files import Files
-from storage.safetensors_stream import TensorSource, plan_shards, write_index, write_shard
-from storage.uri import StoreURI, parse_uri
+from cairn.state.adaptation import adaptable_layers
+from cairn.state.errors import ConversionError
+from cairn.state.export import hf_config, rule_table
+from cairn.state.gather import gather_leaf
+from cairn.state.paths import named_leaves
+from cairn.state.quantized_weight import PackedParam, QuantizedWeight
+from cairn.state.tensor_streams import MemoryLeaf, float_dtype, streams
+from cairn.state.weight_files import CONFIG_FILE, INDEX_FILE
+from cairn.state.weight_ops import Array
+from cairn.state.weight_rules import Rule, RuleTable, match
+from cairn.storage.safetensors import TensorSource, plan_shards, write_index, write_shard
+from cairn.storage.store import Files, StoreURI, open_files, parse_uri
+from cairn.storage.training import processes
 
 if TYPE_CHECKING:
-    from state.base_module import EasyDeLBaseModule
+    from cairn.state.base_module import EasyDeLBaseModule
 
 
 class _Weights:
@@ -92,7 +91,7 @@ def write_folder(
     _, rules, sources = _streams(model, weights, float_dtype)
     config = hf_config(model.config, [source.dtype for source in sources])
     shards = plan_shards(sources, max_shard_size)
-    files = Files.open(parse_uri(save_directory))
+    files = open_files(parse_uri(save_directory))
     leaves_of = {name: rule.ours for rule in rules for name in rule.theirs}
     for shard in shards:
         if jax.process_count() > 1:

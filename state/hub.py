@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import jax
 import jax.numpy as jnp
 
-from state.errors import ArgumentError
-from state.quantized_loading import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.errors import ArgumentError
+from cairn.state.quantized_loading import DEFAULT_BLOCK_SIZE, QuantizationRequest
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from state.config import EDPretrainedConfig
-    from storage.uri import StoreURI
+    from cairn.state.config import EDPretrainedConfig
+    from cairn.storage.store import StoreURI
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -94,11 +94,11 @@ class EasyBridgeMixin:
                 type; all are listed.
             ShardingError: weights don't divide over the mesh; all are listed.
         """
-        from state.load_arguments import LoadArguments
-        from state.pretrained import load_weights, placement
-        from state.progress import say
-        from state.state_loading import is_run, load_module
-        from state.weight_files import open_pretrained
+        from cairn.state.load_arguments import LoadArguments
+        from cairn.state.pretrained import load_weights, placement
+        from cairn.state.progress import say
+        from cairn.state.state_loading import is_run, load_module
+        from cairn.state.weight_files import open_pretrained
 
         axes = {
             "sharding_axis_dims": sharding_axis_dims,
@@ -187,7 +187,7 @@ class EasyBridgeMixin:
             ConfigError: the family can't express the model's options.
             StorageError: the store refuses (full, forbidden, unreachable).
         """
-        from state.hf_folder import write_folder
+        from cairn.state.hf_folder import write_folder
 
         return write_folder(
             cast(Any, self), save_directory, max_shard_size, float_dtype=float_dtype
@@ -217,7 +217,7 @@ class EasyBridgeMixin:
             ConversionError: the model is of no known family, or adapters have no module in it.
             StorageError: the store refuses (full, forbidden, unreachable).
         """
-        from state.peft_folder import write_adapter
+        from cairn.state.peft_folder import write_adapter
 
         return write_adapter(
             cast(Any, self), save_directory, base_model_name_or_path=base_model_name_or_path
@@ -251,7 +251,7 @@ class EasyBridgeMixin:
                 between layers, or does not fit the model; all problems are listed.
             ArgumentError: the model has other adapters.
         """
-        from state.peft_folder import read_adapter
+        from cairn.state.peft_folder import read_adapter
 
         read_adapter(
             cast(Any, self),
@@ -288,7 +288,7 @@ class EasyBridgeMixin:
         """
         from huggingface_hub import HfApi
 
-        from storage import processes
+        from cairn.storage.training import processes
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, max_shard_size, float_dtype=float_dtype)
@@ -319,8 +319,8 @@ class EasyBridgeMixin:
             ArgumentError: PyTorch is not installed.
             ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
         """
-        from state.hf_folder import model_streams
-        from state.tensor_streams import whole
+        from cairn.state.hf_folder import model_streams
+        from cairn.state.tensor_streams import whole
 
         torch = _module("torch")
         table, sources = model_streams(cast(Any, self), float_dtype_name=float_dtype)
@@ -356,9 +356,9 @@ class EasyBridgeMixin:
 
 
 def _model_class(cls: type[Any], config: EDPretrainedConfig) -> type[Any]:
-    from state.base_module import EasyDeLBaseModule
-    from state.decoder.config import DecoderConfig
-    from state.decoder.decoder import DecoderForCausalLM
+    from cairn.state.base_module import EasyDeLBaseModule
+    from cairn.state.decoder.config import DecoderConfig
+    from cairn.state.decoder.decoder import DecoderForCausalLM
 
     if cls is not EasyDeLBaseModule:
         return cls

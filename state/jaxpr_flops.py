@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
-from state.errors import ArgumentError
+from cairn.state.errors import ArgumentError
 
 __all__ = ["matmul_flops"]
 

@@ -11,17 +11,17 @@ from flax import linen, nnx
 from flax.core import unfreeze
 from flax.nnx.bridge import wrappers
 
-from state.base_module import EasyDeLBaseModule
-from state.decoder.cache import KVCache
-from state.decoder.config import DecoderConfig
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError
-from state.frozen import FrozenJSON
-from state.generation import GenerationOutput
-from state.linen_model import EDPretrainedModel
-from state.models import abstract_model, build_model, module_settings
-from state.outputs import CausalLMOutput
-from state.paths import rebuild
+from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.decoder.cache import KVCache
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError
+from cairn.state.frozen import FrozenJSON
+from cairn.state.generation import GenerationOutput
+from cairn.state.linen_model import EDPretrainedModel
+from cairn.state.models import abstract_model, build_model, module_settings
+from cairn.state.outputs import CausalLMOutput
+from cairn.state.paths import rebuild
 
 __all__ = ["LinenDecoderForCausalLM", "linen_decoder"]
 

@@ -10,20 +10,20 @@ from flax import linen, nnx
 from flax.core import meta, unfreeze
 from jax.sharding import Mesh, NamedSharding
 
-from state.config import EDPretrainedConfig
-from state.dtypes import floating_dtype
-from state.errors import ArgumentError, NotInitializedError
-from state.model_card import model_markdown
-from state.paths import rebuild
-from state.placement import leaf_bytes
-from state.sharding import DEFAULT_AXIS_RULES, axis_units, check_rules, plan
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError, NotInitializedError
+from cairn.state.model_card import model_markdown
+from cairn.state.paths import rebuild
+from cairn.state.placement import leaf_bytes
+from cairn.state.sharding import DEFAULT_AXIS_RULES, axis_units, check_rules, plan
 
 if TYPE_CHECKING:
     import optax
 
-    from state.base_module import EasyDeLBaseModule
-    from state.easydel_state import EasyDeLState
-    from storage.uri import StoreURI
+    from cairn.state.base_module import EasyDeLBaseModule
+    from cairn.state.easydel_state import EasyDeLState
+    from cairn.storage.store import StoreURI
 
 __all__ = ["EDPretrainedModel"]
 

@@ -8,18 +8,18 @@ import jax
 import optax
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from state.dtypes import floating_dtype
-from state.errors import ArgumentError, require_known
-from state.load_placement import (
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError, require_known
+from cairn.state.load_placement import (
     as_partition_axis,
     check_mesh_dims,
     named_platform,
     platform_devices,
 )
-from state.mesh import MESH_AXES, make_mesh
-from state.names import TaskType
-from state.quantized_loading import DEFAULT_BLOCK_SIZE, QuantizationRequest
-from state.sharding import check_rules
+from cairn.state.mesh import MESH_AXES, make_mesh
+from cairn.state.names import TaskType
+from cairn.state.quantized_loading import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.sharding import check_rules
 
 __all__ = ["LoadArguments"]
 

@@ -7,11 +7,11 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from state.errors import ArgumentError
-from state.mesh import mesh_text
-from state.names import EasyDeLBackends, EasyDeLPlatforms
-from state.partition_axis import PartitionAxis
-from state.paths import named_leaves
+from cairn.state.errors import ArgumentError
+from cairn.state.mesh import mesh_text
+from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.state.partition_axis import PartitionAxis
+from cairn.state.paths import named_leaves
 
 __all__ = [
     "apply_shard_fns",

@@ -20,12 +20,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, Sharding
 
-from state.errors import ArgumentError
-from state.mesh import sharding_of
-from state.products import Product
-from state.quantization import check_pattern, settings_from_dict
-from state.quantized_weight import axes_of
-from state.specs import short_spec
+from cairn.state.errors import ArgumentError
+from cairn.state.mesh import sharding_of
+from cairn.state.products import Product
+from cairn.state.quantization import check_pattern, settings_from_dict
+from cairn.state.quantized_weight import axes_of
+from cairn.state.specs import short_spec
 
 __all__ = ["LoraSettings", "kernel_delta", "make_adapters", "output_delta"]
 

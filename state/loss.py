@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from state.errors import ArgumentError, require_known
+from cairn.state.errors import ArgumentError, require_known
 
 __all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss"]
 

@@ -18,7 +18,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from state.errors import ShardingError
+from cairn.state.errors import ShardingError
 
 __all__ = [
     "MESH_AXES",

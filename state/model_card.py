@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from state.paths import named_leaves
-from state.placement import leaf_bytes
+from cairn.state.paths import named_leaves
+from cairn.state.placement import leaf_bytes
 
 __all__ = ["model_markdown"]
 

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state.lora import LoraSettings
-from state.quantization import QuantizationSettings
+from cairn.state.lora import LoraSettings
+from cairn.state.quantization import QuantizationSettings
 
 __all__ = ["abstract_model", "build_model", "module_settings"]
 

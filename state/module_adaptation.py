@@ -6,14 +6,14 @@ from typing import Any, Self
 
 from flax import nnx
 
-from state import adaptation
-from state.errors import ArgumentError
-from state.lora import LoraSettings
-from state.names import EasyDeLQuantizationMethods
-from state.paths import named_leaves, rebuild
-from state.quantization import QuantizationSettings
-from state.quantized_weight import PackedParam
-from state.state_sharding import own_variables
+from cairn.state import adaptation
+from cairn.state.errors import ArgumentError
+from cairn.state.lora import LoraSettings
+from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves, rebuild
+from cairn.state.quantization import QuantizationSettings
+from cairn.state.quantized_weight import PackedParam
+from cairn.state.state_sharding import own_variables
 
 __all__ = ["ModuleAdaptationMixin"]
 

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state.config import EDPretrainedConfig
-from state.errors import ArgumentError
-from state.loss import LossConfig
-from state.paths import rebuild
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.errors import ArgumentError
+from cairn.state.loss import LossConfig
+from cairn.state.paths import rebuild
 
 __all__ = ["ModuleCallMixin", "static_arguments"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from state.loss import LossConfig
-from state.outputs import CausalLMOutput
+from cairn.state.loss import LossConfig
+from cairn.state.outputs import CausalLMOutput
 
 __all__ = ["with_loss"]
 

@@ -7,13 +7,13 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from state.errors import ArgumentError
-from state.gather import gather_leaf, gather_tree
-from state.mesh import mesh_of
-from state.paths import named_leaves
-from state.placement import ShardingReport
-from state.put import put_leaf, put_tree
-from state.sharding import PartitionRules, axis_units, check_rules, plan
+from cairn.state.errors import ArgumentError
+from cairn.state.gather import gather_leaf, gather_tree
+from cairn.state.mesh import mesh_of
+from cairn.state.paths import named_leaves
+from cairn.state.placement import ShardingReport
+from cairn.state.put import put_leaf, put_tree
+from cairn.state.sharding import PartitionRules, axis_units, check_rules, plan
 
 __all__ = ["ModuleShardingMixin", "module_plan"]
 

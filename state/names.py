@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from state.errors import ArgumentError
+from cairn.state.errors import ArgumentError
 
 __all__ = [
     "EasyDeLBackends",

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from state.decoder.cache import KVCache
-from state.decoder.config import DecoderConfig
-from state.errors import ArgumentError
+from cairn.state.decoder.cache import KVCache
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from state.config import EDPretrainedConfig
+    from cairn.state.config import EDPretrainedConfig
 
 
 class OperationCacheMixin:

@@ -24,13 +24,13 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from state.mesh import mesh_text
-from state.optax_numerics import optax_numerics
-from state.paths import named_leaves
-from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
-from state.quantized_weight import check_trainable
-from state.sharding import plan
-from state.specs import short_spec
+from cairn.state.mesh import mesh_text
+from cairn.state.optax_numerics import optax_numerics
+from cairn.state.paths import named_leaves
+from cairn.state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
+from cairn.state.quantized_weight import check_trainable
+from cairn.state.sharding import plan
+from cairn.state.specs import short_spec
 
 __all__ = ["explain_optimizer", "init_optimizer", "init_program", "optimizer_shardings"]
 

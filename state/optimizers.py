@@ -16,8 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from state.errors import OptimizerError
-from state.frozen import FrozenJSON
+from cairn.state.errors import OptimizerError
+from cairn.state.frozen import FrozenJSON
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "make_optimizer", "optimizer_from_description"]
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state.errors import TreeStructureError
-from storage import trees
+from cairn.state.errors import TreeStructureError
+from cairn.storage.training import trees
 
 __all__ = ["NamedLeaf", "is_variable", "named_leaves", "rebuild", "tree_problems", "variable_paths"]
 

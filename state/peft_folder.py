@@ -16,25 +16,24 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state.adaptation import adaptable_layers
-from state.errors import ArgumentError, ConversionError
-from state.gather import gather_leaf
-from state.lora import LoraSettings
-from state.names import TaskType
-from state.paths import named_leaves
-from state.peft_config import PeftConfig, target_modules
-from state.peft_names import AdaptedModule, Pair, modules_of
-from state.pretrained import put
-from state.source_folder import SourceFolder, parse_json
-from state.weight_ops import Array, Shape
-from storage import processes
-from storage.errors import NotFoundError
-from storage.files import Files
-from storage.safetensors_stream import Shard, TensorSource, read_header, read_tensor, write_shard
-from storage.uri import StoreURI, parse_uri
+from cairn.state.adaptation import adaptable_layers
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.gather import gather_leaf
+from cairn.state.lora import LoraSettings
+from cairn.state.names import TaskType
+from cairn.state.paths import named_leaves
+from cairn.state.peft_config import PeftConfig, target_modules
+from cairn.state.peft_names import AdaptedModule, Pair, modules_of
+from cairn.state.pretrained import put
+from cairn.state.source_folder import SourceFolder, parse_json
+from cairn.state.weight_ops import Array, Shape
+from cairn.storage.errors import NotFoundError
+from cairn.storage.safetensors import Shard, TensorSource, read_header, read_tensor, write_shard
+from cairn.storage.store import StoreURI, open_files, parse_uri
+from cairn.storage.training import processes
 
 if TYPE_CHECKING:
-    from state.base_module import EasyDeLBaseModule
+    from cairn.state.base_module import EasyDeLBaseModule
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "read_adapter", "write_adapter"]
 
@@ -88,7 +87,7 @@ def write_adapter(
         base_model_name_or_path=base_model_name_or_path,
         fan_in_fan_out=any(module.inputs_first for module in adapted),
     )
-    files = Files.open(parse_uri(directory))
+    files = open_files(parse_uri(directory))
 
     def write() -> None:
         sources = tuple(_source(name, array) for name, array in tensors.items())

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from state import families
-from state.decoder.config import DecoderConfig
-from state.errors import ConversionError
-from state.weight_ops import Array, Shape
-from state.weight_rules import Rule
+from cairn.state import families
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.errors import ConversionError
+from cairn.state.weight_ops import Array, Shape
+from cairn.state.weight_rules import Rule
 
 __all__ = ["AdaptedModule", "Pair", "modules_of", "modules_of_rules"]
 

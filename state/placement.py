@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from state.errors import ShardingError
-from state.mesh import mesh_text
-from storage.leaf_forms import is_key_dtype
+from cairn.state.errors import ShardingError
+from cairn.state.mesh import mesh_text
+from cairn.storage.training import is_key_dtype
 
 __all__ = ["LARGE_LEAF_ELEMENTS", "LeafPlacement", "ShardingReport", "leaf_bytes"]
 

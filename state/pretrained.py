@@ -11,20 +11,20 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from state.config import EDPretrainedConfig
-from state.errors import ArgumentError
-from state.export import rule_table
-from state.module_sharding import module_plan
-from state.paths import named_leaves
-from state.quantization import QuantizationSettings
-from state.quantized_loading import filled, layers_to_quantize, quantize_layer
-from state.tensor_streams import float_dtype, is_floating
-from state.weight_files import Pretrained
-from state.weight_ops import Array
-from state.weight_rules import match
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.errors import ArgumentError
+from cairn.state.export import rule_table
+from cairn.state.module_sharding import module_plan
+from cairn.state.paths import named_leaves
+from cairn.state.quantization import QuantizationSettings
+from cairn.state.quantized_loading import filled, layers_to_quantize, quantize_layer
+from cairn.state.tensor_streams import float_dtype, is_floating
+from cairn.state.weight_files import Pretrained
+from cairn.state.weight_ops import Array
+from cairn.state.weight_rules import match
 
 if TYPE_CHECKING:
-    from state.base_module import EasyDeLBaseModule
+    from cairn.state.base_module import EasyDeLBaseModule
 
 Model = TypeVar("Model", bound="EasyDeLBaseModule")
 Placement = Callable[[Any], Mapping[str, Sharding]]

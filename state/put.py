@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from state.errors import ShardingError
-from storage.leaf_forms import is_key_dtype
+from cairn.state.errors import ShardingError
+from cairn.storage.training import is_key_dtype
 
 __all__ = ["put_leaf", "put_tree"]
 
@@ -50,7 +50,7 @@ def put_tree(tree: Any, places: Any) -> Any:
     spread = [leaf for leaf, place in zip(leaves, wanted, strict=True) if _is_spread(leaf, place)]
     if not spread:
         return jax.device_put(tree, places)
-    from storage import processes
+    from cairn.storage.training import processes
 
     # `jax.device_put` would compare them by sending every leaf of every process to all others.
     processes.together(

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 
-from state.errors import ArgumentError
-from state.names import EasyDeLQuantizationMethods
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLQuantizationMethods
 
 __all__ = [
     "METHODS",

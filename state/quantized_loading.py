@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from state.adaptation import matching_layers
-from state.adapted_layers import pack_kernel
-from state.checkpoint import StoredCheckpoint
-from state.errors import ArgumentError
-from state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
-from state.paths import named_leaves
-from state.quantization import QuantizationSettings
+from cairn.state.adaptation import matching_layers
+from cairn.state.adapted_layers import pack_kernel
+from cairn.state.checkpoint import StoredCheckpoint
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves
+from cairn.state.quantization import QuantizationSettings
 
 __all__ = [
     "DEFAULT_BLOCK_SIZE",

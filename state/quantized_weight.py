@@ -17,12 +17,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from state.errors import OptimizerError
-from state.mesh import sharding_of
-from state.names import EasyDeLQuantizationMethods
-from state.paths import named_leaves
-from state.quantization import METHODS, QuantizationSettings, group_length
-from state.specs import entry_axes, short_spec
+from cairn.state.errors import OptimizerError
+from cairn.state.mesh import sharding_of
+from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves
+from cairn.state.quantization import METHODS, QuantizationSettings, group_length
+from cairn.state.specs import entry_axes, short_spec
 
 __all__ = [
     "PackedParam",

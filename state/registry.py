@@ -6,10 +6,10 @@ and the ones that ship with this package, can be found.
 
 from typing import TYPE_CHECKING, Any
 
-from state.errors import UnknownModelError
+from cairn.state.errors import UnknownModelError
 
 if TYPE_CHECKING:
-    from state.base_module import EasyDeLBaseModule
+    from cairn.state.base_module import EasyDeLBaseModule
 
 __all__ = ["class_identity", "find", "register"]
 
@@ -37,7 +37,7 @@ def find(name: str, module: str | None, *, path: object) -> "type[EasyDeLBaseMod
     Raises:
         UnknownModelError: if no class, or more than one, has that name.
     """
-    import state.decoder.decoder  # noqa: F401  (its classes register themselves)
+    import cairn.state.decoder.decoder  # noqa: F401  (its classes register themselves)
 
     if module is not None and (module, name) in _CLASSES:
         return _CLASSES[module, name]

@@ -12,24 +12,27 @@ from typing import Any, Final, Protocol, Self
 
 import jax
 
-from state.due_steps import DueSteps, votes
-from state.errors import ArgumentError
-from storage import exit_guard, processes
-from storage.checkpointer import Checkpointer, default_writer_id
-from storage.preemption import Preemption
-from storage.retention import RetentionPolicy
-from storage.run import Run
-from storage.run_retention import RunRetention
-from storage.save_handle import SaveHandle, SaveState, superseded_save
-from storage.save_metrics import (
+from cairn.state.due_steps import DueSteps, votes
+from cairn.state.errors import ArgumentError
+from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
+from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.training import (
+    Checkpointer,
+    DueReason,
+    Preemption,
+    RunRetention,
+    SaveHandle,
+    SavePolicy,
+    SaveState,
+    default_writer_id,
+    exit_guard,
     prepare_metrics,
+    processes,
     record_outcome,
     record_refusal,
     record_started,
+    superseded_save,
 )
-from storage.save_policy import DueReason, SavePolicy
-from storage.trash import GRACE_SECONDS
-from storage.uri import StoreURI, parse_uri
 
 __all__ = ["RunSaver"]
 

@@ -24,12 +24,12 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from state.errors import ArgumentError
-from state.mesh import MESH_AXES, make_mesh, mesh_of, mesh_text
-from state.partition_axis import AxisEntry, PartitionAxis
-from state.paths import NamedLeaf, named_leaves
-from state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, ShardingReport, leaf_bytes
-from state.specs import entry_axes, short_spec, splitting_axes
+from cairn.state.errors import ArgumentError
+from cairn.state.mesh import MESH_AXES, make_mesh, mesh_of, mesh_text
+from cairn.state.partition_axis import AxisEntry, PartitionAxis
+from cairn.state.paths import NamedLeaf, named_leaves
+from cairn.state.placement import LARGE_LEAF_ELEMENTS, LeafPlacement, ShardingReport, leaf_bytes
+from cairn.state.specs import entry_axes, short_spec, splitting_axes
 
 __all__ = [
     "AUTOMATIC_MINIMUM_ELEMENTS",

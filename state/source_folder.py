@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from state.errors import ConversionError
-from storage.errors import NotFoundError
-from storage.files import Files
-from storage.uri import StoreURI, parse_uri
+from cairn.state.errors import ConversionError
+from cairn.storage.errors import NotFoundError
+from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 
 __all__ = ["SourceFolder", "parse_json"]
 
@@ -27,7 +26,7 @@ class SourceFolder:
 
     def __init__(self, uri: StoreURI) -> None:
         self.uri = uri
-        self._files = Files.open(uri)
+        self._files = open_files(uri)
         self._names = [entry.name for entry in self._files.list("") if not entry.is_dir]
         if uri.scheme == "file":
             # Links out of the folder are not in the listing.
@@ -70,7 +69,7 @@ class SourceFolder:
         if self.uri.scheme != "file":
             return self._files, name
         real = Path(self.uri.local_path, name).resolve()
-        return Files.open(parse_uri(real.parent)), real.name
+        return open_files(parse_uri(real.parent)), real.name
 
     def read_bytes(self, name: str) -> bytes | None:
         """A small file; None if it is not there."""

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from state.mesh import compiling_mesh, mesh_of
-from state.module_sharding import module_plan
-from state.optimizer_sharding import optimizer_shardings
-from state.specs import entry_axes, short_spec, splitting_axes
+from cairn.state.mesh import compiling_mesh, mesh_of
+from cairn.state.module_sharding import module_plan
+from cairn.state.optimizer_sharding import optimizer_shardings
+from cairn.state.specs import entry_axes, short_spec, splitting_axes
 
 __all__ = ["Placement", "at_home", "placement_of", "settled"]
 

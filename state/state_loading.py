@@ -15,32 +15,36 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from state.checkpoint import StoredCheckpoint
-from state.config import AutoEasyDeLConfig
-from state.dtypes import floating_dtype
-from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError, UnknownModelError
-from state.load_arguments import LoadArguments
-from state.load_placement import apply_shard_fns, check_shard_fns
-from state.mesh import home_of
-from state.models import abstract_model
-from state.module_sharding import module_plan
-from state.names import TaskType
-from state.optimizer_sharding import init_optimizer, optimizer_shardings
-from state.optimizers import optimizer_from_description
-from state.paths import is_variable, variable_paths
-from state.progress import say, size_text
-from state.quantized_loading import fill_model, quantizes, refuse_float_optimizer
-from state.quantized_weight import PackedParam
-from state.registry import find
-from state.stable_placement import settled
-from state.state_sharding import place_step
-from storage.errors import InvalidURIError
-from storage.layout import RUN_FILE
-from storage.objects import ObjectStore
-from storage.uri import StoreURI, parse_ref
+from cairn.state.checkpoint import StoredCheckpoint
+from cairn.state.config import AutoEasyDeLConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import (
+    ArgumentError,
+    OptimizerError,
+    OptimizerNotFoundError,
+    UnknownModelError,
+)
+from cairn.state.load_arguments import LoadArguments
+from cairn.state.load_placement import apply_shard_fns, check_shard_fns
+from cairn.state.mesh import home_of
+from cairn.state.models import abstract_model
+from cairn.state.module_sharding import module_plan
+from cairn.state.names import TaskType
+from cairn.state.optimizer_sharding import init_optimizer, optimizer_shardings
+from cairn.state.optimizers import optimizer_from_description
+from cairn.state.paths import is_variable, variable_paths
+from cairn.state.progress import say, size_text
+from cairn.state.quantized_loading import fill_model, quantizes, refuse_float_optimizer
+from cairn.state.quantized_weight import PackedParam
+from cairn.state.registry import find
+from cairn.state.stable_placement import settled
+from cairn.state.state_sharding import place_step
+from cairn.storage.errors import InvalidURIError
+from cairn.storage.runs import RUN_FILE, parse_ref
+from cairn.storage.store import ObjectStore, StoreURI
 
 if TYPE_CHECKING:
-    from state.easydel_state import EasyDeLState
+    from cairn.state.easydel_state import EasyDeLState
 
 __all__ = ["is_pretrained", "is_run", "load_easydel_state", "load_module", "load_optimizer_into"]
 
@@ -198,7 +202,7 @@ def load_optimizer_into(state: "EasyDeLState", reference: str | os.PathLike[str]
 
 def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
     """The target model, once every process has one and all are alike."""
-    from storage import processes
+    from cairn.storage.training import processes
 
     return processes.together(
         lambda: _target_model(checkpoint, arguments),
@@ -215,7 +219,7 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any
             path=checkpoint.uri,
             expected="a checkpoint of an EasyDeLBaseModule with a config",
             found=f"model class {meta.get('model_class')!r}, no config",
-            next_step="build the state yourself and read the arrays with storage.restore",
+            next_step="build the state yourself and read the arrays with cairn.storage",
         )
     model_class = arguments.model_class or find(
         meta["model_class"], meta.get("model_module"), path=checkpoint.uri
@@ -291,7 +295,7 @@ def _from_pretrained(
         raise ArgumentError(
             path="step", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
-    from state.decoder import DecoderForCausalLM
+    from cairn.state.decoder.decoder import DecoderForCausalLM
 
     model_class = arguments.model_class or DecoderForCausalLM
     _check_task(model_class, arguments.model_task)

@@ -15,24 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from state.checkpoint import META_FORMAT, META_VERSION
-from state.dtypes import floating_dtype
-from state.errors import ArgumentError, TreeStructureError
-from state.frozen import FrozenJSON
-from state.models import abstract_model, module_settings
-from state.paths import is_variable, tree_problems, variable_paths
-from state.placement import leaf_bytes
-from state.progress import say, size_text
-from state.quantized_weight import PackedParam
-from state.registry import class_identity
-from storage import processes
-from storage.checkpointer import Checkpointer
-from storage.manifest import Compression, ModelInfo
-from storage.save_handle import SaveHandle
-from storage.uri import StoreURI, parse_ref
+from cairn.state.checkpoint import META_FORMAT, META_VERSION
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.state.frozen import FrozenJSON
+from cairn.state.models import abstract_model, module_settings
+from cairn.state.paths import is_variable, tree_problems, variable_paths
+from cairn.state.placement import leaf_bytes
+from cairn.state.progress import say, size_text
+from cairn.state.quantized_weight import PackedParam
+from cairn.state.registry import class_identity
+from cairn.storage.arrays import Compression
+from cairn.storage.runs import ModelInfo, parse_ref
+from cairn.storage.store import StoreURI
+from cairn.storage.training import Checkpointer, SaveHandle, processes
 
 if TYPE_CHECKING:
-    from state.easydel_state import EasyDeLState
+    from cairn.state.easydel_state import EasyDeLState
 
 __all__ = ["SaveArguments", "SkippedSave", "save_easydel_state", "store"]
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from state.errors import ArgumentError, NotInitializedError, TreeStructureError
-from state.gather import gather_tree
-from state.mesh import home_of, sharding_of
-from state.module_sharding import module_plan
-from state.optimizer_sharding import explain_optimizer, optimizer_shardings
-from state.paths import named_leaves
-from state.placement import ShardingReport
-from state.put import put_leaf, put_tree
-from state.stable_placement import placement_of, settled
+from cairn.state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from cairn.state.gather import gather_tree
+from cairn.state.mesh import home_of, sharding_of
+from cairn.state.module_sharding import module_plan
+from cairn.state.optimizer_sharding import explain_optimizer, optimizer_shardings
+from cairn.state.paths import named_leaves
+from cairn.state.placement import ShardingReport
+from cairn.state.put import put_leaf, put_tree
+from cairn.state.stable_placement import placement_of, settled
 
 __all__ = ["StateShardingMixin", "own_variables", "params_by_rules", "place_step"]
 

@@ -4,14 +4,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from state.mesh import MESH_AXES
-from state.names import TaskType
-from state.state_saving import SaveArguments, save_easydel_state
+from cairn.state.mesh import MESH_AXES
+from cairn.state.names import TaskType
+from cairn.state.state_saving import SaveArguments, save_easydel_state
 
 if TYPE_CHECKING:
-    from state.easydel_state import EasyDeLState
-    from storage.checkpointer import SaveHandle
-    from storage.manifest import Compression
+    from cairn.state.easydel_state import EasyDeLState
+    from cairn.storage.arrays import Compression
+    from cairn.storage.training import SaveHandle
 
 __all__ = ["StateStorageMixin"]
 
@@ -167,8 +167,8 @@ class StateStorageMixin:
                 not fit the model and the optimizer; every leaf that differs is listed.
             CorruptionError: if stored bytes fail their check.
         """
-        from state.load_arguments import LoadArguments
-        from state.state_loading import load_easydel_state
+        from cairn.state.load_arguments import LoadArguments
+        from cairn.state.state_loading import load_easydel_state
 
         arguments = LoadArguments.checked(
             kwargs,
@@ -224,9 +224,9 @@ class StateStorageMixin:
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
         """
-        from state.decoder import DecoderForCausalLM
-        from state.load_arguments import LoadArguments
-        from state.state_loading import is_pretrained, load_module
+        from cairn.state.decoder.decoder import DecoderForCausalLM
+        from cairn.state.load_arguments import LoadArguments
+        from cairn.state.state_loading import is_pretrained, load_module
 
         if is_pretrained(source):
             model = (model_class or DecoderForCausalLM).from_pretrained(source, **arguments)
@@ -256,10 +256,9 @@ class StateStorageMixin:
             ValueError: as `load_state`.
             CorruptionError: as `load_state`.
         """
-        from storage import processes
-        from storage.errors import RunNotFoundError, StepNotFoundError
-        from storage.run import Run
-        from storage.uri import parse_ref
+        from cairn.storage.errors import RunNotFoundError, StepNotFoundError
+        from cairn.storage.runs import Run, parse_ref
+        from cairn.storage.training import processes
 
         def is_empty() -> bool:
             try:
@@ -278,7 +277,7 @@ class StateStorageMixin:
             ArgumentError: if the folder holds pickle files; they are never read.
             TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
         """
-        from state.state_loading import load_optimizer_into
+        from cairn.state.state_loading import load_optimizer_into
 
         state: Any = load_optimizer_into(_state(self), load_directory)
         loaded: Self = state

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from state.errors import ArgumentError
-from state.weight_ops import Array, Chain, Op, Rename, Shape, Split, Transpose
-from state.weight_rules import Rule
-from storage.safetensors_stream import TensorSource
+from cairn.state.errors import ArgumentError
+from cairn.state.weight_ops import Array, Chain, Op, Rename, Shape, Split, Transpose
+from cairn.state.weight_rules import Rule
+from cairn.storage.safetensors import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
 

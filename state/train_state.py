@@ -9,18 +9,18 @@ import jax
 import optax
 from flax import struct
 
-from state.equinox_module import check_leaves, is_equinox, take_apart
-from state.errors import ArgumentError, NotInitializedError
-from state.mesh import home_of
-from state.optax_numerics import optax_numerics
-from state.optimizer_sharding import init_optimizer
-from state.paths import rebuild
-from state.state_saving import SaveArguments
-from state.state_sharding import own_variables, place_step
+from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
+from cairn.state.errors import ArgumentError, NotInitializedError
+from cairn.state.mesh import home_of
+from cairn.state.optax_numerics import optax_numerics
+from cairn.state.optimizer_sharding import init_optimizer
+from cairn.state.paths import rebuild
+from cairn.state.state_saving import SaveArguments
+from cairn.state.state_sharding import own_variables, place_step
 
 if TYPE_CHECKING:
-    from storage.checkpointer import SaveHandle
-    from storage.manifest import Compression
+    from cairn.storage.arrays import Compression
+    from cairn.storage.training import SaveHandle
 
 __all__ = ["TrainState"]
 
@@ -171,7 +171,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
 
         The parameters are the item `model`, the fields of a subclass the item `fields`.
         """
-        from state.train_state_storage import save_train_state
+        from cairn.state.train_state_storage import save_train_state
 
         arguments = SaveArguments(
             step=step,
@@ -219,7 +219,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
             ArgumentError: if the target is no state of this class.
         """
-        from state.train_state_storage import load_train_state
+        from cairn.state.train_state_storage import load_train_state
 
         if not isinstance(target, cls):
             raise ArgumentError(

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from state.checkpoint import StoredCheckpoint
-from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from state.mesh import home_of
-from state.paths import named_leaves
-from state.state_saving import SaveArguments, store
-from state.state_sharding import place_step
-from storage.dtypes import dtype_named
-from storage.manifest import LeafRecord
+from cairn.state.checkpoint import StoredCheckpoint
+from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
+from cairn.state.mesh import home_of
+from cairn.state.paths import named_leaves
+from cairn.state.state_saving import SaveArguments, store
+from cairn.state.state_sharding import place_step
+from cairn.storage.arrays import dtype_named
+from cairn.storage.runs import LeafRecord
 
 if TYPE_CHECKING:
-    from state.train_state import TrainState
-    from storage.save_handle import SaveHandle
+    from cairn.state.train_state import TrainState
+    from cairn.storage.training import SaveHandle
 
 __all__ = ["load_train_state", "save_train_state"]
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, TreeStructureError, require_optimizer
-from state.mesh import mesh_of
-from state.paths import named_leaves, rebuild
-from state.put import put_leaf
-from state.train_state import TrainState
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, TreeStructureError, require_optimizer
+from cairn.state.mesh import mesh_of
+from cairn.state.paths import named_leaves, rebuild
+from cairn.state.put import put_leaf
+from cairn.state.train_state import TrainState
 
 __all__ = ["TrainStep"]
 

@@ -16,20 +16,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from state import families
-from state.config import AutoEasyDeLConfig, EDPretrainedConfig
-from state.decoder.config import DecoderConfig
-from state.errors import ConfigError, ConversionError
-from state.gguf import GGUFFile
-from state.source_folder import SourceFolder, parse_json
-from state.weight_ops import Array, Shape
-from state.weight_rules import RuleTable
-from storage.errors import NotFoundError
-from storage.files import Files
-from storage.layout import RUN_FILE
-from storage.safetensors_format import SafetensorsHeader
-from storage.safetensors_stream import read_header, read_tensor
-from storage.uri import StoreURI, parse_uri
+from cairn.state import families
+from cairn.state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.gguf import GGUFFile
+from cairn.state.source_folder import SourceFolder, parse_json
+from cairn.state.weight_ops import Array, Shape
+from cairn.state.weight_rules import RuleTable
+from cairn.storage.errors import NotFoundError
+from cairn.storage.runs import RUN_FILE
+from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tensor
+from cairn.storage.store import StoreURI, open_files, parse_uri
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -230,7 +228,7 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
     # Mapped into memory: once open, the file's name may go.
     with tempfile.TemporaryDirectory() as folder:
         local = Path(folder, uri.name)
-        Files.open(uri.parent).copy(uri.name, Files.open(parse_uri(folder)), local.name)
+        open_files(uri.parent).copy(uri.name, open_files(parse_uri(folder)), local.name)
         return _read_gguf(GGUFFile(local), text, config_kwargs)
 
 

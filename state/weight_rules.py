@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from state.errors import ConversionError
-from state.weight_ops import RENAME, Op, Shape
+from cairn.state.errors import ConversionError
+from cairn.state.weight_ops import RENAME, Op, Shape
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from jaxtyping import install_import_hook
 # Shapes in signatures are checked while the tests run.
 _SHAPED = ("attention", "mlp", "norms", "positions")
 install_import_hook(
-    ["state.sampling", *(f"state.decoder.{name}" for name in _SHAPED)], "beartype.beartype"
+    ["cairn.state.sampling", *(f"cairn.state.decoder.{name}" for name in _SHAPED)],
+    "beartype.beartype",
 )
 
 pytest_plugins = ["tests.gcs.plugin"]

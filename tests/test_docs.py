@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-import state
-import storage
-from service.app import ROUTERS
-from service.cli import app as command
-from service.dashboard import pages
-from service.routes import health
-from service.settings import Settings
+from cairn import state, storage
+from cairn.service.app import ROUTERS
+from cairn.service.command.cli import app as command
+from cairn.service.dashboard import pages
+from cairn.service.routes import health
+from cairn.service.settings import Settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)

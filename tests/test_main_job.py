@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
+from cairn.state import EasyDeLState
 from examples.demo.servers import control_plane
-from service.client import CairnClient
-from service.errors import ProblemResponseError
-from state import EasyDeLState
 from tests.tiny import TinyRun, batch, compile_step, leaves_of, make_run
 
 
@@ -41,7 +41,7 @@ def walk(prefix, node):
         walk(path, value) if isinstance(value, dict) else flat.__setitem__(path, np.asarray(value))
 walk("", tree)
 np.savez(target, **flat)
-assert not {"storage", "state", "service"} & set(sys.modules), "Cairn was imported"
+assert not {"cairn"} & set(sys.modules), "Cairn was imported"
 """
 
 
@@ -62,7 +62,7 @@ def test_plain_orbax_reads_a_run_bit_equal_without_cairn(tiny, tmp_path, item):
 def test_promoted_step_exports_to_files_that_transformers_loads_with_equal_logits(
     tiny, server, tmp_path
 ):
-    with CairnClient(server) as client:
+    with Client(server) as client:
         alias = client.promote("tiny", 2, "export-me", expect=None)
         with pytest.raises(ProblemResponseError) as stale:
             client.promote("tiny", 1, "export-me", expect=alias.sequence + 1)
@@ -99,7 +99,7 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
     def listing() -> dict:
         with (
             control_plane(tiny.root, tmp_path, {}, port=0) as (url, *_),
-            CairnClient(url) as client,
+            Client(url) as client,
         ):
             runs = list(client.runs())
             return {
@@ -116,7 +116,7 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
                 ],
             }
 
-    with control_plane(tiny.root, tmp_path, {}, port=0) as (url, *_), CairnClient(url) as client:
+    with control_plane(tiny.root, tmp_path, {}, port=0) as (url, *_), Client(url) as client:
         client.promote("tiny", 1, "before-rebuild", expect=None, reason="kept in the store")
     before = listing()
     assert before["aliases"]
@@ -126,7 +126,7 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
         database.unlink()
     rebuilt = subprocess.run(
         [
-            sys.executable, "-m", "service.cli", "index", "rebuild",
+            sys.executable, "-m", "cairn", "index", "rebuild",
             "--root", tiny.root, "--data-dir", str(tmp_path / "control-plane"),
         ],
         check=True, capture_output=True, text=True,

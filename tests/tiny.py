@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
-from storage.trees import flatten
+from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.storage.training.trees import flatten
 
 TINY = DecoderConfig(
     model_type="llama",

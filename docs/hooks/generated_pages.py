@@ -11,9 +11,9 @@ from command_page import command_page
 from http_page import http_page
 from settings_page import settings_page
 
-from service.app import create_app
-from service.cli import app as command
-from service.settings import Settings
+from cairn.service.app import create_app
+from cairn.service.command.cli import app as command
+from cairn.service.settings import Settings
 
 
 def generated_pages() -> dict[str, str]:

@@ -11,18 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from cairn.service.client.client import Client
+from cairn.service.command.watch import watch_operation
+from cairn.service.errors import ProblemResponseError, ServiceError
+from cairn.service.schemas import Operation
+from cairn.service.sizes import size_text
+from cairn.storage.runs.layout import attempt_dir
+from cairn.storage.runs.run import Run
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.uri import parse_uri
 from examples.demo.jobs import Event, Jobs, events, losses
 from examples.demo.report import DemoFailedError, Report
 from examples.demo.servers import control_plane, store
-from service.client import CairnClient
-from service.errors import ProblemResponseError, ServiceError
-from service.schemas import Operation
-from service.sizes import size_text
-from service.watch import watch_operation
-from storage.files import Files
-from storage.layout import attempt_dir
-from storage.run import Run
-from storage.uri import parse_uri
 
 RUN = "smollm2"
 FORK = "smollm2-fork"
@@ -102,7 +102,7 @@ class Demo:
             f"step time {min(steps):.1f}-{max(steps):.1f} s",
         )  # fmt: skip
 
-    def operate(self, client: CairnClient, started: float) -> Path:
+    def operate(self, client: Client, started: float) -> Path:
         """Step c: list, promote, fork, gather, convert over HTTP; returns the export's folder."""
         report = self.report
         report.step("c", "the control plane: list, promote, fork, gather, convert over HTTP")
@@ -155,7 +155,7 @@ class Demo:
         )  # fmt: skip
         return target
 
-    def follow(self, client: CairnClient, operation: Operation) -> dict[str, Any]:
+    def follow(self, client: Client, operation: Operation) -> dict[str, Any]:
         """Shows live progress until an operation ends; returns its result."""
         return watch_operation(client, operation, self.report.console).result or {}
 
@@ -206,7 +206,7 @@ class Demo:
                 "differences " + ", ".join(f"{value:.1e}" for value in differences),
             )  # fmt: skip
 
-    def crash(self, client: CairnClient) -> None:
+    def crash(self, client: Client) -> None:
         """Step f: SIGKILL in the middle of a save; nothing half-written is ever listed."""
         self.report.step("f", "SIGKILL in the middle of a save, then a restart")
         run = Run.open(parse_uri(self.fork_uri))
@@ -248,7 +248,7 @@ class Demo:
         self, process: subprocess.Popen[str], run: Run, step: int, before: set[int]
     ) -> str | None:
         """Kills the process once a good part of the step is written but no manifest is."""
-        files = Files.open(run.uri)
+        files = open_files(run.uri)
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
             size = sum(
@@ -283,7 +283,7 @@ def main() -> int:
             demo.train()
             with (
                 control_plane(root, folder, environment, arguments.port) as (url, started, _),
-                CairnClient(url) as client,
+                Client(url) as client,
             ):
                 export = demo.operate(client, started)
                 demo.compare(export)

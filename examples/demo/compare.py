@@ -20,7 +20,7 @@ def main() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from state import EasyDeLState
+    from cairn import EasyDeLState
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.export)
     theirs = AutoModelForCausalLM.from_pretrained(arguments.export, dtype=torch.float32).eval()

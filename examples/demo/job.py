@@ -41,7 +41,7 @@ def leaf_digests(state: Any) -> dict[str, str]:
     """Returns a BLAKE2 digest per leaf of the state's parameters and optimizer, from host bytes."""
     import numpy as np
 
-    from storage.trees import flatten
+    from cairn.storage.training.trees import flatten
 
     leaves: Mapping[str, Any] = flatten({"model": state.graphstate, "optimizer": state.opt_state})
     return {
@@ -59,11 +59,11 @@ def main() -> None:
 
     import jax
 
+    from cairn import DecoderForCausalLM, EasyDeLState
+    from cairn.state.errors import ShardingError
+    from cairn.state.optimizers import make_optimizer
     from examples.demo.corpus import Batches
     from examples.demo.weights import load_tokenizer, smollm2_gguf
-    from state import DecoderForCausalLM, EasyDeLState
-    from state.errors import ShardingError
-    from state.optimizers import make_optimizer
 
     started = time.perf_counter()
     mesh_arguments = {"sharding_axis_dims": (dp, fsdp, 1, 1), "auto_shard_model": True}

@@ -74,7 +74,7 @@ def control_plane(
     Port 0 takes any free one.
     """
     command = [
-        sys.executable, "-m", "service.cli", "serve",
+        sys.executable, "-m", "cairn", "serve",
         "--root", root, "--data-dir", str(folder / "control-plane"), "--port", str(port),
     ]  # fmt: skip
     log = folder / "control-plane.log"

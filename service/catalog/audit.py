@@ -5,11 +5,10 @@ from datetime import UTC, datetime
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.catalog import rows
-from service.catalog.engine import Catalog
-from service.catalog.models import AuditRow
-from storage.aliases import Alias
-from storage.run import Run
+from cairn.service.catalog import rows
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import AuditRow
+from cairn.storage.runs import Alias, Run
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from service.catalog.engine import Catalog
-from service.catalog.models import AuditRow
-from storage.run import Run
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import AuditRow
+from cairn.storage.runs import Run
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from service.catalog.migrate import upgrade
-from service.errors import SettingsError
+from cairn.service.catalog.migrate import upgrade
+from cairn.service.errors import SettingsError
 
 BUSY_TIMEOUT_SECONDS = 30
 

@@ -8,7 +8,7 @@ from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection
 
-from service.errors import SettingsError
+from cairn.service.errors import SettingsError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
-from service.catalog.models import AliasRow, CheckpointRow, RunRow
-from service.schemas import Checkpoint, CheckpointState, Lineage, Run
-from storage.layout import step_dir
+from cairn.service.catalog.models import AliasRow, CheckpointRow, RunRow
+from cairn.service.schemas import Checkpoint, CheckpointState, Lineage, Run
+from cairn.storage.runs import step_dir
 
 
 def run_names(

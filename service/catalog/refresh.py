@@ -10,13 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from service.catalog import rows
-from service.catalog.engine import Catalog
-from service.catalog.snapshot import take_snapshot
-from service.catalog.stamps import Stamp, take_stamp
-from storage.errors import NotFoundError, RunNotFoundError, StorageError, StoreUnavailableError
-from storage.run import Run, list_runs
-from storage.uri import StoreURI
+from cairn.service.catalog import rows
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.snapshot import take_snapshot
+from cairn.service.catalog.stamps import Stamp, take_stamp
+from cairn.storage.errors import (
+    NotFoundError,
+    RunNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
+from cairn.storage.runs import Run, list_runs
+from cairn.storage.store import StoreURI
 
 logger = logging.getLogger(__name__)
 

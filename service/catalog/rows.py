@@ -7,14 +7,11 @@ from typing import Final
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from service.catalog.models import AliasRow, CheckpointRow, RunRow
-from service.catalog.snapshot import Checkpoint, Key, Snapshot
-from service.schemas import CheckpointState
-from storage.aliases import Alias
-from storage.annotations import Annotation
-from storage.clock import from_rfc3339
-from storage.run_info import RunInfo
-from storage.uri import StoreURI
+from cairn.service.catalog.models import AliasRow, CheckpointRow, RunRow
+from cairn.service.catalog.snapshot import Checkpoint, Key, Snapshot
+from cairn.service.schemas import CheckpointState
+from cairn.storage.runs import Alias, Annotation, RunInfo
+from cairn.storage.store import StoreURI, from_rfc3339
 
 _REVISION_BITS: Final = 62
 

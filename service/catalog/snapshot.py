@@ -5,17 +5,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from service.schemas import CheckpointState
-from storage import layout
-from storage.aliases import Alias
-from storage.annotations import Annotation
-from storage.attempts import counting
-from storage.clock import from_rfc3339
-from storage.errors import CorruptionError, UnsupportedFormatError
-from storage.manifest import Manifest
-from storage.records import sha256_of
-from storage.run import Run
-from storage.run_info import RunInfo
+from cairn.service.schemas import CheckpointState
+from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.runs import Alias, Annotation, Manifest, Run, RunInfo, counting, layout
+from cairn.storage.store import from_rfc3339, sha256_of
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage import layout
-from storage.uri import StoreURI
+from cairn.storage.runs import layout
+from cairn.storage.store import StoreURI
 
 # A change within one tick of the file system's clock leaves no trace in a time taken between; the
 # coarsest clock in use (FAT) has ticks of two seconds.

@@ -9,17 +9,17 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from service.dependencies import (
+from cairn.service.dependencies import (
     IndexDependency,
     PageToken,
     RootName,
     RunDependency,
     SettingsDependency,
 )
-from service.routes.checkpoints import list_checkpoints
-from service.routes.runs import get_run, list_all_runs
-from service.schemas import CheckpointState
-from service.sizes import size_text
+from cairn.service.routes.checkpoints import list_checkpoints
+from cairn.service.routes.runs import get_run, list_all_runs
+from cairn.service.schemas import CheckpointState
+from cairn.service.sizes import size_text
 
 FOLDER: Final = Path(__file__).parent
 ROWS: Final = 100

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from storage.errors import ArtifactNotFoundError, NotFoundError
-from storage.exports import ExportKey, ExportManifest, find_export
-from storage.objects import ObjectStore
-from storage.uri import StoreURI, confine
+from cairn.storage.errors import ArtifactNotFoundError, NotFoundError
+from cairn.storage.runs import ExportKey, ExportManifest, find_export
+from cairn.storage.store import ObjectStore, StoreURI, confine
 
 ARTIFACT_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,511}$"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"

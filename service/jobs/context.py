@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.jobs.progress import ProgressMeter
-from storage.run import Run, StepInfo
-from storage.uri import StoreURI
+from cairn.service.jobs.progress import ProgressMeter
+from cairn.storage.runs import Run, StepInfo
+from cairn.storage.store import StoreURI
 
 Request = Mapping[str, Any]
 Result = dict[str, Any]

@@ -5,19 +5,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from service.errors import InvalidRequestError
-from service.jobs.context import JobContext, JobKind, Request, Result
-from service.jobs.export_job import ExportContent, abandon_export, run_export
-from state.errors import StateError
-from state.export import export_sources, stored_config
-from state.tensor_streams import float_dtype
-from state.weight_files import CONFIG_FILE, INDEX_FILE
-from storage.assets import read_asset
-from storage.manifest import AssetRecord, Manifest
-from storage.reader import CheckpointReader
-from storage.run import Run
-from storage.safetensors_stream import Shard, parse_size, plan_shards
-from storage.uri import check_segment
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.state.errors import StateError
+from cairn.state.export import export_sources, stored_config
+from cairn.state.tensor_streams import float_dtype
+from cairn.state.weight_files import CONFIG_FILE, INDEX_FILE
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
+from cairn.storage.safetensors import Shard, parse_size, plan_shards
+from cairn.storage.store import check_segment
 
 KIND: Final = "convert"
 # Part of every artifact's identity: raise it when the same checkpoint and options come out as

@@ -4,11 +4,11 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request, Response
 
-from service.dependencies import RunDependency, StepNumber
-from service.errors import NotReadyError
-from service.jobs.engine import JobEngine
-from service.schemas import Operation
-from storage.run import StepInfo
+from cairn.service.dependencies import RunDependency, StepNumber
+from cairn.service.errors import NotReadyError
+from cairn.service.jobs.engine import JobEngine
+from cairn.service.schemas import Operation
+from cairn.storage.runs import StepInfo
 
 
 def get_jobs(request: Request) -> JobEngine:

@@ -30,8 +30,8 @@ from dbos import error as dbos_errors
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
-from service.errors import SettingsError
-from service.jobs.context import (
+from cairn.service.errors import SettingsError
+from cairn.service.jobs.context import (
     JobCancelled,
     JobKind,
     JobsStopping,
@@ -39,18 +39,18 @@ from service.jobs.context import (
     Request,
     Result,
 )
-from service.jobs.errors import (
+from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     JobFailedError,
     JobsBusyError,
     OperationNotFoundError,
     OperationStateError,
 )
-from service.jobs.execution import Execution
-from service.jobs.executor_lock import ExecutorLock
-from service.jobs.kinds import KINDS
-from service.jobs.log_filter import ExpectedEndings
-from service.jobs.records import (
+from cairn.service.jobs.execution import Execution
+from cairn.service.jobs.executor_lock import ExecutorLock
+from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.log_filter import ExpectedEndings
+from cairn.service.jobs.records import (
     CANCELLED,
     moment,
     operation_id,
@@ -58,10 +58,10 @@ from service.jobs.records import (
     statuses_of,
     workflow_name,
 )
-from service.jobs.sqlite_wal import WalConnection
-from service.schemas import Operation, OperationKind, OperationState
-from service.settings import Settings
-from storage.uri import StoreURI
+from cairn.service.jobs.sqlite_wal import WalConnection
+from cairn.service.schemas import Operation, OperationKind, OperationState
+from cairn.service.settings import Settings
+from cairn.storage.store import StoreURI
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Errors of jobs; see the tree in `service.errors`.
+"""Errors of jobs; see the tree in `cairn.service.errors`.
 
 ServiceError
 ├── JobsBusyError                  a second engine in one process, or under one name
@@ -13,7 +13,7 @@ ServiceError
 from collections.abc import Mapping
 from typing import Any
 
-from service.errors import ProblemError, ServiceError
+from cairn.service.errors import ProblemError, ServiceError
 
 
 class JobsBusyError(ServiceError):

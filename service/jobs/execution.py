@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
-from service.jobs.errors import JobFailedError
-from service.jobs.progress import ProgressMeter
-from service.problems import problem_from
-from storage.errors import StoreUnavailableError
-from storage.uri import StoreURI
+from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
+from cairn.service.jobs.errors import JobFailedError
+from cairn.service.jobs.progress import ProgressMeter
+from cairn.service.problems import problem_from
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store import StoreURI
 
 logger = logging.getLogger(__name__)
 

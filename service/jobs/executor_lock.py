@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from service.errors import SettingsError
-from service.jobs.errors import JobsBusyError
+from cairn.service.errors import SettingsError
+from cairn.service.jobs.errors import JobsBusyError
 
 
 class ExecutorLock:

@@ -13,26 +13,26 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from service.jobs.artifacts import ArtifactRef
-from service.jobs.context import JobContext, Request, Result, step_request
-from storage.clock import rfc3339, utc_now
-from storage.errors import CorruptionError, StepNotFoundError
-from storage.exports import (
+from cairn.service.jobs.artifacts import ArtifactRef
+from cairn.service.jobs.context import JobContext, Request, Result, step_request
+from cairn.storage.errors import CorruptionError, StepNotFoundError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import (
     ExportFile,
     ExportKey,
     ExportManifest,
+    Manifest,
+    Run,
+    StepInfo,
+    StepState,
     delete_tries,
     find_export,
     publish_export,
     withdraw_export,
 )
-from storage.files import Files
-from storage.manifest import Manifest
-from storage.objects import ObjectStore
-from storage.reader import CheckpointReader
-from storage.run import Run, StepInfo, StepState
-from storage.safetensors_stream import Shard, write_shard
-from storage.uri import StoreURI, confine
+from cairn.storage.safetensors import Shard, write_shard
+from cairn.storage.store import Files, ObjectStore, StoreURI, confine, rfc3339, utc_now
+from cairn.storage.store.open_files import open_files
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class _ExportJob:
         return self._plan(run, manifest, reader, self._request["options"])
 
     def _files(self, folder: str) -> Files:
-        return Files.open(self._uri / self._key.try_folder(folder))
+        return open_files(self._uri / self._key.try_folder(folder))
 
 
 def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:

@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from service.errors import InvalidRequestError
-from service.jobs.context import JobContext, JobKind, Request, Result
-from service.jobs.export_job import ExportContent, abandon_export, run_export
-from state.errors import ArgumentError
-from state.tensor_streams import float_dtype, is_floating
-from storage.manifest import Manifest
-from storage.reader import CheckpointReader, LeafInfo
-from storage.run import Run
-from storage.safetensors_stream import TensorSource, plan_shards
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.state.errors import ArgumentError
+from cairn.state.tensor_streams import float_dtype, is_floating
+from cairn.storage.reading import CheckpointReader, LeafInfo
+from cairn.storage.runs import Manifest, Run
+from cairn.storage.safetensors import TensorSource, plan_shards
 
 KIND: Final = "gather"
 RULE_VERSION: Final = 1

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.jobs.context import JobContext, JobKind, Request, Result
-from service.jobs.runs import open_run
-from storage.gc import Garbage, collect_garbage, find_garbage
-from storage.run import Run
-from storage.uri import StoreURI
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.runs import open_run
+from cairn.storage.runs import Garbage, Run, collect_garbage, find_garbage
+from cairn.storage.store import StoreURI
 
 KIND: Final = "gc"
 ENTRIES_KEPT: Final = 1000

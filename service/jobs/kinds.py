@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Final
 
-from service.jobs.context import JobKind
-from service.jobs.convert import CONVERT
-from service.jobs.gather import GATHER
-from service.jobs.gc import GC
-from service.jobs.restore import RESTORE
-from service.jobs.retention import RETENTION
-from service.jobs.verify import VERIFY
+from cairn.service.jobs.context import JobKind
+from cairn.service.jobs.convert import CONVERT
+from cairn.service.jobs.gather import GATHER
+from cairn.service.jobs.gc import GC
+from cairn.service.jobs.restore import RESTORE
+from cairn.service.jobs.retention import RETENTION
+from cairn.service.jobs.verify import VERIFY
 
 KINDS: Final[Mapping[str, JobKind]] = {
     kind.name: kind for kind in (CONVERT, GATHER, GC, RESTORE, RETENTION, VERIFY)

@@ -2,8 +2,8 @@
 
 import logging
 
-from service.jobs.context import JobInterrupt
-from service.jobs.errors import JobFailedError
+from cairn.service.jobs.context import JobInterrupt
+from cairn.service.jobs.errors import JobFailedError
 
 
 class ExpectedEndings(logging.Filter):

@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.jobs.context import JobContext, JobKind, Request, Result, step_request
-from storage.attempts import Attempt, counting
-from storage.errors import StepNotFoundError
-from storage.fork import abandon_fork, fork_run
-from storage.lease import begin_attempt, release
-from storage.run import Run, StepInfo, StepState
-from storage.uri import StoreURI, confine
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
+from cairn.storage.errors import StepNotFoundError
+from cairn.storage.runs import (
+    Attempt,
+    Run,
+    StepInfo,
+    StepState,
+    abandon_fork,
+    begin_attempt,
+    counting,
+    fork_run,
+    release,
+)
+from cairn.storage.store import StoreURI, confine
 
 KIND: Final = "restore"
 FORK: Final = "fork"

@@ -4,17 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from service.deletion import read_deletions
-from service.jobs.context import JobContext, JobKind, Request, Result
-from service.jobs.runs import open_run
-from service.retention_plan import judge, policy_text
-from service.schemas import RetentionPolicy
-from storage.clock import utc_now
-from storage.errors import StepInUseError
-from storage.layout import TRASH, parse_trash_file
-from storage.run import Run, StepInfo
-from storage.trash import delete_step
-from storage.uri import StoreURI
+from cairn.service.deletion import read_deletions
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.runs import open_run
+from cairn.service.retention_plan import judge, policy_text
+from cairn.service.schemas import RetentionPolicy
+from cairn.storage.errors import StepInUseError
+from cairn.storage.runs import TRASH, Run, StepInfo, delete_step, parse_trash_file
+from cairn.storage.store import StoreURI, utc_now
 
 KIND: Final = "retention"
 STEPS_AT_ONCE: Final = 8

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from service.jobs.context import Request
-from storage.errors import RunNotFoundError
-from storage.run import Run
-from storage.uri import StoreURI, confine
+from cairn.service.jobs.context import Request
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run
+from cairn.storage.store import StoreURI, confine
 
 
 def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:

@@ -4,13 +4,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from service.jobs.context import JobContext, JobKind, Request, Result, step_request
-from service.jobs.errors import DamagedError
-from service.jobs.runs import open_run
-from storage.errors import StepNotFoundError
-from storage.run import Run, StepInfo, StepState
-from storage.uri import StoreURI
-from storage.verify import VerifyReport, verify_step
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
+from cairn.service.jobs.errors import DamagedError
+from cairn.service.jobs.runs import open_run
+from cairn.storage.errors import StepNotFoundError
+from cairn.storage.reading import VerifyReport, verify_step
+from cairn.storage.runs import Run, StepInfo, StepState
+from cairn.storage.store import StoreURI
 
 KIND: Final = "verify"
 PROBLEMS_KEPT: Final = 100

@@ -1,1 +1,1 @@
-"""HTTP routes, one resource a file; each exports `router`, which `service.app` includes."""
+"""HTTP routes, one resource a file; each exports `router`, which `cairn.service.app` includes."""

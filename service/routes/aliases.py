@@ -4,17 +4,17 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from service.auth import ActorDependency
-from service.catalog.audit import note_alias
-from service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
-from service.errors import InvalidRequestError
-from service.etag import etag
-from service.preconditions import ExpectationDependency
-from service.problems import problem_responses
-from service.promotion import alias_body, delete_alias
-from service.schemas import Alias, AliasHistory, AliasList, AliasMove
-from storage.clock import from_rfc3339
-from storage.errors import AliasNotFoundError
+from cairn.service.auth import ActorDependency
+from cairn.service.catalog.audit import note_alias
+from cairn.service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
+from cairn.service.errors import InvalidRequestError
+from cairn.service.etag import etag
+from cairn.service.preconditions import ExpectationDependency
+from cairn.service.problems import problem_responses
+from cairn.service.promotion import alias_body, delete_alias
+from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
+from cairn.storage.errors import AliasNotFoundError
+from cairn.storage.store import from_rfc3339
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"])
 

@@ -8,17 +8,16 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import StreamingResponse
 
-from service.byte_ranges import ByteRange, parse_range
-from service.dependencies import SettingsDependency
-from service.jobs.artifacts import ARTIFACT_PATTERN, ArtifactRef
-from service.problems import problem_responses
-from service.schemas import Artifact, ArtifactFile, OperationKind
-from service.settings import Settings
-from storage.clock import from_rfc3339
-from storage.errors import ArtifactNotFoundError, CorruptionError
-from storage.exports import ExportFile, ExportManifest
-from storage.files import Files
-from storage.uri import StoreURI
+from cairn.service.byte_ranges import ByteRange, parse_range
+from cairn.service.dependencies import SettingsDependency
+from cairn.service.jobs.artifacts import ARTIFACT_PATTERN, ArtifactRef
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import Artifact, ArtifactFile, OperationKind
+from cairn.service.settings import Settings
+from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
+from cairn.storage.runs import ExportFile, ExportManifest
+from cairn.storage.store import Files, StoreURI, from_rfc3339
+from cairn.storage.store.open_files import open_files
 
 router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"])
 
@@ -115,7 +114,7 @@ def _find(artifact: str, name: str, settings: Settings) -> tuple[Files, ExportFi
     """
     manifest, folder = ArtifactRef.parse(artifact).open(settings.root_uris)
     file = _file(manifest, name, folder)
-    files = Files.open(folder)
+    files = open_files(folder)
     size = files.stat(name).size
     if size != file.size:
         raise CorruptionError(

@@ -5,14 +5,14 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from service.auth import ActorDependency
-from service.catalog import queries, rows
-from service.catalog.audit import note_alias
-from service.catalog.audit_deletions import note_deletion
-from service.catalog.models import CheckpointRow, RunRow
-from service.catalog.snapshot import read_annotations
-from service.deletion import delete, deletion_body, read_deletions, undelete
-from service.dependencies import (
+from cairn.service.auth import ActorDependency
+from cairn.service.catalog import queries, rows
+from cairn.service.catalog.audit import note_alias
+from cairn.service.catalog.audit_deletions import note_deletion
+from cairn.service.catalog.models import CheckpointRow, RunRow
+from cairn.service.catalog.snapshot import read_annotations
+from cairn.service.deletion import delete, deletion_body, read_deletions, undelete
+from cairn.service.dependencies import (
     MAX_STEP,
     CatalogDependency,
     IndexDependency,
@@ -22,12 +22,12 @@ from service.dependencies import (
     RunDependency,
     StepNumber,
 )
-from service.etag import etag
-from service.paging import decode_token, encode_token
-from service.preconditions import ExpectationDependency
-from service.problems import problem_responses
-from service.promotion import alias_body, promote
-from service.schemas import (
+from cairn.service.etag import etag
+from cairn.service.paging import decode_token, encode_token
+from cairn.service.preconditions import ExpectationDependency
+from cairn.service.problems import problem_responses
+from cairn.service.promotion import alias_body, promote
+from cairn.service.schemas import (
     GRACE_SECONDS,
     LONGEST_GRACE_SECONDS,
     Alias,
@@ -37,10 +37,9 @@ from service.schemas import (
     PromoteRequest,
     UndeleteRequest,
 )
-from storage.clock import from_rfc3339
-from storage.errors import RunNotFoundError
-from storage.run import Run, StepInfo, StepState
-from storage.trash import Tombstone
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run, StepInfo, StepState, Tombstone
+from cairn.storage.store import from_rfc3339
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["checkpoints"])
 

@@ -5,15 +5,20 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service.auth import ActorDependency
-from service.catalog.audit_deletions import note_deletion
-from service.dependencies import CatalogDependency, IdempotencyKey, RootName, RunDependency
-from service.jobs import gc, retention
-from service.jobs.dependency import JobsDependency, accepted, get_jobs
-from service.problems import problem_responses
-from service.retention_plan import judge, plan_body, stored_policy
-from service.schemas import ApplyRetentionRequest, CollectGarbageRequest, Operation, RetentionPlan
-from storage.clock import utc_now
+from cairn.service.auth import ActorDependency
+from cairn.service.catalog.audit_deletions import note_deletion
+from cairn.service.dependencies import CatalogDependency, IdempotencyKey, RootName, RunDependency
+from cairn.service.jobs import gc, retention
+from cairn.service.jobs.dependency import JobsDependency, accepted, get_jobs
+from cairn.service.problems import problem_responses
+from cairn.service.retention_plan import judge, plan_body, stored_policy
+from cairn.service.schemas import (
+    ApplyRetentionRequest,
+    CollectGarbageRequest,
+    Operation,
+    RetentionPlan,
+)
+from cairn.storage.store import utc_now
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])
 

@@ -4,12 +4,12 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from service.dependencies import IdempotencyKey, RootName, RunDependency
-from service.jobs import convert
-from service.jobs.dependency import JobsDependency, StepDependency, accepted
-from service.jobs.export_job import export_request
-from service.problems import problem_responses
-from service.schemas import ConvertRequest, Operation
+from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service.jobs import convert
+from cairn.service.jobs.dependency import JobsDependency, StepDependency, accepted
+from cairn.service.jobs.export_job import export_request
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import ConvertRequest, Operation
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
 

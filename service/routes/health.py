@@ -10,13 +10,13 @@ from typing import Final
 from fastapi import APIRouter, Request
 from sqlalchemy import text
 
-from service.dependencies import CatalogDependency, SettingsDependency
-from service.errors import NotReadyError
-from service.problems import problem_from, problem_responses
-from service.schemas import Health, Readiness
-from storage.errors import StoreUnavailableError
-from storage.files import Files
-from storage.uri import StoreURI
+from cairn.service.dependencies import CatalogDependency, SettingsDependency
+from cairn.service.errors import NotReadyError
+from cairn.service.problems import problem_from, problem_responses
+from cairn.service.schemas import Health, Readiness
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store import StoreURI
+from cairn.storage.store.open_files import open_files
 
 logger = logging.getLogger(__name__)
 
@@ -70,4 +70,4 @@ def _ask_root(uri: StoreURI) -> None:
         raise StoreUnavailableError(
             "no folder", path=uri, expected="a folder, or nothing yet", found="a file"
         )
-    Files.open(uri).list()
+    open_files(uri).list()

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from service.dependencies import PageSize, PageToken
-from service.errors import InvalidRequestError
-from service.jobs.dependency import JobsDependency
-from service.jobs.engine import JobEngine
-from service.paging import decode_token, encode_token
-from service.problems import problem_responses
-from service.schemas import Operation, OperationList, OperationState
+from cairn.service.dependencies import PageSize, PageToken
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs.dependency import JobsDependency
+from cairn.service.jobs.engine import JobEngine
+from cairn.service.paging import decode_token, encode_token
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])
 

@@ -4,19 +4,19 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from service.dependencies import (
+from cairn.service.dependencies import (
     IdempotencyKey,
     RootName,
     RunDependency,
     SettingsDependency,
     root_uri,
 )
-from service.errors import InvalidRequestError
-from service.jobs import restore
-from service.jobs.dependency import JobsDependency, StepDependency, accepted
-from service.problems import problem_responses
-from service.schemas import Operation, RestoreMode, RestoreRequest
-from storage.uri import confine
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs import restore
+from cairn.service.jobs.dependency import JobsDependency, StepDependency, accepted
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import Operation, RestoreMode, RestoreRequest
+from cairn.storage.store import confine
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
 

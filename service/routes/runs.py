@@ -4,8 +4,8 @@ from typing import Final
 
 from fastapi import APIRouter
 
-from service.catalog import queries
-from service.dependencies import (
+from cairn.service.catalog import queries
+from cairn.service.dependencies import (
     IndexDependency,
     PageSize,
     PageToken,
@@ -14,11 +14,11 @@ from service.dependencies import (
     SettingsDependency,
     root_uri,
 )
-from service.paging import decode_token, encode_token
-from service.problems import problem_responses
-from service.schemas import Root, RootList, Run, RunList
-from storage.errors import RunNotFoundError
-from storage.uri import StoreURI
+from cairn.service.paging import decode_token, encode_token
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import Root, RootList, Run, RunList
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"])
 

@@ -4,11 +4,11 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from service.dependencies import IdempotencyKey, RootName, RunDependency
-from service.jobs import verify
-from service.jobs.dependency import JobsDependency, StepDependency, accepted
-from service.problems import problem_responses
-from service.schemas import Operation
+from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service.jobs import verify
+from cairn.service.jobs.dependency import JobsDependency, StepDependency, accepted
+from cairn.service.problems import problem_responses
+from cairn.service.schemas import Operation
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])
 

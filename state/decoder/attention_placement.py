@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from state.mesh import compiling_mesh
-from state.partition_axis import AxisEntry, PartitionAxis
-from state.specs import entry_axes
+from cairn.state.mesh import compiling_mesh
+from cairn.state.partition_axis import AxisEntry, PartitionAxis
+from cairn.state.specs import entry_axes
 
 __all__ = ["place_keys", "place_queries"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from state.config import EDPretrainedConfig, jsonable
-from state.errors import ConfigError
+from cairn.state.config import EDPretrainedConfig, jsonable
+from cairn.state.errors import ConfigError
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 ROPE_SCALINGS = ("default", "linear", "llama3")
@@ -148,7 +148,7 @@ class DecoderConfig(EDPretrainedConfig):
         Raises:
             ConfigError: the family can't express one of the options; each is named.
         """
-        from state import families
+        from cairn.state import families
 
         return families.write_config(self)
 
@@ -159,7 +159,7 @@ class DecoderConfig(EDPretrainedConfig):
         Raises:
             ConfigError: the family is unknown, or the file asks for what the decoder can't do.
         """
-        from state import families
+        from cairn.state import families
 
         return cls(**families.read_options(data))
 

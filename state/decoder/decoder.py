@@ -11,17 +11,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from state.base_module import EasyDeLBaseModule
-from state.decoder.attention import Angles, Attention
-from state.decoder.cache import KVCache
-from state.decoder.config import DecoderConfig
-from state.decoder.linear import linear
-from state.decoder.mlp import MLP
-from state.decoder.norms import RMSNorm
-from state.decoder.positions import rotary_angles
-from state.errors import ArgumentError
-from state.loss import LossConfig
-from state.outputs import CausalLMOutput
+from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.decoder.attention import Angles, Attention
+from cairn.state.decoder.cache import KVCache
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.linear import linear
+from cairn.state.decoder.mlp import MLP
+from cairn.state.decoder.norms import RMSNorm
+from cairn.state.decoder.positions import rotary_angles
+from cairn.state.errors import ArgumentError
+from cairn.state.loss import LossConfig
+from cairn.state.outputs import CausalLMOutput
 
 
 class Block(nnx.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from state.decoder.config import RopeConfig
+from cairn.state.decoder.config import RopeConfig
 
 Frequencies = np.ndarray[Any, np.dtype[np.float32]]
 

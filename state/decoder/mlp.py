@@ -10,8 +10,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from state.decoder.config import DecoderConfig
-from state.decoder.linear import linear
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.linear import linear
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from state.decoder.config import RopeConfig
-from state.decoder.frequencies import inverse_frequencies
+from cairn.state.decoder.config import RopeConfig
+from cairn.state.decoder.frequencies import inverse_frequencies
 
 
 def rotary_angles(

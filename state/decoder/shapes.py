@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from state.decoder.config import DecoderConfig
+from cairn.state.decoder.config import DecoderConfig
 
 Shape = tuple[int, ...]
 

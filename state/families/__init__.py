@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from state.errors import ConfigError
-from state.weight_rules import RuleTable
+from cairn.state.errors import ConfigError
+from cairn.state.weight_rules import RuleTable
 
 if TYPE_CHECKING:
-    from state.decoder.config import DecoderConfig
+    from cairn.state.decoder.config import DecoderConfig
 
-_MODULES = {"llama": "state.families.llama"}
+_MODULES = {"llama": "cairn.state.families.llama"}
 """model_type -> module."""
 
 OURS_ALONE = frozenset(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.decoder.config import RopeConfig
-from state.errors import ConfigError
+from cairn.state.decoder.config import RopeConfig
+from cairn.state.errors import ConfigError
 
 _ACTIVATIONS = {
     "silu": "silu",

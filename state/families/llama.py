@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from state.decoder.config import RopeConfig
-from state.decoder.frequencies import inverse_frequencies, llama3_divisors
-from state.errors import ConfigError
-from state.families import Family, GGUFForm
-from state.families.hf_config import (
+from cairn.state.decoder.config import RopeConfig
+from cairn.state.decoder.frequencies import inverse_frequencies, llama3_divisors
+from cairn.state.errors import ConfigError
+from cairn.state.families import Family, GGUFForm
+from cairn.state.families.hf_config import (
     activation_from_hf,
     activation_to_hf,
     required,
     rope_from_hf,
     rope_to_hf,
 )
-from state.weight_ops import TRANSPOSE, Array, Chain, RotaryRows
-from state.weight_rules import Rule, RuleTable, expand
+from cairn.state.weight_ops import TRANSPOSE, Array, Chain, RotaryRows
+from cairn.state.weight_rules import Rule, RuleTable, expand
 
 if TYPE_CHECKING:
-    from state.decoder.config import DecoderConfig
+    from cairn.state.decoder.config import DecoderConfig
 
 _SAME_NAME = (
     "hidden_size",

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cairn.state import EasyDeLState
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from examples.demo.servers import control_plane
-from state import EasyDeLState
-from storage.checkpointer import Checkpointer
-from storage.run import Run
 from tests.contract.subjects import make_state
 from tests.service.stores import begin_saving
 from tests.tiny import TinyRun, leaves_of, make_run

@@ -4,8 +4,8 @@ import jax
 import pytest
 from flax import nnx
 
-from state import StateError
-from storage.errors import StorageError
+from cairn.state import StateError
+from cairn.storage.errors import StorageError
 from tests.contract.subjects import host
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import jax
 
-from state import EasyDeLState
-from storage.errors import StoreFullError
-from storage.run import Run
+from cairn.state import EasyDeLState
+from cairn.storage.errors import StoreFullError
+from cairn.storage.runs.run import Run
 from tests.bad_input.conftest import assert_loads_bit_equal, digests
 from tests.tiny import leaves_of, make_state
 

@@ -6,10 +6,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state import EasyDeLState, TrainState
-from state.errors import ArgumentError, OptimizerError, ShardingError, TreeStructureError
-from state.mesh import make_mesh
-from storage.errors import TreeMismatchError
+from cairn.state import EasyDeLState, TrainState
+from cairn.state.errors import ArgumentError, OptimizerError, ShardingError, TreeStructureError
+from cairn.state.mesh import make_mesh
+from cairn.storage.errors import TreeMismatchError
 from tests.bad_input.refusals import refused
 from tests.contract.subjects import SGD, TX, ones_like
 from tests.state.my_model import my_model

@@ -8,15 +8,15 @@ import gguf
 import numpy as np
 import pytest
 
-from service.client import CairnClient
-from service.errors import ProblemResponseError
-from state import DecoderForCausalLM, EasyDeLState
-from state.errors import ConversionError
-from storage import errors as storage
-from storage.checkpointer import Checkpointer
-from storage.restore import read_meta
-from storage.run import Run
-from storage.trees import nest
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
+from cairn.state import DecoderForCausalLM, EasyDeLState
+from cairn.state.errors import ConversionError
+from cairn.storage import errors as storage
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import read_meta
+from cairn.storage.training.trees import nest
 from tests.bad_input.conftest import Store, assert_loads_bit_equal, digests, raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state
@@ -83,7 +83,7 @@ JOBS = [
 ]  # fmt: skip
 
 
-def start(client: CairnClient, job: str, run: str, step: int):
+def start(client: Client, job: str, run: str, step: int):
     options = {"target": f"fork-of-{run}"} if job == "restore" else {}
     return getattr(client, job)(run, step, **options)
 
@@ -97,7 +97,7 @@ def test_a_job_on_a_folder_that_is_no_checkpoint_any_more_fails_and_leaves_nothi
     run = copied(store, name)
     DAMAGES[damage](run)
     before = digests(run)
-    with CairnClient(plane) as client:
+    with Client(plane) as client:
         operation = start(client, job, name, 2)
         with pytest.raises(ProblemResponseError) as caught:
             client.wait(operation.id)
@@ -165,7 +165,7 @@ def test_a_load_lists_every_leaf_that_does_not_fit(odd):
 
 def test_a_convert_lists_every_leaf_that_does_not_fit(odd, plane):
     before = digests(odd)
-    with CairnClient(plane) as client, pytest.raises(ProblemResponseError) as caught:
+    with Client(plane) as client, pytest.raises(ProblemResponseError) as caught:
         client.wait(client.convert("odd", 1).id)
     problem = caught.value.problem
     assert (caught.value.status, problem["type"]) == (422, "urn:cairn:problem:tree-mismatch")

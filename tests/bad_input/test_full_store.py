@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
+from cairn.storage.errors import StoreFullError
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from examples.demo.servers import control_plane
-from service.client import CairnClient
-from service.errors import ProblemResponseError
-from storage.checkpointer import Checkpointer
-from storage.errors import StoreFullError
-from storage.run import Run
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.commands import cairn
@@ -105,7 +105,7 @@ JOBS = {
 }
 
 
-def refused(client: CairnClient, job: str, where: str) -> None:
+def refused(client: Client, job: str, where: str) -> None:
     """The job fails with 507 and says where and why."""
     operation = JOBS[job](client)
     with pytest.raises(ProblemResponseError) as caught:
@@ -125,7 +125,7 @@ def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, 
     before = gcs.names()
     with (
         control_plane(root, tmp_path, gcs.env, port=0) as (url, *_),
-        CairnClient(url) as client,
+        Client(url) as client,
     ):
         gcs.set_quota(used(gcs) + 20_000)
         for job in JOBS:
@@ -155,7 +155,7 @@ def test_a_convert_on_a_full_disk_fails_leaves_nothing_and_works_once_there_is_r
     saved = save_llama(root / "run", config=CONFIG.replace(vocab_size=rows))[1]
     with (
         control_plane(str(root), tmp_path, {}, port=0) as (url, _, process),
-        CairnClient(url) as client,
+        Client(url) as client,
     ):
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (8 << 20, hard))

@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-from service.client import CairnClient
-from service.errors import ProblemResponseError
-from state import DecoderForCausalLM, EasyDeLState
-from storage import errors as storage
-from storage.checkpointer import Checkpointer
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
+from cairn.state import DecoderForCausalLM, EasyDeLState
+from cairn.storage import errors as storage
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.bad_input.conftest import raised, says
 from tests.service.commands import cairn
 from tests.tiny import make_state
@@ -210,7 +210,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_client_raises_the_problem_that_it_was_told(plane, call):
-    with CairnClient(plane) as client, pytest.raises(ProblemResponseError) as caught:
+    with Client(plane) as client, pytest.raises(ProblemResponseError) as caught:
         CALLS[call](client)
     unknown = call in ("run", "alias", "step")
     assert caught.value.status == caught.value.problem["status"] == (404 if unknown else 409)

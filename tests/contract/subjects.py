@@ -6,9 +6,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state.decoder import DecoderConfig, DecoderForCausalLM
-from state.optimizers import make_optimizer
-from state.paths import named_leaves
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.optimizers import make_optimizer
+from cairn.state.paths import named_leaves
 from tests.state.my_model import my_model
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

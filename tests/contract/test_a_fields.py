@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx, struct
 
-import state as package
-from state.easydel_state import EasyDeLState
+import cairn.state as package
+from cairn.state.easydel_state import EasyDeLState
 from tests.contract.subjects import (
     TX,
     TX_INIT,
@@ -197,7 +197,7 @@ def test_module_config_args_build_the_config_again(state):
 
 
 def test_tx_init_rebuilds_the_optimizer(state):
-    from state.optimizers import optimizer_from_description
+    from cairn.state.optimizers import optimizer_from_description
 
     assert state.tx_init == TX_INIT
     rebuilt = optimizer_from_description(state.tx_init)

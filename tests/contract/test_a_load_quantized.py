@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError
-from state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
-from storage.checkpointer import Checkpointer
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import TX, assert_same_bits, host, make_decoder
 
 SMALL = make_decoder().config.replace(num_hidden_layers=1)

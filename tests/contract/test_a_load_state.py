@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from state.mesh import make_mesh, mesh_of
-from state.names import TaskType
-from storage.checkpointer import Checkpointer
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
+from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.names import TaskType
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import (
     SAME_MESH,
     SGD,

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from state.easydel_state import EasyDeLState
-from state.errors import TreeStructureError
-from storage.annotations import Annotation
-from storage.checkpointer import Checkpointer
-from storage.errors import SaveError, StepExistsError
-from storage.run import Run
-from storage.save_job import sync_folder
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import TreeStructureError
+from cairn.storage.errors import SaveError, StepExistsError
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.publish import sync_folder
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import SGD, SGD_INIT, assert_same_bits, host
 from tests.state.my_model import my_model
 
@@ -110,7 +110,7 @@ def gate(monkeypatch):
         assert opened.wait(60)
         return sync_folder(*args, **kwargs)
 
-    monkeypatch.setattr("storage.save_job.sync_folder", hold)
+    monkeypatch.setattr("cairn.storage.training.save_job.sync_folder", hold)
     yield opened
     opened.set()
 
@@ -146,7 +146,7 @@ def test_a_failure_in_the_background_surfaces_on_wait_and_as_error(state, run, m
         raise OSError("the disk went away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("storage.save_job.sync_folder", fail)
+        patch.setattr("cairn.storage.training.save_job.sync_folder", fail)
         handle = state.save_state(run, verbose=False)
         with pytest.raises(SaveError, match="the disk went away"):
             handle.wait()
@@ -185,10 +185,10 @@ import sys
 from tests.contract.subjects import SGD
 from tests.state.my_model import my_model
 if sys.argv[2] == "broken":
-    import storage.save_job
+    import cairn.storage.training.save_job
     def fail(*args):
         raise OSError("the disk went away")
-    storage.save_job.sync_folder = fail
+    cairn.storage.training.save_job.sync_folder = fail
 state = my_model((1, 1, 1, 1)).to_state(SGD)
 state.save_state(sys.argv[1])
 """

@@ -11,11 +11,11 @@ import optax
 import pytest
 from flax import nnx
 
-import state as package
-from state.easydel_state import EasyDeLState
-from state.train_state import TrainState
-from storage.checkpointer import Checkpointer
-from storage.run import Run
+import cairn.state as package
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.train_state import TrainState
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import assert_same_bits, make_state
 
 SGD = optax.sgd(0.5, momentum=0.9)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import pytest
 from jax.sharding import PartitionSpec
 
-import state as package
-from state.config import AutoEasyDeLConfig, EDPretrainedConfig
-from state.errors import ConfigError
+import cairn.state as package
+from cairn.state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from cairn.state.errors import ConfigError
 from tests.contract.subjects import DECODER
 from tests.state.my_model import MyModelConfig
 

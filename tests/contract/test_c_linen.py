@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import state as package
-from state.config import EDPretrainedConfig
-from state.linen_model import EDPretrainedModel
-from state.mesh import make_mesh
+import cairn.state as package
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.linen_model import EDPretrainedModel
+from cairn.state.mesh import make_mesh
 from tests.contract.subjects import assert_same_bits
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import state as package
-from state import (
+import cairn.state as package
+from cairn.state import (
     EasyDeLBackends,
     EasyDeLBaseModule,
     EasyDeLPlatforms,
@@ -17,11 +17,11 @@ from state import (
     PartitionAxis,
     TaskType,
 )
-from state.errors import ArgumentError
-from state.generation import EasyGenerationMixin
-from state.hub import EasyBridgeMixin
-from state.mesh import make_mesh
-from state.operation_cache import OperationCacheMixin
+from cairn.state.errors import ArgumentError
+from cairn.state.generation import EasyGenerationMixin
+from cairn.state.hub import EasyBridgeMixin
+from cairn.state.mesh import make_mesh
+from cairn.state.operation_cache import OperationCacheMixin
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

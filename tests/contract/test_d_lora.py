@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError
 from tests.contract.subjects import SGD, assert_same_bits, host, make_decoder
 from tests.state.my_model import batch, my_model
 

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state import EasyDeLBaseModule, EasyDeLState, LossConfig
-from state.decoder import DecoderForCausalLM
+from cairn.state import EasyDeLBaseModule, EasyDeLState, LossConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch
 

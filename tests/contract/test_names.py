@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import state
-from state.load_arguments import LoadArguments
-from storage.save_handle import SaveHandle
+from cairn import state
+from cairn.state.load_arguments import LoadArguments
+from cairn.storage.training.save_handle import SaveHandle
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

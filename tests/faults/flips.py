@@ -18,15 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from state.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
-from storage import trees
-from storage.checkpointer import Checkpointer
-from storage.errors import StorageError
-from storage.layout import manifest_file, step_dir
-from storage.manifest import ModelInfo
-from storage.reader import CheckpointReader
-from storage.run import Run
-from storage.verify import verify_step
+from cairn.state.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
+from cairn.storage.errors import StorageError
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.layout import manifest_file, step_dir
+from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.run import Run
+from cairn.storage.training import trees
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw
 
 STEP, OTHER_STEP = 8, 7

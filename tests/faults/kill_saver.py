@@ -3,9 +3,9 @@
 import itertools
 import random
 
-from storage.checkpointer import Checkpointer
-from storage.errors import RunNotFoundError
-from storage.run import Run
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults.contents import KEY, contents, placed
 from tests.faults.forked import Told
 

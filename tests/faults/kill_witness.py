@@ -3,11 +3,12 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from storage.clock import utc_now
-from storage.errors import RunNotFoundError, StorageError
-from storage.gc import DEAD_AFTER_SECONDS, collect_garbage, find_garbage
-from storage.layout import COMMIT_FILE, step_dir
-from storage.run import Run, StepInfo, StepState
+from cairn.storage.errors import RunNotFoundError, StorageError
+from cairn.storage.runs.gc import DEAD_AFTER_SECONDS, collect_garbage, find_garbage
+from cairn.storage.runs.layout import COMMIT_FILE, step_dir
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.store.clock import utc_now
 from tests.faults.contents import damage, key_of
 from tests.faults.forked import Told
 

@@ -14,9 +14,9 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
-from storage.errors import PreconditionFailedError
-from storage.run import Run
-from storage.uri import parse_uri
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
 
 ATTEMPT = 1
 Promote = Callable[[int, str], int | None]

@@ -9,12 +9,13 @@ from random import Random
 
 import pytest
 
-from state.easydel_state import EasyDeLState
-from state.optimizers import make_optimizer
-from state.paths import named_leaves
-from storage import chunk_shape, value_sinks
-from storage.errors import StorageError
-from storage.step_files import holds_values
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.optimizers import make_optimizer
+from cairn.state.paths import named_leaves
+from cairn.storage.arrays import chunks as chunk_shape
+from cairn.storage.arrays import value_sinks
+from cairn.storage.errors import StorageError
+from cairn.storage.reading.step_files import holds_values
 from tests.faults import report
 from tests.faults.flips import (
     CHUNK_BYTES,

@@ -9,10 +9,10 @@ from random import Random
 import gcsfs.retry
 import pytest
 
-from storage import objects
-from storage.checkpointer import Checkpointer
-from storage.errors import StorageError
-from storage.run import Run
+from cairn.storage.errors import StorageError
+from cairn.storage.runs.run import Run
+from cairn.storage.store import objects
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults import report
 from tests.faults.gcs_schedules import FAULTS, Trial, make_items
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.app import create_app
-from service.settings import Settings
-from storage.aliases import HISTORY_KEPT
-from storage.uri import parse_uri
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
+from cairn.storage.runs.aliases import HISTORY_KEPT
+from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.service.servers import serve
 from tests.service.stores import make_run

@@ -1,4 +1,4 @@
-"""gcsfs, as `storage.files` uses it."""
+"""gcsfs, as `cairn.storage.store.files` uses it."""
 
 import os
 

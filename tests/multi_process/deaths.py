@@ -16,11 +16,12 @@ import numpy as np
 from orbax.checkpoint._src.path import async_path
 from orbax.checkpoint.experimental.v1._src.saving import execution
 
-from storage import orbax_save, processes, save_job, tree_handler, value_sinks
-from storage.checkpointer import Checkpointer
-from storage.errors import SaveError
-from storage.held_arrays import Transfers
-from storage.save_handle import SaveHandle
+from cairn.storage.arrays import value_sinks
+from cairn.storage.errors import SaveError
+from cairn.storage.training import orbax_save, processes, save_job, tree_handler
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.held_arrays import Transfers
+from cairn.storage.training.save_handle import SaveHandle
 
 SAVE_SECONDS = 60
 SHAPE = (64, 96)

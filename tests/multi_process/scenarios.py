@@ -13,18 +13,18 @@ import jax
 import numpy as np
 from flax import nnx
 
-from state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
-from state.gather import gather_tree
-from state.mesh import mesh_of
-from storage import processes
-from storage.annotations import Annotation
-from storage.checkpointer import Checkpointer
-from storage.layout import annotation_file
-from storage.restore import restore_item
-from storage.run import Run
-from storage.save_handle import SaveHandle
-from storage.trees import flatten
-from storage.uri import parse_uri
+from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.state.gather import gather_tree
+from cairn.state.mesh import mesh_of
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
+from cairn.storage.training import processes
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import restore_item
+from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.trees import flatten
 from tests.tiny import TINY, batch, compile_step
 
 SMALL = dataclasses.replace(

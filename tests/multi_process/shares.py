@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from storage.checkpointer import Checkpointer
-from storage.restore import restore_item
-from storage.trees import flatten
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import restore_item
+from cairn.storage.training.trees import flatten
 from tests.multi_process.scenarios import SAVE_SECONDS
 
 ROWS, COLUMNS = 1024, 1024

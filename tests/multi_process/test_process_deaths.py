@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from storage.checkpointer import Checkpointer
-from storage.restore import restore_item
-from storage.run import Run
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import restore_item
 from tests.faults.report import is_long
 from tests.multi_process.deaths import MOMENTS, SHAPE, values
 

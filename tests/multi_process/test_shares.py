@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
-from storage.files import Files
-from storage.restore import restore_item
-from storage.run import Run
-from storage.verify import verify_step
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.run import Run
+from cairn.storage.store.open_files import open_files
+from cairn.storage.training.restore import restore_item
 from tests.multi_process.shares import advanced, host_items
 from tests.storage.states import assert_same
 
@@ -54,7 +54,7 @@ def test_each_process_writes_its_share_and_nothing_is_written_twice(saved):
     count, runs = saved
     for uri in runs:
         run = Run.open(uri)
-        files = Files.open(run.step_uri(run.step(1)))
+        files = open_files(run.step_uri(run.step(1)))
         sizes = {entry.name: entry.size for entry in files.walk()}
         for item, leaves in host_items().items():
             data = sum(host.nbytes for host in leaves.values())

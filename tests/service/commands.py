@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CAIRN = (sys.executable, "-m", "service.cli")
+CAIRN = (sys.executable, "-m", "cairn")
 
 
 def environment(url: str | None = None, **variables: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.settings import Settings
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
 
 BASE_URL = "http://127.0.0.1:8321"
 PEER = ("127.0.0.1", 50000)

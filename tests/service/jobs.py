@@ -14,12 +14,12 @@ import httpx
 import numpy as np
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.settings import Settings
-from state.decoder.config import DecoderConfig
-from storage.checkpointer import Checkpointer
-from storage.manifest import ModelInfo
-from storage.trees import nest
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
+from cairn.state.decoder.config import DecoderConfig
+from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.trees import nest
 from tests.service.conftest import BASE_URL, PEER
 
 PATIENCE = 60.0

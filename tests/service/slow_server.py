@@ -6,8 +6,8 @@ Each block that an export writes waits so many seconds first.
 import sys
 import time
 
-from service import cli
-from service.jobs import export_job
+from cairn.service.command import cli
+from cairn.service.jobs import export_job
 
 
 def main(seconds: str, *arguments: str) -> None:

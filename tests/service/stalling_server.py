@@ -10,8 +10,8 @@ from pathlib import Path
 
 import uvicorn
 
-from service.app import create_app
-from service.jobs import export_job
+from cairn.service.app import create_app
+from cairn.service.jobs import export_job
 
 
 def main(port: str, stall_at: str, reached: str) -> None:

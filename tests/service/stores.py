@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-from storage.annotations import Annotation
-from storage.attempts import Attempt
-from storage.clock import rfc3339, utc_now
-from storage.layout import annotation_file, step_dir, trash_file
-from storage.lease import begin_attempt, release
-from storage.manifest import LeafRecord, Manifest, ModelInfo
-from storage.publish import publish_manifest
-from storage.records import canonical_json
-from storage.run import Run
-from storage.uri import StoreURI
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.attempts import Attempt
+from cairn.storage.runs.layout import annotation_file, step_dir, trash_file
+from cairn.storage.runs.lease import begin_attempt, release
+from cairn.storage.runs.manifest import LeafRecord, Manifest, ModelInfo
+from cairn.storage.runs.publish import publish_manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.store.clock import rfc3339, utc_now
+from cairn.storage.store.records import canonical_json
+from cairn.storage.store.uri import StoreURI
 
 BYTES_PER_STEP = 4 * 4 * 4
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.catalog.engine import Catalog
-from service.catalog.refresh import Index, Rebuilt
-from service.settings import Settings
-from storage.checkpointer import Checkpointer
+from cairn.service.app import create_app
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.refresh import Index, Rebuilt
+from cairn.service.settings import Settings
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 
@@ -26,10 +26,12 @@ def run_python(code, tmp_path):
     )
 
 
-@pytest.mark.parametrize("use", ["", "service.app.app", "service.app.create_app().openapi()"])
+@pytest.mark.parametrize(
+    "use", ["", "cairn.service.app.app", "cairn.service.app.create_app().openapi()"]
+)
 def test_control_plane_loads_no_array_framework(use, tmp_path):
     done = run_python(
-        f"import service.app, sys\n{use}\n"
+        f"import cairn.service.app, sys\n{use}\n"
         f"found = {ARRAY_FRAMEWORKS} & set(sys.modules)\nassert not found, found",
         tmp_path,
     )
@@ -41,7 +43,7 @@ def test_application_that_answered_has_loaded_no_array_framework(tmp_path):
     done = run_python(
         "import sys\n"
         "from fastapi.testclient import TestClient\n"
-        "from service.app import app\n"
+        "from cairn.service.app import app\n"
         f"with TestClient(app, base_url={BASE_URL!r}, client={PEER!r}) as http:\n"
         "    assert http.get('/readyz').status_code == 200, http.get('/readyz').text\n"
         "    assert http.get('/v1/runs').json()['runs'][0]['latest_step'] == 1\n"
@@ -61,7 +63,7 @@ def test_importing_the_package_loads_nothing(tmp_path):
 
 def test_client_needs_neither_server_nor_store_packages(tmp_path):
     done = run_python(
-        "import service.client, sys\n"
+        "import cairn.service.client.client, sys\n"
         "found = {'dbos', 'sqlalchemy', 'tensorstore', 'numpy'} & set(sys.modules)\n"
         "assert not found, found",
         tmp_path,

@@ -7,17 +7,17 @@ from alembic import command
 from fastapi.testclient import TestClient
 from sqlalchemy import inspect, select
 
-from service.app import create_app
-from service.catalog import rows
-from service.catalog.engine import Catalog
-from service.catalog.migrate import configuration
-from service.catalog.models import AuditRow, CheckpointRow, RunRow
-from service.catalog.refresh import Index, Rebuilt
-from service.catalog.snapshot import take_snapshot
-from service.catalog.stamps import take_stamp
-from service.errors import SettingsError
-from storage.run import Run, list_runs
-from storage.uri import parse_uri
+from cairn.service.app import create_app
+from cairn.service.catalog import rows
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.migrate import configuration
+from cairn.service.catalog.models import AuditRow, CheckpointRow, RunRow
+from cairn.service.catalog.refresh import Index, Rebuilt
+from cairn.service.catalog.snapshot import take_snapshot
+from cairn.service.catalog.stamps import take_stamp
+from cairn.service.errors import SettingsError
+from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import add_steps, annotate, make_run, publish, trash
 
@@ -242,7 +242,7 @@ def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):
             assert proceed.wait(30)
         return take_snapshot(*args)
 
-    monkeypatch.setattr("service.catalog.refresh.take_snapshot", slow_snapshot)
+    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", slow_snapshot)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(index.refresh_run, "default", run)
         assert reading.wait(30)
@@ -259,7 +259,7 @@ def test_callers_that_come_together_share_a_refresh(index, root, monkeypatch):
 def test_failed_refresh_is_tried_again_by_the_next_caller(index, root, monkeypatch):
     run = make_run(root / "run", [1])
     with monkeypatch.context() as patched:
-        patched.setattr("service.catalog.refresh.take_snapshot", lambda *args: 1 / 0)
+        patched.setattr("cairn.service.catalog.refresh.take_snapshot", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             index.refresh_run("default", run)
     index.refresh_run("default", run)
@@ -315,7 +315,9 @@ def test_large_run_is_indexed_whole(index, catalog, root):
 def settle(folder, monkeypatch):
     """Let a minute pass, for those who look at the folder's times."""
     newest = max(path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")])
-    monkeypatch.setattr("service.catalog.stamps.time.time_ns", lambda: newest + 60_000_000_000)
+    monkeypatch.setattr(
+        "cairn.service.catalog.stamps.time.time_ns", lambda: newest + 60_000_000_000
+    )
 
 
 def count_snapshots(monkeypatch):
@@ -325,7 +327,7 @@ def count_snapshots(monkeypatch):
         taken.append(args)
         return take_snapshot(*args)
 
-    monkeypatch.setattr("service.catalog.refresh.take_snapshot", counted)
+    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", counted)
     return taken
 
 
@@ -349,7 +351,7 @@ def test_run_indexed_while_a_root_is_listed_stays(index, root, monkeypatch):
         index.refresh_run("default", make_run(root / "new", [1]))
         return names
 
-    monkeypatch.setattr("service.catalog.refresh.list_runs", listed_too_early)
+    monkeypatch.setattr("cairn.service.catalog.refresh.list_runs", listed_too_early)
     index.refresh_root("default", parse_uri(root))
     with index.catalog.read() as session:
         assert rows.find_run(session, "default", "new") is not None
@@ -370,7 +372,7 @@ def test_older_state_written_by_another_process_is_mended(index, root, monkeypat
             index.refresh_run("default", run)
             return snapshot
 
-        patched.setattr("service.catalog.refresh.take_snapshot", slow_snapshot)
+        patched.setattr("cairn.service.catalog.refresh.take_snapshot", slow_snapshot)
         other.rebuild({"default": parse_uri(root)})
     other.catalog.close()
     index.refresh_run("default", run)

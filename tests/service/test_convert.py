@@ -3,10 +3,10 @@ import json
 import numpy as np
 import pytest
 
-from storage.files import Files
-from storage.run import Run
-from storage.safetensors_stream import read_header, read_tensor
-from storage.uri import parse_uri
+from cairn.storage.runs.run import Run
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     ASSETS,
     artifact_of,
@@ -40,7 +40,7 @@ def test_export_holds_the_weights_under_hugging_face_names(http, store):
     shards = [name for name in names if name.endswith(".safetensors")]
     assert len(shards) > 2
     assert {"config.json", "model.safetensors.index.json", "tokenizer.json"} <= {*names}
-    files = Files.open(parse_uri(artifact["uri"]))
+    files = open_files(parse_uri(artifact["uri"]))
     index = json.loads(files.read_range("model.safetensors.index.json", 0, 1 << 20))
     leaves = store[1][1]
     assert len(index["weight_map"]) == len(leaves)
@@ -64,7 +64,7 @@ def test_config_is_ours_and_assets_come_along(http):
 
 def test_dtype_is_honoured(http):
     artifact = artifact_of(http, done(http, CONVERT, {"dtype": "bfloat16"}))
-    header = read_header(Files.open(parse_uri(artifact["uri"])), "model.safetensors")
+    header = read_header(open_files(parse_uri(artifact["uri"])), "model.safetensors")
     assert {entry.dtype.name for entry in header.tensors.values()} == {"bfloat16"}
     config = http.get(f"/v1/artifacts/{artifact['id']}/files/config.json").json()
     assert config["dtype"] == "bfloat16"

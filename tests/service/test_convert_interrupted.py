@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 
-from service.jobs import export_job
-from storage.files import Files
-from storage.safetensors_stream import read_header, read_tensor
-from storage.uri import parse_uri
+from cairn.service.jobs import export_job
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     artifact_of,
     control_plane,
@@ -107,7 +107,7 @@ def test_killed_control_plane_goes_on_where_it_was(tmp_path):
         again = (folder / name).stat()
         assert (again.st_ino, again.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
     assert {path.name for path in folder.iterdir()} == {f["name"] for f in artifact["files"]}
-    files = Files.open(parse_uri(artifact["uri"]))
+    files = open_files(parse_uri(artifact["uri"]))
     index = json.loads(files.read_range("model.safetensors.index.json", 0, 1 << 20))
     for path in ("model/embed_tokens/embedding", "model/norm/scale"):
         name = path.replace("/", ".").replace("embedding", "weight").replace("scale", "weight")

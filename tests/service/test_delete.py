@@ -1,15 +1,15 @@
 import pytest
 from sqlalchemy import select
 
-from service.catalog.models import AuditRow
-from service.client import CairnClient
-from service.errors import ProblemResponseError
-from service.schemas import GRACE_SECONDS as GRACE_OF_THE_API
-from storage.clock import from_rfc3339, utc_now
-from storage.layout import manifest_file, trash_file
-from storage.lease import begin_attempt, release
-from storage.run import Run
-from storage.trash import GRACE_SECONDS, begin_removal, read_tombstones
+from cairn.service.catalog.models import AuditRow
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
+from cairn.service.schemas import GRACE_SECONDS as GRACE_OF_THE_API
+from cairn.storage.runs.layout import manifest_file, trash_file
+from cairn.storage.runs.lease import begin_attempt, release
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import GRACE_SECONDS, begin_removal, read_tombstones
+from cairn.storage.store.clock import from_rfc3339, utc_now
 from tests.service.servers import serve
 from tests.service.stores import add_steps, begin_saving, make_run, publish, trash
 
@@ -244,7 +244,7 @@ def test_deletion_counts_although_its_note_fails(app, http, run, caplog):
 
 def test_client_deletes_and_undeletes(app, root):
     make_run(root / "run", [3, 6])
-    with serve(app) as url, CairnClient(url) as cairn:
+    with serve(app) as url, Client(url) as cairn:
         gone = cairn.delete("run", 3, reason="bad data", grace_seconds=60)
         assert gone.deletion is not None
         assert gone.deletion.reason == "bad data"

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from service.catalog.models import AuditRow
-from storage.layout import manifest_file, step_dir
-from storage.lease import release
-from storage.run import Run
-from storage.trash import begin_removal, delete_step
+from cairn.service.catalog.models import AuditRow
+from cairn.storage.runs.layout import manifest_file, step_dir
+from cairn.storage.runs.lease import release
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import begin_removal, delete_step
 from tests.service.jobs import done, serving, watch
 from tests.service.stores import begin_saving, make_run
 
@@ -79,7 +79,7 @@ def test_cancelled_collection_ends_after_what_it_was_removing(http, run, monkeyp
         return begin_removal(found, key, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr("storage.gc.begin_removal", wait_for_the_cancellation)
+        patched.setattr("cairn.storage.runs.gc.begin_removal", wait_for_the_cancellation)
         started = http.post(GC, json={"dry_run": False}).json()
         assert reached.wait(60)
         answer = http.post(f"/v1/operations/{started['id']}:cancel")

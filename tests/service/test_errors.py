@@ -6,11 +6,11 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy.exc import OperationalError
 
-from service import errors as service_errors
-from service.errors import InvalidRequestError, ProblemError
-from service.problems import install_handlers, problem_from
-from storage import errors as storage_errors
-from storage.errors import StorageError
+from cairn.service import errors as service_errors
+from cairn.service.errors import InvalidRequestError, ProblemError
+from cairn.service.problems import install_handlers, problem_from
+from cairn.storage import errors as storage_errors
+from cairn.storage.errors import StorageError
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
 
@@ -76,7 +76,7 @@ def test_error_tree_in_the_docstring_is_the_tree():
     classes = [
         kind
         for _, kind in inspect.getmembers(service_errors, inspect.isclass)
-        if kind.__module__ == "service.errors"
+        if kind.__module__ == "cairn.service.errors"
     ]
     missing = [kind.__name__ for kind in classes if kind.__name__ not in service_errors.__doc__]
     assert missing == []

@@ -5,19 +5,19 @@ import threading
 import pytest
 from dbos import DBOS
 
-from service.errors import InvalidRequestError
-from service.jobs.context import JobKind
-from service.jobs.engine import JobEngine
-from service.jobs.errors import (
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs.context import JobKind
+from cairn.service.jobs.engine import JobEngine
+from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     JobsBusyError,
     OperationNotFoundError,
     OperationStateError,
 )
-from service.jobs.progress import ProgressMeter
-from service.schemas import OperationState
-from storage.errors import StoreUnavailableError
-from storage.uri import parse_uri
+from cairn.service.jobs.progress import ProgressMeter
+from cairn.service.schemas import OperationState
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store.uri import parse_uri
 
 PATIENCE = 20.0
 
@@ -161,7 +161,7 @@ def test_failed_job_tells_its_problem_and_can_be_resumed(launch, counting):
 def test_store_that_does_not_answer_is_asked_again_before_the_job_fails(
     launch, counting, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.execution.STEP_RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0, 0.0))
     engine = launch()
     operation = ended(engine, engine.start("gather", {"name": "a", "lose": True}))
     assert (operation.state, operation.error.status) == ("failed", 503)

@@ -3,8 +3,8 @@
 import numpy as np
 from safetensors.numpy import load
 
-from storage.run import Run
-from storage.uri import parse_uri
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import artifact_of, done, save_llama, serving
 
 CHECKPOINT = "/v1/roots/default/runs/llama/checkpoints/1"

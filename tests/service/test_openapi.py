@@ -6,8 +6,8 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.settings import Settings
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -196,7 +196,7 @@ def test_verbs_that_do_not_exist_are_problems(served):
 
 def test_document_is_printed_by_a_command(document, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "service.openapi"],
+        [sys.executable, "-m", "cairn.service.openapi"],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,

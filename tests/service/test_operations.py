@@ -127,8 +127,8 @@ def test_malformed_id_is_refused(http):
 def test_no_job_is_started_without_an_engine(store, tmp_path):
     from fastapi.testclient import TestClient
 
-    from service.app import create_app
-    from service.settings import Settings
+    from cairn.service.app import create_app
+    from cairn.service.settings import Settings
     from tests.service.conftest import BASE_URL, PEER
 
     app = create_app(Settings(root=str(store), data_dir=tmp_path), jobs=False)

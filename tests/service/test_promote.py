@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
-from service.catalog.models import AliasRow, AuditRow
-from storage.layout import trash_file
-from storage.run import Run
+from cairn.service.catalog.models import AliasRow, AuditRow
+from cairn.storage.runs.layout import trash_file
+from cairn.storage.runs.run import Run
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 
 RUN = "/v1/roots/default/runs/run"

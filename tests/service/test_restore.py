@@ -1,9 +1,9 @@
 import pytest
 
-from storage.errors import StoreUnavailableError
-from storage.lease import release
-from storage.reader import CheckpointReader
-from storage.run import Run
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.lease import release
+from cairn.storage.runs.run import Run
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.stores import begin_saving
 
@@ -62,7 +62,7 @@ def test_rollback_sets_later_steps_aside(http, store):
 
 def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, store, monkeypatch):
     """It had begun its attempt when the store went away, or the process did."""
-    monkeypatch.setattr("service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
     answers = iter([StoreUnavailableError("no answer", path="lease.json")])
 
     def lose_once(objects, attempt):
@@ -70,7 +70,7 @@ def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, sto
             raise lost
         release(objects, attempt)
 
-    monkeypatch.setattr("service.jobs.restore.release", lose_once)
+    monkeypatch.setattr("cairn.service.jobs.restore.release", lose_once)
     operation = done(http, RESTORE, {"mode": "rollback"})
     assert operation["result"]["set_aside"] == [2, 3]
     run = Run.open(store[0] / "llama")

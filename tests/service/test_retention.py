@@ -3,14 +3,14 @@ import threading
 import pytest
 from sqlalchemy import select
 
-from service.catalog.models import AuditRow
-from service.client import CairnClient
-from storage.errors import StoreUnavailableError
-from storage.layout import annotation_file, trash_file
-from storage.lease import release
-from storage.retention import Decision
-from storage.run import Run
-from storage.trash import delete_step, read_tombstones
+from cairn.service.catalog.models import AuditRow
+from cairn.service.client.client import Client
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.runs.layout import annotation_file, trash_file
+from cairn.storage.runs.lease import release
+from cairn.storage.runs.retention import Decision
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import delete_step, read_tombstones
 from tests.service.jobs import serving, watch
 from tests.service.servers import serve
 from tests.service.stores import BYTES_PER_STEP, annotate, begin_saving, make_run
@@ -183,7 +183,7 @@ def test_step_that_is_promoted_meanwhile_stays_and_is_named(jobs, run, monkeypat
         run.aliases.move("production", step=4, attempt=1, expect=None)
         return [Decision(one.step, one.attempt, one.reasons) for one in decisions]
 
-    from service import retention_plan
+    from cairn.service import retention_plan
 
     decide = retention_plan.decide
     monkeypatch.setattr(
@@ -198,7 +198,7 @@ def test_step_that_is_promoted_meanwhile_stays_and_is_named(jobs, run, monkeypat
 
 def test_operation_that_is_taken_up_again_names_all_that_it_deleted(jobs, run, monkeypatch):
     """The store went away in the middle, or the process did."""
-    monkeypatch.setattr("service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
+    monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
     lost = threading.Event()
 
     def lose_once(found, info, **options):
@@ -207,7 +207,7 @@ def test_operation_that_is_taken_up_again_names_all_that_it_deleted(jobs, run, m
             raise StoreUnavailableError("no answer", path="trash/4.1.json")
         return delete_step(found, info, **options)
 
-    monkeypatch.setattr("service.jobs.retention.delete_step", lose_once)
+    monkeypatch.setattr("cairn.service.jobs.retention.delete_step", lose_once)
     operation = applied(jobs, keep_last=2)
     assert lost.is_set()
     assert [one["step"] for one in operation["result"]["deleted"]] == list(range(1, 9))
@@ -224,7 +224,7 @@ def test_cancelled_operation_deletes_no_more_and_keeps_what_it_did(jobs, root, m
             assert execution.interrupted.wait(60)
         return delete_step(found, info, **options)
 
-    monkeypatch.setattr("service.jobs.retention.delete_step", pause_in_the_second_batch)
+    monkeypatch.setattr("cairn.service.jobs.retention.delete_step", pause_in_the_second_batch)
     started = jobs.post(APPLY, json={"policy": {"keep_last": 1}, "dry_run": False}).json()
     assert reached.wait(60)
     assert jobs.post(f"/v1/operations/{started['id']}:cancel").json()["state"] == "cancelled"
@@ -268,12 +268,12 @@ def test_plan_needs_no_job_engine_and_deletion_does(http, run):
 
 
 def test_client_plans_and_applies(root, tmp_path):
-    from service.app import create_app
-    from service.settings import Settings
+    from cairn.service.app import create_app
+    from cairn.service.settings import Settings
 
     make_run(root / "run", range(5))
     app = create_app(Settings(root=str(root), data_dir=tmp_path / "data"))
-    with serve(app) as url, CairnClient(url) as cairn:
+    with serve(app) as url, Client(url) as cairn:
         said = cairn.plan_retention("run", {"keep_last": 2})
         assert [(one.step, one.keep) for one in said.decisions if not one.keep] == [
             (2, False),

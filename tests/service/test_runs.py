@@ -3,10 +3,10 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
-from service.app import create_app
-from service.settings import Settings
-from storage.clock import from_rfc3339
-from storage.run import Run
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
+from cairn.storage.runs.run import Run
+from cairn.storage.store.clock import from_rfc3339
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import BYTES_PER_STEP, add_steps, make_run
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from service.errors import SettingsError
-from service.settings import Settings, is_loopback
+from cairn.service.errors import SettingsError
+from cairn.service.settings import Settings, is_loopback
 
 
 @pytest.fixture(autouse=True)

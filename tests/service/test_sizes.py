@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.sizes import Size, size_text
+from cairn.service.sizes import Size, size_text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cairn.service.jobs import verify
+from cairn.storage.reading.step_files import holds_values
+from cairn.storage.runs.layout import manifest_file
+from cairn.storage.runs.run import Run
 from examples.demo.servers import control_plane
-from service.jobs import verify
-from storage.layout import manifest_file
-from storage.run import Run
-from storage.step_files import holds_values
 from tests.service.commands import cairn
 from tests.service.jobs import done, save_llama, serving, until, watch
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from state.base_module import EasyDeLBaseModule
-from state.config import EDPretrainedConfig
+from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.config import EDPretrainedConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import storage.save_job
-from state.run_saver import RunSaver
-from state.train_state import TrainState
-from storage.save_policy import SavePolicy
+import cairn.storage.training.save_job
+from cairn.state.run_saver import RunSaver
+from cairn.state.train_state import TrainState
+from cairn.storage.training.save_policy import SavePolicy
 
 FIRST_STEPS = 10
 
@@ -47,7 +47,9 @@ def main(run: str, how: str, index: str = "", port: str = "") -> None:
             if handle is not None and handle.reason == "at_step":
                 handle.wait()
                 if how == "hangs":
-                    storage.save_job.sync_folder = lambda folder: threading.Event().wait()
+                    cairn.storage.training.save_job.sync_folder = lambda folder: (
+                        threading.Event().wait()
+                    )
             if taken <= FIRST_STEPS:
                 print(taken, flush=True)
         if handle is None or handle.reason != "preemption":  # told after the last step

@@ -7,16 +7,16 @@ import pytest
 from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
-import state.quantized_loading as quantized_loading
-from state import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, make_optimizer
-from state.errors import ArgumentError, ConversionError, TreeStructureError
-from state.export import export_sources
-from state.models import abstract_model, module_settings
-from state.paths import named_leaves
-from storage.errors import TreeMismatchError
-from storage.reader import CheckpointReader
-from storage.run import Run
-from storage.trees import flatten
+import cairn.state.quantized_loading as quantized_loading
+from cairn.state import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, make_optimizer
+from cairn.state.errors import ArgumentError, ConversionError, TreeStructureError
+from cairn.state.export import export_sources
+from cairn.state.models import abstract_model, module_settings
+from cairn.state.paths import named_leaves
+from cairn.storage.errors import TreeMismatchError
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
+from cairn.storage.training.trees import flatten
 from tests.state.my_model import MyModel, my_model
 from tests.tiny import TINY, batch, compile_step
 

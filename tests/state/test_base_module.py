@@ -8,17 +8,17 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state.base_module import EasyDeLBaseModule
-from state.errors import ShardingError, TreeStructureError, UnknownModelError
-from state.generation import EasyGenerationMixin
-from state.hub import EasyBridgeMixin
-from state.loss import causal_lm_loss
-from state.mesh import make_mesh, mesh_of
-from state.names import TaskType
-from state.operation_cache import OperationCacheMixin
-from state.outputs import CausalLMOutput
-from state.paths import named_leaves
-from state.registry import find
+from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.errors import ShardingError, TreeStructureError, UnknownModelError
+from cairn.state.generation import EasyGenerationMixin
+from cairn.state.hub import EasyBridgeMixin
+from cairn.state.loss import causal_lm_loss
+from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.names import TaskType
+from cairn.state.operation_cache import OperationCacheMixin
+from cairn.state.outputs import CausalLMOutput
+from cairn.state.paths import named_leaves
+from cairn.state.registry import find
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 
 
@@ -222,7 +222,7 @@ def test_two_classes_of_one_name_are_told_apart_by_module():
         __module__ = "another.module"
 
     Other.__name__ = "Twin"
-    from state.registry import register
+    from cairn.state.registry import register
 
     register(Other)
     assert find("Twin", "another.module", path="run") is Other

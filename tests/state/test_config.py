@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.config import AutoEasyDeLConfig, EDPretrainedConfig
-from state.decoder.config import DecoderConfig, RopeConfig
-from state.errors import ConfigError
+from cairn.state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from cairn.state.decoder.config import DecoderConfig, RopeConfig
+from cairn.state.errors import ConfigError
 
 TINY = {
     "vocab_size": 64,
@@ -182,19 +182,19 @@ def test_mesh_follows_the_dims():
 @pytest.mark.parametrize(
     "module",
     [
-        "state.config",
-        "state.decoder.config",
-        "state.weight_ops",
-        "state.weight_rules",
-        "state.families",
-        "state.families.llama",
-        "state.tensor_streams",
-        "state.export",
-        "state.gguf",
-        "state.source_folder",
-        "state.weight_files",
-        "state.peft_config",
-        "state.peft_names",
+        "cairn.state.config",
+        "cairn.state.decoder.config",
+        "cairn.state.weight_ops",
+        "cairn.state.weight_rules",
+        "cairn.state.families",
+        "cairn.state.families.llama",
+        "cairn.state.tensor_streams",
+        "cairn.state.export",
+        "cairn.state.gguf",
+        "cairn.state.source_folder",
+        "cairn.state.weight_files",
+        "cairn.state.peft_config",
+        "cairn.state.peft_names",
     ],
 )
 def test_reading_configs_and_rules_needs_no_jax(module):

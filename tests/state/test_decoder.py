@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from state.decoder.attention import grouped_attention
-from state.decoder.cache import KVCache
-from state.decoder.config import DecoderConfig, RopeConfig
-from state.decoder.decoder import DecoderForCausalLM
-from state.decoder.positions import rotary_angles, rotate
-from state.decoder.shapes import leaf_shapes
-from state.errors import ArgumentError
-from state.paths import named_leaves
+from cairn.state.decoder.attention import grouped_attention
+from cairn.state.decoder.cache import KVCache
+from cairn.state.decoder.config import DecoderConfig, RopeConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.decoder.positions import rotary_angles, rotate
+from cairn.state.decoder.shapes import leaf_shapes
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import named_leaves
 from tests.state.hf_models import our_logits, our_outputs, tokens
 
 CONFIG = DecoderConfig(

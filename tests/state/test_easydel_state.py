@@ -9,17 +9,17 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state.easydel_state import EasyDeLState
-from state.errors import (
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import (
     ArgumentError,
     NotInitializedError,
     ShardingError,
     StateError,
     TreeStructureError,
 )
-from state.mesh import make_mesh, mesh_of
-from state.optimizers import make_optimizer
-from state.paths import named_leaves
+from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.optimizers import make_optimizer
+from cairn.state.paths import named_leaves
 from tests.state.my_model import MyModel, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

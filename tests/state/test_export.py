@@ -13,15 +13,15 @@ from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError, ConversionError
-from state.export import export_sources
-from state.tensor_streams import whole
-from storage.errors import TreeMismatchError
-from storage.files import Files
-from storage.reader import CheckpointReader
-from storage.run import resolve_checkpoint
-from storage.safetensors_stream import plan_shards, write_index, write_shard
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.export import export_sources
+from cairn.state.tensor_streams import whole
+from cairn.storage.errors import TreeMismatchError
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import resolve_checkpoint
+from cairn.storage.safetensors.stream import plan_shards, write_index, write_shard
+from cairn.storage.store.open_files import open_files
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
 
@@ -68,7 +68,7 @@ def test_small_blocks_give_the_same_bytes(stored):
 def test_export_in_bfloat16_loads_in_transformers(stored, tmp_path):
     theirs, run = stored
     sources, config = export_sources(*opened(run), dtype="bfloat16")
-    files = Files.open(tmp_path)
+    files = open_files(tmp_path)
     shards = plan_shards(sources, "20KB")
     for shard in shards:
         write_shard(files, shard.file_name, shard)
@@ -89,8 +89,8 @@ def test_export_needs_no_jax(stored):
     code = (
         "import sys\n"
         "from state.export import export_sources\n"
-        "from storage.reader import CheckpointReader\n"
-        "from storage.run import resolve_checkpoint\n"
+        "from cairn.storage.reading.reader import CheckpointReader\n"
+        "from cairn.storage.runs.run import resolve_checkpoint\n"
         f"run, step = resolve_checkpoint({str(run)!r})\n"
         "manifest = run.manifest(step)\n"
         "reader = CheckpointReader.open(run.step_uri(step), manifest)\n"

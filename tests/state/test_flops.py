@@ -6,11 +6,11 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state import DecoderConfig, DecoderForCausalLM
-from state.errors import ArgumentError
-from state.flops import decoder_flops
-from state.jaxpr_flops import matmul_flops
-from state.mesh import make_mesh
+from cairn.state import DecoderConfig, DecoderForCausalLM
+from cairn.state.errors import ArgumentError
+from cairn.state.flops import decoder_flops
+from cairn.state.jaxpr_flops import matmul_flops
+from cairn.state.mesh import make_mesh
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 SHAPES = {

@@ -11,13 +11,13 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 from transformers import LlamaForCausalLM
 
-from state import generation_loop
-from state.decoder.config import DecoderConfig
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError, ConversionError
-from state.generation_arguments import checked_sampling
-from state.generation_loop import Stop
-from state.sampling import filter_logits, sample
+from cairn.state import generation_loop
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.generation_arguments import checked_sampling
+from cairn.state.generation_loop import Stop
+from cairn.state.sampling import filter_logits, sample
 from tests.state.compilations import compilations
 from tests.state.hf_models import our_logits, save, tiny_llama, tokens
 from tests.state.my_model import MyModel, MyModelConfig, my_model

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from cairn.state import DecoderForCausalLM
 from examples.demo.weights import load_tokenizer, smollm2_gguf
-from state import DecoderForCausalLM
 
 PROMPTS = (
     "The capital of France is",

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from state.decoder.config import RopeConfig
-from state.decoder.decoder import DecoderForCausalLM
-from state.decoder.frequencies import inverse_frequencies, llama3_divisors
-from state.errors import ConfigError, ConversionError
-from state.gguf import GGUFFile
+from cairn.state.decoder.config import RopeConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.decoder.frequencies import inverse_frequencies, llama3_divisors
+from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.gguf import GGUFFile
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import our_logits, tiny_llama, tokens, torch_logits
 

@@ -11,13 +11,14 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from state.base_module import EasyDeLBaseModule
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
-from state.paths import named_leaves
-from storage.errors import CorruptionError, NotFoundError
-from storage.run import Run
-from storage.uri import parse_uri
+from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
+from cairn.state.paths import named_leaves
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.runs.run import Run
+from cairn.storage.store.open_files import open_files
+from cairn.storage.store.uri import parse_uri
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens
@@ -99,10 +100,9 @@ def test_a_folder_in_a_store_serves_both_ways(folder, gcs):
 
 
 def test_a_gguf_in_a_store_is_read(gcs, tmp_path):
-    from storage.files import Files
 
     path = write_llama(tmp_path / "tiny.gguf", tiny_llama())
-    Files.open(tmp_path).copy("tiny.gguf", Files.open(gcs.bucket_uri), "tiny.gguf")
+    open_files(tmp_path).copy("tiny.gguf", open_files(gcs.bucket_uri), "tiny.gguf")
     same_params(
         DecoderForCausalLM.from_pretrained(f"{gcs.bucket_uri}/tiny.gguf"),
         DecoderForCausalLM.from_pretrained(path),
@@ -290,8 +290,8 @@ def run_with_hub(code, hub, home):
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
     code = """
-from state.weight_files import open_pretrained
-from storage.errors import NotFoundError
+from cairn.state.weight_files import open_pretrained
+from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.config.num_hidden_layers == 2, found.config
 assert found.weights.read("model.norm.weight").shape == (32,)
@@ -312,8 +312,8 @@ def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
     code = f"""
 import jax, numpy as np
 from flax import nnx
-from state import DecoderForCausalLM
-from state.paths import named_leaves
+from cairn.state import DecoderForCausalLM
+from cairn.state.paths import named_leaves
 options = dict(
     sharding_axis_dims=(1, 4, 2, 1),
     param_dtype="bfloat16",
@@ -336,7 +336,7 @@ def test_an_adapter_is_fetched_from_the_hub(folder, tmp_path):
     model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
     model.apply_lora_to_layers(2, 3.0, "q_proj").save_adapter(adapter)
     code = f"""
-from state import DecoderForCausalLM
+from cairn.state import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
 model.load_adapter("org/tiny")
 assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
@@ -347,7 +347,7 @@ assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
 
 def test_push_uploads_what_save_writes_through_the_real_client(folder, tmp_path):
     code = f"""
-from state.decoder.decoder import DecoderForCausalLM
+from cairn.state.decoder.decoder import DecoderForCausalLM
 model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
 url = model.push_to_hub("org/tiny", commit_message="Better weights")
 assert url.endswith("/commit/" + "a" * 40), url

@@ -11,15 +11,15 @@ from flax import linen, nnx, serialization
 from jax.sharding import NamedSharding, PartitionSpec
 from transformers import AutoModelForCausalLM
 
-from state.config import EDPretrainedConfig
-from state.decoder import DecoderForCausalLM
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, NotInitializedError, ShardingError, TreeStructureError
-from state.linen_decoder import LinenDecoderForCausalLM
-from state.linen_model import EDPretrainedModel
-from state.mesh import make_mesh
-from state.train_state import TrainState
-from state.train_step import TrainStep
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, NotInitializedError, ShardingError, TreeStructureError
+from cairn.state.linen_decoder import LinenDecoderForCausalLM
+from cairn.state.linen_model import EDPretrainedModel
+from cairn.state.mesh import make_mesh
+from cairn.state.train_state import TrainState
+from cairn.state.train_step import TrainStep
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
@@ -354,7 +354,7 @@ def test_a_gguf_file_is_loaded(tmp_path):
 
 def test_a_hub_id_is_downloaded(folder, tmp_path):
     code = """
-from state.linen_decoder import LinenDecoderForCausalLM
+from cairn.state.linen_decoder import LinenDecoderForCausalLM
 model = LinenDecoderForCausalLM.from_pretrained("org/tiny")
 assert model.params["model"]["norm"]["scale"].shape == (32,)
 """

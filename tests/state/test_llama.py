@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ConversionError
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ConversionError
 from tests.state.hf_models import LLAMA3_ROPE, our_logits, save, tiny_llama, tokens, torch_logits
 
 VARIANTS = {

@@ -7,13 +7,13 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, ConfigError, ShardingError
-from state.mesh import make_mesh, mesh_of
-from state.names import EasyDeLBackends, EasyDeLPlatforms
-from state.partition_axis import PartitionAxis
-from state.paths import named_leaves
-from storage.errors import TreeMismatchError
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, ConfigError, ShardingError
+from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.state.partition_axis import PartitionAxis
+from cairn.state.paths import named_leaves
+from cairn.storage.errors import TreeMismatchError
 from tests.state.my_model import my_model
 from tests.tiny import make_state
 

@@ -11,10 +11,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state import DecoderForCausalLM, LoraSettings
-from state.adapted_layers import add_adapters, merge_adapters
-from state.errors import ArgumentError, TreeStructureError
-from state.paths import named_leaves
+from cairn.state import DecoderForCausalLM, LoraSettings
+from cairn.state.adapted_layers import add_adapters, merge_adapters
+from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.state.paths import named_leaves
 from tests.state.my_model import batch, my_model, train_step
 from tests.tiny import TINY
 

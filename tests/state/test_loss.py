@@ -6,9 +6,9 @@ import torch
 from flax import nnx
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from state import CausalLMOutput, DecoderForCausalLM
-from state.errors import ArgumentError
-from state.loss import IGNORE_INDEX, LossConfig, causal_lm_loss
+from cairn.state import CausalLMOutput, DecoderForCausalLM
+from cairn.state.errors import ArgumentError
+from cairn.state.loss import IGNORE_INDEX, LossConfig, causal_lm_loss
 from tests.state.hf_models import tiny_llama, tokens
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from state import DecoderForCausalLM, LossConfig
-from state.errors import ArgumentError, TreeStructureError
-from state.module_calls import static_arguments
+from cairn.state import DecoderForCausalLM, LossConfig
+from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.state.module_calls import static_arguments
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 from tests.tiny import TINY
 

@@ -9,18 +9,18 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks import optimizer_sharding as optimizer_bytes
-from state.easydel_state import EasyDeLState
-from state.errors import ShardingError
-from state.optax_numerics import optax_numerics
-from state.optimizer_sharding import (
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ShardingError
+from cairn.state.mesh import make_mesh
+from cairn.state.optax_numerics import optax_numerics
+from cairn.state.optimizer_sharding import (
     explain_optimizer,
     init_optimizer,
     init_program,
     optimizer_shardings,
 )
-from state.paths import named_leaves
-from state.placement import ShardingReport
-from state.sharding import make_mesh
+from cairn.state.paths import named_leaves
+from cairn.state.placement import ShardingReport
 
 P = PartitionSpec
 SPECS = {

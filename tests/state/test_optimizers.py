@@ -4,9 +4,9 @@ import numpy as np
 import optax
 import pytest
 
-from state.errors import ArgumentError, OptimizerError
-from state.frozen import FrozenJSON
-from state.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
+from cairn.state.errors import ArgumentError, OptimizerError
+from cairn.state.frozen import FrozenJSON
+from cairn.state.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}
 GRADS = {"w": jnp.full((4, 4), 0.3), "b": jnp.full((4,), -2.0)}

@@ -7,14 +7,15 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state.config import AutoEasyDeLConfig
-from state.decoder import DecoderForCausalLM, attention
-from state.decoder.attention import grouped_attention
-from state.errors import ArgumentError, ConfigError
-from state.mesh import make_mesh
-from state.module_sharding import module_plan
-from state.partition_axis import PartitionAxis
-from state.sharding import DEFAULT_AXIS_RULES, plan
+from cairn.state.config import AutoEasyDeLConfig
+from cairn.state.decoder import attention
+from cairn.state.decoder.attention import grouped_attention
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConfigError
+from cairn.state.mesh import make_mesh
+from cairn.state.module_sharding import module_plan
+from cairn.state.partition_axis import PartitionAxis
+from cairn.state.sharding import DEFAULT_AXIS_RULES, plan
 from tests.tiny import TINY, batch
 
 

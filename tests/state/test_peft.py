@@ -11,14 +11,14 @@ import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from state.decoder.decoder import DecoderForCausalLM
-from state.errors import ArgumentError, ConversionError
-from state.paths import named_leaves
-from state.peft_config import PeftConfig, target_modules
-from state.peft_names import modules_of_rules
-from state.weight_ops import RENAME, TRANSPOSE, Chain, Split, Stack
-from state.weight_rules import Rule
-from storage.errors import NotFoundError
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.paths import named_leaves
+from cairn.state.peft_config import PeftConfig, target_modules
+from cairn.state.peft_names import modules_of_rules
+from cairn.state.weight_ops import RENAME, TRANSPOSE, Chain, Split, Stack
+from cairn.state.weight_rules import Rule
+from cairn.storage.errors import NotFoundError
 from tests.state.hf_models import our_logits, save, tiny_llama, tokens, torch_logits
 from tests.state.my_model import my_model
 

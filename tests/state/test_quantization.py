@@ -12,13 +12,18 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from state import DecoderForCausalLM, EasyDeLQuantizationMethods, QuantizationSettings, make_mesh
-from state.adaptation import adaptable_layers, plain_class
-from state.adapted_layers import pack_kernel
-from state.errors import ArgumentError, OptimizerError
-from state.paths import named_leaves
-from state.quantization import METHODS
-from state.quantized_weight import PackedParam, QuantizedWeight, dequantize
+from cairn.state import (
+    DecoderForCausalLM,
+    EasyDeLQuantizationMethods,
+    QuantizationSettings,
+    make_mesh,
+)
+from cairn.state.adaptation import adaptable_layers, plain_class
+from cairn.state.adapted_layers import pack_kernel
+from cairn.state.errors import ArgumentError, OptimizerError
+from cairn.state.paths import named_leaves
+from cairn.state.quantization import METHODS
+from cairn.state.quantized_weight import PackedParam, QuantizedWeight, dequantize
 from tests.state.my_model import MyModel, batch, my_model
 from tests.tiny import TINY
 
@@ -281,7 +286,7 @@ def test_a_sharded_weight_is_packed_where_it_is_and_never_whole_on_a_device(meth
 
 
 def packing_program(place, weight, settings):
-    from state.quantized_weight import _quantizer, _sharded
+    from cairn.state.quantized_weight import _quantizer, _sharded
 
     run = _quantizer((0,), weight.shape, settings.method, settings.group_size)
     packed = _sharded(run, place, weight.shape, weight.dtype, (0,))

@@ -11,23 +11,23 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from state.decoder import DecoderConfig, DecoderForCausalLM
-from state.easydel_state import EasyDeLState
-from state.errors import (
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import (
     ArgumentError,
     OptimizerError,
     OptimizerNotFoundError,
     TreeStructureError,
     UnknownModelError,
 )
-from state.mesh import make_mesh, mesh_of
-from state.names import TaskType
-from state.optimizers import make_optimizer
-from state.paths import named_leaves
-from state.state_saving import SkippedSave
-from state.train_state import TrainState
-from storage.checkpointer import Checkpointer
-from storage.errors import (
+from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.names import TaskType
+from cairn.state.optimizers import make_optimizer
+from cairn.state.paths import named_leaves
+from cairn.state.state_saving import SkippedSave
+from cairn.state.train_state import TrainState
+from cairn.storage.errors import (
     AliasNotFoundError,
     CorruptionError,
     NotFoundError,
@@ -37,7 +37,8 @@ from storage.errors import (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from storage.run import Run
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)
@@ -172,8 +173,8 @@ def test_the_optimizer_may_be_left_out_replaced_or_loaded_later(trained):
 
 
 def test_a_module_class_loads_its_own_checkpoint(trained):
-    from state.load_arguments import LoadArguments
-    from state.state_loading import load_module
+    from cairn.state.load_arguments import LoadArguments
+    from cairn.state.state_loading import load_module
 
     model = load_module(trained.run, LoadArguments(**SAME_MESH))
     whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
@@ -404,7 +405,7 @@ def test_a_class_that_is_not_defined_here_must_be_given(sgd_state, tmp_path):
     Passing(MyModelConfig(), rngs=nnx.Rngs(0)).to_state().save_state(
         tmp_path / "r", verbose=False, wait=True
     )
-    from state import registry
+    from cairn.state import registry
 
     del registry._CLASSES[Passing.__module__, "Passing"]
     with pytest.raises(UnknownModelError, match="one model class named 'Passing'"):

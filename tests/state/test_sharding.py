@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 from rich.console import Console
 
-from state.decoder import DecoderConfig, DecoderForCausalLM
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, ShardingError, TreeStructureError
-from state.mesh import hybrid_devices, mesh_of, mesh_text
-from state.module_sharding import module_plan
-from state.paths import named_leaves
-from state.sharding import axis_units, check_rules, make_mesh, plan, spec_for
+from cairn.state.decoder.config import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, ShardingError, TreeStructureError
+from cairn.state.mesh import hybrid_devices, make_mesh, mesh_of, mesh_text
+from cairn.state.module_sharding import module_plan
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import (
+    axis_units,
+    check_rules,
+    plan,
+    spec_for,
+)
 from tests.state.my_model import my_model
 
 SHAPE = jax.ShapeDtypeStruct

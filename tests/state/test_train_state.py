@@ -10,17 +10,17 @@ import pytest
 from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from state.errors import (
+from cairn.state.errors import (
     ArgumentError,
     NotInitializedError,
     OptimizerError,
     OptimizerNotFoundError,
     TreeStructureError,
 )
-from state.mesh import make_mesh
-from state.train_state import TrainState
-from state.train_step import TrainStep
-from storage.errors import StepNotFoundError, TreeMismatchError
+from cairn.state.mesh import make_mesh
+from cairn.state.train_state import TrainState
+from cairn.state.train_step import TrainStep
+from cairn.storage.errors import StepNotFoundError, TreeMismatchError
 from tests.state.resnet import images, resnet_loss, resnet_state
 
 TX = optax.adam(1e-1)

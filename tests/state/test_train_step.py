@@ -8,11 +8,11 @@ import pytest
 from flax import linen, nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
 
-from state.easydel_state import EasyDeLState
-from state.errors import ArgumentError, NotInitializedError, TreeStructureError
-from state.mesh import make_mesh
-from state.train_state import TrainState
-from state.train_step import TrainStep
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from cairn.state.mesh import make_mesh
+from cairn.state.train_state import TrainState
+from cairn.state.train_step import TrainStep
 from tests.state.my_model import batch as token_batch
 from tests.state.my_model import my_model
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state.errors import ConversionError
-from state.tensor_streams import MemoryLeaf, streams, whole
-from state.weight_ops import RENAME, TRANSPOSE, Chain, Fuse, RotaryRows, Split, Stack
-from state.weight_rules import Rule, RuleTable, expand, match
+from cairn.state.errors import ConversionError
+from cairn.state.tensor_streams import MemoryLeaf, streams, whole
+from cairn.state.weight_ops import RENAME, TRANSPOSE, Chain, Fuse, RotaryRows, Split, Stack
+from cairn.state.weight_rules import Rule, RuleTable, expand, match
 
 sizes = st.integers(1, 5)
 

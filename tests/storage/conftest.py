@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from storage.objects import ObjectStore
-from storage.uri import StoreURI, parse_uri
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import StoreURI, parse_uri
 
 _NUMBERS = itertools.count(1)
 

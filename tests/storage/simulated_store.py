@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from storage.errors import PreconditionFailedError
-from storage.objects import Versioned
-from storage.uri import parse_uri
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.store.objects import Versioned
+from cairn.storage.store.uri import parse_uri
 
 
 class Killed(BaseException):

@@ -6,15 +6,15 @@ import math
 import numpy as np
 import tensorstore as ts
 
-from storage import item_files
-from storage.chunk_shape import ChunkShapes
-from storage.dtypes import dtype_named
-from storage.held_arrays import HeldArray, HeldPart
-from storage.ocdbt import MANIFEST_FILE, leaf_node, manifest
-from storage.orbax_tree import array_name
-from storage.uri import parse_uri
-from storage.value_files import write_value_files
-from storage.value_sinks import open_sink
+from cairn.storage.arrays.chunks import ChunkShapes
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.arrays.ocdbt import MANIFEST_FILE, leaf_node, manifest
+from cairn.storage.arrays.orbax_tree import array_name
+from cairn.storage.arrays.value_files import write_value_files
+from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.store.uri import parse_uri
+from cairn.storage.training import item_files
+from cairn.storage.training.held_arrays import HeldArray, HeldPart
 
 
 def numbers(shape, dtype, seed=0):

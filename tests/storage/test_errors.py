@@ -6,8 +6,8 @@ import pytest
 import tensorstore as ts
 from gcsfs.retry import HttpError
 
-from storage import errors
-from storage.errors import (
+from cairn.storage import errors
+from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
     PreconditionFailedError,

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-import storage
+from cairn import storage
 
 PUBLIC = [
     "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
@@ -33,10 +33,10 @@ def test_every_public_name_is_there_and_documented(name):
 
 def test_importing_the_package_loads_none_of_its_parts():
     script = (
-        "import storage, sys\n"
-        "loaded = {name for name in sys.modules if name.startswith('storage.')}\n"
+        "import cairn, sys\n"
+        "loaded = {name for name in sys.modules if name.startswith('cairn.')}\n"
         "assert not loaded, loaded\n"
-        "storage.parse_uri('/x')\n"
-        "assert 'storage.run' not in sys.modules"
+        "cairn.parse_uri('/x')\n"
+        "assert 'cairn.storage.runs.run' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,1 +1,1 @@
-"""Alembic scripts of the catalog; `service.catalog.migrate` runs them."""
+"""Alembic scripts of the catalog; `cairn.service.catalog.migrate` runs them."""

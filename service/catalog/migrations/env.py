@@ -1,8 +1,8 @@
-"""Runs migrations on the connection that `service.catalog.migrate` hands over."""
+"""Runs migrations on the connection that `cairn.service.catalog.migrate` hands over."""
 
 from alembic import context
 
-from service.catalog.models import Base
+from cairn.service.catalog.models import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service.catalog.models import UTCDateTime
+from cairn.service.catalog.models import UTCDateTime
 
 revision = "0001"
 down_revision = None

@@ -1,0 +1,5 @@
+from .app import create_app as create_app
+from .client.client import Client as Client
+from .errors import ServiceError as ServiceError
+from .errors import SettingsError as SettingsError
+from .settings import Settings as Settings

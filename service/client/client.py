@@ -1,0 +1,266 @@
+"""Typed HTTP client of the control plane.
+
+with Client("http://127.0.0.1:8321") as cairn:
+    step = next(cairn.checkpoints("llama-sft")).step
+    cairn.promote("llama-sft", step, "production", expect=None, reason="first release")
+    operation = cairn.convert("llama-sft", step)
+    for state in cairn.follow(operation.id):
+        print(state.state, state.progress.done_bytes)
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cairn.service.client.clean_up import CleanUpConnection
+from cairn.service.client.connection import (
+    DEFAULT_ROOT,
+    alias_path,
+    idempotency,
+    run_path,
+    segment,
+    step_path,
+)
+from cairn.service.client.download import download
+from cairn.service.client.event_stream import follow_operation
+from cairn.service.errors import ProblemResponseError
+from cairn.service.etag import etag
+from cairn.service.schemas import (
+    Alias,
+    AliasHistory,
+    AliasList,
+    Artifact,
+    Checkpoint,
+    CheckpointList,
+    Health,
+    Operation,
+    OperationList,
+    OperationState,
+    Readiness,
+    Root,
+    RootList,
+    Run,
+    RunList,
+)
+
+
+class Client(CleanUpConnection):
+    """Asks one control plane; safe to share between threads.
+
+    Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
+    if there is none.
+
+    Args:
+        url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
+        timeout: Seconds to wait for an answer, not for a stream to end.
+        transport: For tests.
+    """
+
+    def health(self) -> Health:
+        """The server answers."""
+        return self._get(Health, "/healthz")
+
+    def ready(self) -> Readiness:
+        """The server can work; a problem answer (503) names what is missing."""
+        return self._get(Readiness, "/readyz")
+
+    def roots(self) -> list[Root]:
+        """Every root of the server."""
+        return self._get(RootList, "/v1/roots").roots
+
+    def runs(self, *, root: str | None = None, page_size: int = 100) -> Iterator[Run]:
+        """Every run, by root and name; pages are fetched as needed."""
+        path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
+        for page in self._pages(RunList, path, page_size=page_size):
+            yield from page.runs
+
+    def run(self, run: str, *, root: str = DEFAULT_ROOT) -> Run:
+        """One run."""
+        return self._get(Run, run_path(root, run))
+
+    def checkpoints(
+        self, run: str, *, root: str = DEFAULT_ROOT, state: str = "listed", page_size: int = 100
+    ) -> Iterator[Checkpoint]:
+        """Checkpoints of a run, highest step first; pages are fetched as needed.
+
+        Args:
+            run: Name of the run.
+            root: Name of its root.
+            state: One state, or `all`.
+            page_size: Checkpoints per request.
+        """
+        path = f"{run_path(root, run)}/checkpoints"
+        for page in self._pages(CheckpointList, path, page_size=page_size, state=state):
+            yield from page.checkpoints
+
+    def checkpoint(self, run: str, step: int, *, root: str = DEFAULT_ROOT) -> Checkpoint:
+        """One checkpoint."""
+        return self._get(Checkpoint, step_path(root, run, step))
+
+    def aliases(self, run: str, *, root: str = DEFAULT_ROOT) -> list[Alias]:
+        """Aliases of a run, by name."""
+        return self._get(AliasList, f"{run_path(root, run)}/aliases").aliases
+
+    def alias(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> Alias:
+        """Where an alias points; its `sequence` is what `promote` expects."""
+        return self._get(Alias, alias_path(root, run, alias))
+
+    def alias_history(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> AliasHistory:
+        """Where an alias pointed, newest first."""
+        return self._get(AliasHistory, f"{alias_path(root, run, alias)}/history")
+
+    def promote(
+        self,
+        run: str,
+        step: int,
+        alias: str,
+        *,
+        expect: int | None,
+        reason: str = "",
+        root: str = DEFAULT_ROOT,
+    ) -> Alias:
+        """Point an alias at a step.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            alias: Name of the alias.
+            expect: Sequence number of the alias as last seen; None: it must not exist yet.
+            reason: For its history.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
+        """
+        return self._send(
+            Alias,
+            "POST",
+            f"{step_path(root, run, step)}:promote",
+            {"alias": alias, "reason": reason},
+            headers=_precondition(expect),
+        )
+
+    def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
+        """Delete an alias that is still at sequence number `expect`."""
+        self._answer("DELETE", alias_path(root, run, alias), headers=_precondition(expect))
+
+    def restore(
+        self,
+        run: str,
+        step: int,
+        *,
+        target: str,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Fork a new run, called `target`, from a step."""
+        body = {"mode": "fork", "run": target}
+        return self._start("restore", run, step, root, body, idempotency_key)
+
+    def gather(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+        **options: object,
+    ) -> Operation:
+        """Consolidate a step into one safetensors file; options as in `GatherRequest`."""
+        return self._start("gather", run, step, root, options, idempotency_key)
+
+    def convert(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+        **options: object,
+    ) -> Operation:
+        """Export a step in Hugging Face format; options as in `ConvertRequest`."""
+        return self._start("convert", run, step, root, options, idempotency_key)
+
+    def verify(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Compare a step with what was saved, byte by byte; a damaged one's operation fails."""
+        return self._start("verify", run, step, root, {}, idempotency_key)
+
+    def verify_run(
+        self, run: str, *, root: str = DEFAULT_ROOT, idempotency_key: str | None = None
+    ) -> Operation:
+        """Compare every listed step of a run with what was saved."""
+        path = f"{run_path(root, run)}:verify"
+        return self._send(Operation, "POST", path, headers=idempotency(idempotency_key))
+
+    def operations(
+        self, *, state: OperationState | None = None, page_size: int = 100
+    ) -> Iterator[Operation]:
+        """Operations, newest first; pages are fetched as needed."""
+        for page in self._pages(OperationList, "/v1/operations", page_size=page_size, state=state):
+            yield from page.operations
+
+    def operation(self, operation: str) -> Operation:
+        """One operation as it stands now."""
+        return self._get(Operation, f"/v1/operations/{segment(operation)}")
+
+    def cancel(self, operation: str) -> Operation:
+        """Ask an operation to stop."""
+        return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:cancel")
+
+    def resume(self, operation: str) -> Operation:
+        """Go on with a cancelled or failed operation."""
+        return self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:resume")
+
+    def follow(self, operation: str, *, patience: float = 30.0) -> Iterator[Operation]:
+        """Every change of an operation until it has ended; reconnects where a stream breaks off.
+
+        Args:
+            operation: Its id.
+            patience: Seconds without any answer after which the server counts as gone.
+
+        Raises:
+            ServerUnreachableError: No answer for `patience` seconds.
+        """
+        path = f"/v1/operations/{segment(operation)}/events"
+        return follow_operation(self._http, path, patience=patience)
+
+    def wait(self, operation: str) -> Operation:
+        """Follow an operation to its end.
+
+        Raises:
+            ProblemResponseError: It failed; the problem is the operation's.
+        """
+        last: Operation | None = None
+        for state in self.follow(operation):
+            last = state
+        if last is None:
+            last = self.operation(operation)
+        if last.error is not None:
+            raise ProblemResponseError(last.error.model_dump(mode="json"), last.error.status)
+        return last
+
+    def artifact(self, artifact: str) -> Artifact:
+        """What a gather or convert made."""
+        return self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
+
+    def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
+        """Write one file of an artifact to `target`; returns its bytes.
+
+        A broken connection is taken up where it broke; `target` appears only once it is whole.
+
+        Raises:
+            ServerUnreachableError: The connection broke again and again.
+        """
+        path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
+        return download(self._http, path, Path(target))
+
+
+def _precondition(expect: int | None) -> dict[str, str]:
+    return {"If-None-Match": "*"} if expect is None else {"If-Match": etag(expect)}

@@ -1,0 +1,58 @@
+"""Downloads one large file over a connection that may break."""
+
+import uuid
+from http import HTTPStatus
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import httpx
+
+from cairn.service.client.responses import raise_for_problem, unreachable
+
+ATTEMPTS_WITHOUT_PROGRESS: Final = 5
+
+
+def download(http: httpx.Client, path: str, target: Path) -> int:
+    """Write what `path` answers to `target`; returns its bytes.
+
+    Raises:
+        ProblemResponseError: The server refused.
+        ServerUnreachableError: The connection broke five times without a byte in between.
+    """
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    try:
+        with part.open("xb") as file:
+            _fetch(http, path, file)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
+    etag: str | None = None
+    failures = 0
+    while True:
+        before = file.tell()
+        headers = {"Accept-Encoding": "identity"}
+        if before and etag is not None:
+            headers |= {"Range": f"bytes={before}-", "If-Range": etag}
+        try:
+            with http.stream("GET", path, headers=headers) as response:
+                raise_for_problem(response)
+                if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
+                    file.seek(0)
+                    file.truncate()
+                    etag = _strong(response.headers.get("etag"))
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+            return
+        except httpx.TransportError as exc:
+            failures = 0 if file.tell() > before else failures + 1
+            if failures == ATTEMPTS_WITHOUT_PROGRESS:
+                raise unreachable(f"{http.base_url}{path}", exc) from exc
+
+
+def _strong(etag: str | None) -> str | None:
+    """Only a strong ETag may rejoin two halves of a file."""
+    return None if etag is None or etag.startswith("W/") else etag

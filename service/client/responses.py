@@ -1,0 +1,63 @@
+"""Answers of a control plane that are not what a client asked for, as errors."""
+
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from cairn.service.errors import ProblemResponseError, ServerUnreachableError
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def raise_for_problem(response: httpx.Response) -> None:
+    """Nothing for a success.
+
+    Raises:
+        ProblemResponseError: The answer is a problem, or anything else but a success.
+    """
+    if response.is_success:
+        return
+    response.read()
+    problem: Any = None
+    if response.headers.get("content-type", "").startswith("application/"):
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = None
+    if not isinstance(problem, dict):  # not ours: a proxy's page, say
+        problem = {
+            "type": "about:blank",
+            "title": response.reason_phrase or "Unexpected answer",
+            "status": response.status_code,
+            "detail": f"expected a Cairn control plane, found: {response.text[:200]!r}",
+            "instance": response.request.url.path,
+        }
+    raise ProblemResponseError(problem, response.status_code)
+
+
+def read_body(kind: type[Body], response: httpx.Response) -> Body:
+    """The body of a success.
+
+    Raises:
+        ServerUnreachableError: It is something else; whoever answered is no control plane.
+    """
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as exc:
+        media_type = response.headers.get("content-type", "no content type")
+        raise ServerUnreachableError(
+            f"{response.url}: expected {kind.__name__} from a Cairn control plane, found another "
+            f"answer ({media_type}). Set CAIRN_URL to the address that `cairn serve` prints."
+        ) from exc
+
+
+def unreachable(
+    url: object, exc: httpx.TransportError | httpx.InvalidURL
+) -> ServerUnreachableError:
+    """The error for an answer that did not come, or not whole."""
+    found = str(exc).rstrip(".") or type(exc).__name__
+    return ServerUnreachableError(
+        f"{url}: expected an answer of the control plane, found: {found}. "
+        "Start it with `cairn serve`, or set CAIRN_URL."
+    )

@@ -1,0 +1,212 @@
+"""The commands of `cairn` that delete: steps, what a policy does not keep, and garbage."""
+
+import socket
+from typing import Annotated, Any, Final
+
+import typer
+
+from cairn.service.client.addresses import Address
+from cairn.service.client.client import Client
+from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command.durations import parse_duration
+from cairn.service.command.listings import list_garbage
+from cairn.service.command.options import (
+    RootOption,
+    RunArgument,
+    UrlOption,
+    WatchOption,
+    console,
+    errors,
+    report,
+)
+from cairn.service.command.tables import print_table
+from cairn.service.errors import AddressError
+from cairn.service.schemas import RetentionDecision, RetentionPlan
+from cairn.service.sizes import Size
+from cairn.storage.runs import check_run_name
+
+app: Final = typer.Typer()
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+def _best(text: str) -> dict[str, Any]:
+    """METRIC, METRIC:max, METRIC:COUNT or METRIC:max:COUNT."""
+    rest, mode, count = text, "min", 1
+    head, _, tail = rest.rpartition(":")
+    if head and tail.isascii() and tail.isdigit():
+        rest, count = head, int(tail)
+    head, _, tail = rest.rpartition(":")
+    if head and tail in ("min", "max"):
+        rest, mode = head, tail
+    if not rest or rest.startswith(":") or count < 1:
+        raise typer.BadParameter(
+            f"expected METRIC[:min|max][:COUNT], such as eval/loss:min:3, found {text!r}"
+        )
+    return {"metric": rest, "mode": mode, "count": count}
+
+
+StepArgument = Annotated[str, typer.Argument(metavar="STEP", help="As RUN/steps/N.")]
+AttemptOption = Annotated[
+    int | None, typer.Option(metavar="N", min=0, help="The attempt that saved it.")
+]
+GraceOption = Annotated[
+    float | None,
+    typer.Option(metavar="TIME", parser=_seconds, help="To undelete, such as 12h; default: 7d."),
+]
+
+
+@app.command()
+def delete(
+    step: StepArgument,
+    attempt: AttemptOption = None,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept with the deletion.")] = "",
+    grace: GraceOption = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+) -> None:
+    """Delete a step; it can be had back for a while.
+
+    Refused if an alias names it, or if it is the latest of a run that is being written. A step that
+    was set aside is named with --attempt. Its bytes go once the time is over and `cairn gc` runs.
+    """
+    run, number = _step(step)
+    with Client(url) as client:
+        gone = client.delete(
+            run, number, attempt=attempt, reason=reason, grace_seconds=grace, root=root
+        )
+    print(f"{run}/steps/{number} (attempt {gone.attempt}) is {gone.state.value}")
+    if gone.deletion is not None:
+        errors.print(
+            f"`cairn undelete {run}/steps/{number}` takes it back, until "
+            f"{gone.deletion.expires:%Y-%m-%d %H:%M} UTC at least.",
+            soft_wrap=True,
+        )
+
+
+@app.command()
+def undelete(
+    step: StepArgument,
+    attempt: AttemptOption = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+) -> None:
+    """Take the deletion of a step back."""
+    run, number = _step(step)
+    with Client(url) as client:
+        back = client.undelete(run, number, attempt=attempt, root=root)
+    print(f"{run}/steps/{number} (attempt {back.attempt}) is {back.state.value}")
+
+
+@app.command()
+def retain(
+    run: RunArgument,
+    keep_last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The last N steps.")
+    ] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Every multiple of N.")
+    ] = None,
+    keep_within: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", parser=_seconds, help="Steps saved within it, such as 7d."),
+    ] = None,
+    keep_best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC[:min|max][:N]", help="The best N by a metric."),
+    ] = None,
+    keep_label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Steps with the label."),
+    ] = None,
+    grace: GraceOption = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Delete, not only list.")] = False,
+    watch: WatchOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+) -> None:
+    """List what a policy keeps of a run, or delete the rest.
+
+    What one rule keeps, no other deletes. The latest step and those that aliases name always stay.
+    Without --apply nothing is deleted; with it, each step can be undeleted for a while.
+    """
+    policy = {
+        "keep_last": keep_last,
+        "keep_every": keep_every,
+        "keep_within_seconds": keep_within,
+        "keep_best": [_best(text) for text in keep_best or ()],
+        "keep_labelled": keep_label or [],
+    }
+    if not any(policy.values()):
+        raise typer.BadParameter("expected a rule at least, such as --keep-last 3, found none")
+    check_run_name(run)
+    with Client(url) as client:
+        if apply:
+            started = client.apply_retention(run, policy, grace_seconds=grace, root=root)
+            report(client, started, watch)
+            return
+        _list_plan(client.plan_retention(run, policy, root=root))
+
+
+@app.command()
+def gc(
+    run: Annotated[str, typer.Argument(metavar="URI", help="URI or path of the run's folder.")],
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
+) -> None:
+    """List what a run needs no more, or remove it.
+
+    That is deleted steps whose time is over, halves of steps whose writer is gone, and exports of
+    steps that are gone. Looks at the store itself, without a control plane; a job may go on writing
+    the run.
+    """
+    from cairn.storage.runs import Run, collect_garbage, find_garbage
+
+    found = Run.open(run)
+    by = f"cairn gc on {socket.gethostname()}"
+    listed = collect_garbage(found, by=by) if delete else find_garbage(found)
+    list_garbage(console, listed)
+    nbytes = sum(garbage.nbytes for garbage in listed)
+    done = "removed" if delete else "could be removed with --delete"
+    errors.print(f"{len(listed)} found, {nbytes:,} bytes; {done}.", soft_wrap=True)
+
+
+def _step(text: str) -> tuple[str, int]:
+    """A run and a step that is named by its number: a deletion takes no other address.
+
+    Raises:
+        AddressError: It is no such address.
+    """
+    address = Address.parse(text)
+    if address.step is None:
+        raise AddressError(
+            f"{text!r}: expected a step as RUN/steps/N, found another address. "
+            f"`cairn checkpoints {address.run}` lists the steps."
+        )
+    return address.run, address.step
+
+
+def _list_plan(plan: RetentionPlan) -> None:
+    titles = ("step", "attempt", "what", "size", "created (UTC)", "why")
+    print_table(console, titles, map(_decision, plan.decisions))
+    going = plan.delete_count
+    errors.print(
+        f"{len(plan.decisions) - going} kept, {going} not, {plan.delete_bytes:,} bytes; could be "
+        "deleted with --apply.",
+        soft_wrap=True,
+    )
+
+
+def _decision(decision: RetentionDecision) -> tuple[Any, ...]:
+    return (
+        decision.step,
+        decision.attempt,
+        "keep" if decision.keep else "delete",
+        Size(decision.bytes),
+        decision.created,
+        ", ".join(decision.reasons) or "no rule keeps it",
+    )

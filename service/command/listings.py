@@ -1,0 +1,88 @@
+"""What the shell's lists say of a run, a checkpoint and an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cairn.service.command.tables import Cell, print_table
+from cairn.service.schemas import Checkpoint, Operation, Run
+from cairn.service.sizes import Size
+
+if TYPE_CHECKING:
+    from cairn.storage.runs import Garbage  # imports TensorStore
+
+
+def list_runs(console: Console, runs: Iterable[Run]) -> None:
+    """Print runs."""
+    titles = ("root", "run", "latest", "checkpoints", "size", "created (UTC)", "forked from")
+    print_table(console, titles, map(_run, runs))
+
+
+def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
+    """Print checkpoints."""
+    titles = ("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)")
+    print_table(console, titles, map(_checkpoint, checkpoints))
+
+
+def list_operations(console: Console, operations: Iterable[Operation]) -> None:
+    """Print operations."""
+    titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")
+    print_table(console, titles, map(_operation, operations))
+
+
+def list_garbage(console: Console, garbage: Iterable[Garbage]) -> None:
+    """Print what could be removed, or was."""
+    titles = ("kind", "name", "size", "why")
+    rows = ((one.kind.value, one.name, Size(one.nbytes), one.reason) for one in garbage)
+    print_table(console, titles, rows)
+
+
+def _run(run: Run) -> tuple[Cell, ...]:
+    return (
+        run.root,
+        run.name,
+        run.latest_step,
+        run.checkpoint_count,
+        Size(run.bytes),
+        run.created,
+        _parent(run),
+    )
+
+
+def _parent(run: Run) -> str | None:
+    """As `cairn` takes it if the parent lies next to the run, else its URI."""
+    if run.lineage is None:
+        return None
+    folder, _, name = run.lineage.run.rpartition("/")
+    parent = name if folder == run.uri.rpartition("/")[0] else run.lineage.run
+    return f"{parent}/steps/{run.lineage.step}"
+
+
+def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
+    return (
+        checkpoint.step,
+        checkpoint.attempt,
+        checkpoint.state.value,
+        None if checkpoint.bytes is None else Size(checkpoint.bytes),
+        checkpoint.leaves,
+        ", ".join(checkpoint.aliases),
+        checkpoint.created,
+    )
+
+
+def _operation(operation: Operation) -> tuple[Cell, ...]:
+    progress, request = operation.progress, operation.request
+    return (
+        operation.id,
+        operation.kind.value,
+        operation.state.value,
+        Size(progress.done_bytes),
+        None if progress.total_bytes is None else Size(progress.total_bytes),
+        operation.created,
+        f"{request.get('run')}/steps/{request['step']}"
+        if "step" in request
+        else request.get("run"),
+    )

@@ -1,0 +1,36 @@
+"""What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
+
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from cairn.service.client.client import Client
+from cairn.service.command.watch import result_lines, result_of, watch_operation
+from cairn.service.schemas import Operation
+
+console: Final = Console(highlight=False, markup=False)
+errors: Final = Console(stderr=True, highlight=False, markup=False)
+
+UrlOption = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
+]
+RootOption = Annotated[
+    str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
+]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+
+
+def report(client: Client, operation: Operation, watch: bool) -> None:
+    """Follow an operation and print its result, or say how it can be followed."""
+    if not watch:
+        print(operation.id)
+        errors.print(f"`cairn watch {operation.id}` follows it.", soft_wrap=True)
+        return
+    last = watch_operation(client, operation, errors)
+    for line in result_lines(result_of(client, last)):
+        print(line)

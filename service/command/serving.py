@@ -1,0 +1,130 @@
+"""Runs the application as a process of its own: binds, announces itself, ends on a signal."""
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import Message, Receive, Scope, Send
+
+from cairn.service.app import create_app
+from cairn.service.errors import ServeError, ServiceError
+from cairn.service.settings import Settings
+from cairn.storage.errors import StorageError
+
+# For downloads under way; event streams end at once.
+GRACE_SECONDS: Final = 5
+
+
+def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; a second SIGINT does not wait for open connections.
+
+    Args:
+        settings: Of the application.
+        announce: Told the server's URL once it answers.
+
+    Raises:
+        SettingsError: A setting cannot work.
+        ServeError: The address is taken, or the server cannot start.
+    """
+    application = create_app(settings)
+    listener = _listen(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    startup = _Startup(application)
+    config = uvicorn.Config(
+        startup,
+        log_level="warning",
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients
+    )
+    server = _Server(config, application, lambda: announce(url))
+    with listener:
+        try:
+            server.run(sockets=[listener])
+        except SystemExit as exc:  # uvicorn's answer to a failed startup; it has logged the rest
+            if startup.failure is None:
+                raise
+            raise startup.failure from exc
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything else is opened: a taken port changes nothing."""
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM)
+        # `localhost` may be both; clients try 127.0.0.1 first.
+        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        return socket.create_server(address[:2], family=family)
+    except OSError as exc:
+        # create_server() repeats the address in its text; getaddrinfo() has its own error numbers.
+        found_text = (
+            exc.strerror if isinstance(exc, socket.gaierror) else os.strerror(exc.errno or 0)
+        )
+        raise ServeError(
+            f"{host}:{port}: expected a free address to listen on, found: {found_text}. "
+            "Choose another with --port (0: any free one), or end the server that has it."
+        ) from exc
+
+
+class _Server(uvicorn.Server):
+    """Announces itself, and ends with exit status 0 when it is told to."""
+
+    def __init__(
+        self, config: uvicorn.Config, application: FastAPI, announce: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._application = application
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # uvicorn's own would raise the signal again at the end: an exit status that says killed.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        jobs = getattr(self._application.state, "jobs", None)
+        if jobs is not None:
+            jobs.stopping = True  # event streams end now; who watches comes back to the next server
+        await super().shutdown(sockets)
+
+
+class _Startup:
+    """The application, with an expected failure of its startup kept as an error, not as a log."""
+
+    def __init__(self, application: FastAPI) -> None:
+        self._application = application
+        self.failure: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._application(scope, receive, send)
+            return
+        told: dict[str, Any] = {}
+
+        async def hold(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed":
+                told.update(message)
+            else:
+                await send(message)
+
+        try:
+            await self._application(scope, receive, hold)
+        except (ServiceError, StorageError) as exc:
+            self.failure = exc
+            await send({"type": "lifespan.startup.failed", "message": ""})
+        except BaseException:
+            if told:
+                await send(told)
+            raise

@@ -1,0 +1,98 @@
+"""An operation followed in the shell, fed by its event stream."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from cairn.service.client.client import Client
+from cairn.service.errors import OperationFailedError, WatchEndedError
+from cairn.service.schemas import Operation, OperationState
+from cairn.service.sizes import size_text
+
+
+def watch_operation(client: Client, operation: Operation, console: Console) -> Operation:
+    """Show progress on `console` until the operation has ended; returns its last state.
+
+    Raises:
+        OperationFailedError: It failed or was cancelled.
+        WatchEndedError: Ctrl-C, or the server went away; the operation goes on.
+    """
+    show = _with_bar if console.is_terminal else _with_lines
+    try:
+        last = show(client.follow(operation.id), operation, console)
+    except KeyboardInterrupt as exc:
+        raise WatchEndedError(
+            f"stopped watching; operation {operation.id} goes on. `cairn watch {operation.id}` "
+            f"follows it again, `cairn cancel {operation.id}` ends it."
+        ) from exc
+    if last.state is not OperationState.SUCCEEDED:
+        detail = "" if last.error is None else f": {last.error.detail}"
+        raise OperationFailedError(f"operation {last.id} {last.state.value}{detail}")
+    return last
+
+
+def result_of(client: Client, operation: Operation) -> dict[str, Any]:
+    """What a succeeded operation made; of an artifact, also its folder: a path or a URI."""
+    result = dict(operation.result or {})
+    if "artifact_id" in result:
+        result["folder"] = client.artifact(result["artifact_id"]).uri.removeprefix("file://")
+    return result
+
+
+def result_lines(result: dict[str, Any]) -> Iterator[str]:
+    """A result as `name: value` lines."""
+    for name, value in result.items():
+        yield f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _with_bar(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    last = operation
+    with Progress(*columns, console=console, expand=True) as progress:
+        task = progress.add_task(_title(operation), total=None)
+        for last in states:
+            progress.update(
+                task,
+                description=_title(last),
+                completed=last.progress.done_bytes,
+                total=last.progress.total_bytes,
+            )
+    return last
+
+
+def _with_lines(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:
+    """For a log: a line whenever the message changes, or another tenth is done."""
+    last = operation
+    told: tuple[str, int] | None = None
+    for last in states:
+        done, total = last.progress.done_bytes, last.progress.total_bytes
+        now = (_title(last), 10 * done // total if total else 0)
+        if now == told:
+            continue
+        told = now
+        amount = f", {size_text(done)} of {size_text(total)}" if total else ""
+        print(f"{now[0]}{amount}", file=console.file, flush=True)
+    return last
+
+
+def _title(operation: Operation) -> str:
+    message = operation.progress.message
+    if operation.state is not OperationState.RUNNING or not message:
+        message = operation.state.value
+    return f"{operation.kind.value}: {message}"

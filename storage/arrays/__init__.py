@@ -1,0 +1,5 @@
+"""The stored format of arrays, pure: dtypes, chunks, digests, OCDBT, value files."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

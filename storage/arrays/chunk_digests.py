@@ -1,0 +1,199 @@
+"""The digests of an item's chunks, as a process that wrote some of them keeps them in the step.
+
+A file covers the boxes of chunks that its process wrote; all of an item's files together cover the
+item. They are listed with their checksums in the step's manifest. Imports no JAX.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from cairn.storage.arrays import digests
+from cairn.storage.errors import CorruptionError
+
+__all__ = ["FILE_PREFIX", "ChunkDigests", "DigestedBox"]
+
+FILE_PREFIX: Final = "chunk_digests.process_"
+"""Files of an item's folder that hold digests are called this, the process's number, ".json"."""
+
+_FORMAT: Final = "cairn.chunk_digests"
+_VERSION: Final = 1
+_HEX_DIGITS: Final = 16
+
+
+@dataclass(frozen=True, eq=False)
+class DigestedBox:
+    """Chunks of a leaf that lie together.
+
+    Attributes:
+        origin: index of the first element.
+        counts: chunks per axis; the last ones of the array may be smaller.
+        digests: one for each chunk, of shape `counts`.
+    """
+
+    origin: tuple[int, ...]
+    counts: tuple[int, ...]
+    digests: np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class ChunkDigests:
+    """The digests of the chunks of an item, by the leaf's path."""
+
+    def __init__(self, boxes: Mapping[str, Sequence[DigestedBox]] | None = None) -> None:
+        """Of these boxes; ones without chunks are left out.
+
+        Raises:
+            CorruptionError: two boxes of a leaf begin at the same element, or do not have the
+                same axes.
+        """
+        self._boxes = {
+            path: tuple(box for box in given if math.prod(box.counts))
+            for path, given in (boxes or {}).items()
+        }
+        self._places: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for path, given in self._boxes.items():
+            origins = {box.origin for box in given}
+            ranks = {len(part) for box in given for part in (box.origin, box.counts)}
+            if len(origins) < len(given) or len(ranks) > 1:
+                raise CorruptionError(
+                    "digests of a leaf that contradict each other",
+                    path=path,
+                    expected="each chunk once",
+                    found=f"{len(given)} boxes at {len(origins)} places",
+                    next_step="Restore the step's files, or use another step.",
+                )
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The leaves of which some chunk has a digest."""
+        return frozenset(path for path, boxes in self._boxes.items() if boxes)
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        leaves = {
+            path: [
+                {
+                    "origin": list(box.origin),
+                    "counts": list(box.counts),
+                    "digests": np.ascontiguousarray(box.digests, "<u8").tobytes().hex(),
+                }
+                for box in boxes
+            ]
+            for path, boxes in sorted(self._boxes.items())
+        }
+        body = {"format": _FORMAT, "version": _VERSION, "leaves": leaves}
+        return json.dumps(body, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, *, path: object) -> ChunkDigests:
+        """What `to_bytes` made bytes of.
+
+        Args:
+            data: the file.
+            path: the file, for errors.
+
+        Raises:
+            CorruptionError: it is no such file.
+        """
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            _refuse(path, "no JSON")
+        if not isinstance(body, dict) or body.get("format") != _FORMAT:
+            _refuse(path, "JSON of another kind")
+        if body.get("version") is True or body.get("version") != _VERSION:
+            _refuse(path, f"version {body.get('version')!r}")
+        leaves = body.get("leaves")
+        if not isinstance(leaves, dict):
+            _refuse(path, "no leaves")
+        boxes = {}
+        for leaf, given in leaves.items():
+            if not isinstance(given, list):
+                _refuse(path, f"no boxes of {leaf}")
+            try:
+                boxes[leaf] = [_box_of(one) for one in given]
+            except (TypeError, KeyError, ValueError) as exc:
+                _refuse(path, f"a damaged box of {leaf}: {exc}")
+        try:
+            return cls(boxes)
+        except CorruptionError as exc:
+            _refuse(path, str(exc))
+
+    def merged(self, *others: ChunkDigests) -> ChunkDigests:
+        """Those of all.
+
+        Raises:
+            CorruptionError: two have the same chunks of a leaf.
+        """
+        boxes = {path: list(given) for path, given in self._boxes.items()}
+        for other in others:
+            for path, given in other._boxes.items():
+                boxes.setdefault(path, []).extend(given)
+        return ChunkDigests(boxes)
+
+    def total(self, path: str) -> int | None:
+        """The digest of a whole leaf; None if it has no digests here."""
+        boxes = self._boxes.get(path)
+        if not boxes:
+            return None
+        return sum(digests.total(box.digests) for box in boxes) % 2**64
+
+    def expected(self, path: str, chunks: Sequence[int], index: tuple[int, ...]) -> int | None:
+        """The digest of a chunk; None if there is not exactly one.
+
+        Args:
+            path: the leaf's.
+            chunks: the leaf's chunk shape, in elements.
+            index: the chunk's index in the leaf's grid of chunks.
+        """
+        boxes = self._boxes.get(path)
+        if not boxes or len(chunks) != len(boxes[0].origin) or len(index) != len(chunks):
+            return None
+        if path not in self._places:
+            self._places[path] = (
+                np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), -1),
+                np.array([box.counts for box in boxes], np.int64).reshape(len(boxes), -1),
+            )
+        origins, counts = self._places[path]
+        grid = np.asarray(chunks, np.int64)
+        inside = np.asarray(index, np.int64) * grid - origins
+        found = ((inside >= 0) & (inside < counts * grid) & (inside % grid == 0)).all(axis=1)
+        (at,) = np.nonzero(found)
+        if len(at) != 1:
+            return None
+        return int(boxes[at[0]].digests[tuple(inside[at[0]] // grid)])
+
+
+def _box_of(record: Any) -> DigestedBox:
+    origin, counts = (_numbers(record[name]) for name in ("origin", "counts"))
+    text = record["digests"]
+    if len(origin) != len(counts) or 0 in counts:
+        raise ValueError(f"origin {list(origin)}, counts {list(counts)}")
+    if len(text) != _HEX_DIGITS * math.prod(counts):
+        raise ValueError(f"{len(text)} digits for {math.prod(counts)} chunks")
+    found = np.frombuffer(bytes.fromhex(text), "<u8").astype(np.uint64, copy=False)
+    return DigestedBox(origin, counts, found.reshape(counts))
+
+
+def _numbers(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list) or not all(
+        type(one) is int and 0 <= one < 2**63 for one in given
+    ):
+        raise ValueError(f"{str(given)[:80]} where natural numbers belong")
+    return tuple(given)
+
+
+def _refuse(path: object, found: str) -> NoReturn:
+    raise CorruptionError(
+        "no digests of chunks",
+        path=path,
+        expected=f"{_FORMAT} version {_VERSION}",
+        found=found,
+        next_step="Restore the step's files, or use another step.",
+    )

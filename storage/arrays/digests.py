@@ -1,0 +1,233 @@
+"""Digests of arrays that do not depend on how they are cut: "keyed-sum-64". Imports no JAX.
+
+The digest is the sum of (the bits of an element) x (the key of its position), modulo 2**64. A
+position is an element's index in the whole leaf, so that disjoint parts add up to the leaf, and
+every key is odd, so that a change of one element always changes the sum. See ADR 0008.
+
+The key of an index is the product over axes d of high_d(index[d] // 4096) x
+low_d(index[d] % 4096), where high_d(j) is splitmix64(splitmix64(2 d) + j) | 1, and low_d(j) the
+same with 2 d + 1: two factors, so that the keys of a long axis are cheap to make. The last axis
+counts 32-bit words: the bits of an element are shifted to where they lie in their word, little
+endian, and elements of 8 and 16 bytes are 2 and 4 words. An element below one byte counts as one,
+zeros above its bits. An array without axes is one of shape (1,), and one without elements has the
+digest 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.storage.arrays.blocks import boxes
+from cairn.storage.store import splitmix64
+
+__all__ = [
+    "ALGORITHM",
+    "box_digest",
+    "digest_chunks",
+    "digest_text",
+    "parse_digest",
+    "total",
+]
+
+ALGORITHM: Final = "keyed-sum-64"
+
+_MASK: Final = 2**64 - 1
+_WORD: Final = 4
+_LOW: Final = 4096
+_KEYS: Final = 1 << 14
+"""Keys held at a time: their words and they stay in the cache."""
+
+_NARROW: Final = 32
+"""Rows of fewer words are summed down the rows instead of along them."""
+
+_COPIED: Final = 1 << 20
+"""Bytes copied at a time of what is not laid out in whole words."""
+
+_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_BELOW_A_BYTE: Final = re.compile(r"(?:u?int|float)([1-7])(?:_|$)")
+_TEXT: Final = re.compile(rf"{ALGORITHM}:([0-9a-f]{{16}})")
+
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def box_digest(values: np.ndarray, origin: Sequence[int]) -> int:
+    """The digest of a part of a leaf.
+
+    Holds at most some 2 MiB beside the part.
+
+    Args:
+        values: the part's elements, in native byte order.
+        origin: index of its first element in the leaf.
+    """
+    if values.size == 0:
+        return 0
+    if values.ndim == 0:
+        values, origin = values.reshape(1), (0,)
+    words = _as_words(values, origin)
+    if words is not None:
+        return _words_digest(words, _word_origin(values, origin))
+    found = 0
+    for box in boxes(values.shape, max(1, _COPIED // values.itemsize)):
+        part = values[box]
+        at = [start + cut.start for start, cut in zip(origin, box, strict=True)]
+        found += _words_digest(_padded(part, at), _word_origin(part, at))
+    return found & _MASK
+
+
+def digest_chunks(values: np.ndarray, origin: Sequence[int], chunk: Sequence[int]) -> Digests:
+    """The digests of the chunks of a part of a leaf, by their index in it.
+
+    Args:
+        values: the part's elements.
+        origin: index of its first element in the leaf: a corner of chunks.
+        chunk: shape of a chunk; the last ones of an axis may be smaller.
+    """
+    counts = [-(-size // step) for size, step in zip(values.shape, chunk, strict=True)]
+    found = np.zeros(counts, np.uint64)
+    for index in itertools.product(*map(range, counts)):
+        first = [one * step for one, step in zip(index, chunk, strict=True)]
+        part = values[tuple(slice(a, a + step) for a, step in zip(first, chunk, strict=True))]
+        found[index] = box_digest(part, [a + b for a, b in zip(origin, first, strict=True)])
+    return found
+
+
+def total(digests: np.ndarray) -> int:
+    """The digest of what parts with these digests are together."""
+    return int(np.sum(digests, dtype=np.uint64))
+
+
+def digest_text(value: int) -> str:
+    """A digest as it is recorded."""
+    return f"{ALGORITHM}:{value:016x}"
+
+
+def parse_digest(text: str) -> int | None:
+    """The digest that `digest_text` recorded; None if it is one of another algorithm."""
+    found = _TEXT.fullmatch(text)
+    return int(found[1], 16) if found else None
+
+
+def _as_words(values: np.ndarray, origin: Sequence[int]) -> Words | None:
+    """A view of the part as rows of 32-bit words; None if its bytes don't lie so."""
+    size, bits = values.itemsize, _bits(values.dtype)
+    whole = (values.shape[-1] * size) % _WORD == 0 and (origin[-1] * size) % _WORD == 0
+    if not whole or bits < 8 or values.strides[-1] != size:
+        return None
+    return values.view(np.uint32)
+
+
+def _padded(values: np.ndarray, origin: Sequence[int]) -> Words:
+    """The part copied into rows of 32-bit words, zeros where a word holds none of it."""
+    size, bits = values.itemsize, _bits(values.dtype)
+    before = origin[-1] * size % _WORD
+    row = values.shape[-1] * size
+    words = -(-(before + row) // _WORD)
+    copy = np.zeros((*values.shape[:-1], words * _WORD), np.uint8)
+    # NumPy copies foreign dtypes item by item; as integers they go at full speed.
+    as_type = _UNSIGNED.get(size, values.dtype)
+    into, source = copy[..., before : before + row].view(as_type), values.view(as_type)
+    if values.shape[-1] < _NARROW:
+        for column in range(values.shape[-1]):
+            into[..., column] = source[..., column]
+    else:
+        into[...] = source
+    if bits < 8:
+        copy &= np.uint8(2**bits - 1)
+    return copy.view(np.uint32)
+
+
+def _word_origin(values: np.ndarray, origin: Sequence[int]) -> tuple[int, ...]:
+    return (*origin[:-1], origin[-1] * values.itemsize // _WORD)
+
+
+@lru_cache(maxsize=64)
+def _bits(dtype: np.dtype[Any]) -> int:
+    """Bits of an element that count: fewer than its bytes hold if it is below one byte."""
+    found = _BELOW_A_BYTE.match(dtype.name)
+    return int(found[1]) if found else 8 * dtype.itemsize
+
+
+def _words_digest(words: Words, origin: tuple[int, ...]) -> int:
+    """The digest of rows of words.
+
+    As many trailing axes as have few enough keys make up a row; rows are summed each with the same
+    keys, and their sums with the keys of the leading axes.
+    """
+    shape = words.shape
+    first = next(
+        (axis for axis in range(len(shape)) if math.prod(shape[axis:]) <= _KEYS), len(shape) - 1
+    )
+    columns = math.prod(shape[first:])
+    narrow = columns < _NARROW
+    # Rows that do not follow one another in memory may be copied, as narrow ones are.
+    together = words.flags.c_contiguous and not narrow
+    rows_at_once = _KEYS if together else max(1, _COPIED // _WORD // columns)
+    found = 0
+    for box in boxes(shape[:first], min(_KEYS, rows_at_once)):
+        starts = [origin[axis] + part.start for axis, part in enumerate(box)]
+        row_keys = _keys(0, tuple(starts), tuple(part.stop - part.start for part in box))
+        rows = words[box].reshape(len(row_keys), columns)
+        if narrow and len(rows) > columns:
+            keys = _keys(first, origin[first:], shape[first:])
+            found += _dot(_row_sums(np.ascontiguousarray(rows.T), row_keys), keys)
+            continue
+        for start in range(0, columns, _KEYS):
+            part = rows[:, start : start + _KEYS]
+            if columns <= _KEYS:
+                keys = _keys(first, origin[first:], shape[first:])
+            else:
+                keys = _keys(first, (origin[first] + start,), (part.shape[1],))
+            found += _dot(_row_sums(part, keys), row_keys)
+    return found & _MASK
+
+
+def _row_sums(rows: Words, keys: Digests) -> Digests:
+    found: Digests = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
+    return found
+
+
+def _dot(sums: Digests, keys: Digests) -> int:
+    return int(np.einsum("i,i->", sums, keys))
+
+
+@lru_cache(maxsize=8)
+def _keys(axis: int, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Digests:
+    """The keys of a box of the axes from `axis` on, flattened; at most `_KEYS` of them."""
+    if not starts:
+        return np.ones(1, np.uint64)
+    found = _axis_keys(axis, starts[0], sizes[0])
+    for number in range(1, len(starts)):
+        keys = _axis_keys(axis + number, starts[number], sizes[number])
+        found = (found[:, np.newaxis] * keys).reshape(-1)
+    found.setflags(write=False)
+    return found
+
+
+def _axis_keys(axis: int, start: int, size: int) -> Digests:
+    first, last = start // _LOW, (start + size - 1) // _LOW
+    high = [_high_key(axis, block) for block in range(first, last + 1)]
+    low = _low_keys(axis)
+    skipped = start - first * _LOW
+    if first == last:
+        return low[skipped : skipped + size] * np.uint64(high[0])
+    keys = np.array(high, np.uint64)[:, np.newaxis] * low
+    return keys.reshape(-1)[skipped : skipped + size]
+
+
+@lru_cache(maxsize=256)
+def _high_key(axis: int, block: int) -> int:
+    return splitmix64(splitmix64(2 * axis) + block) | 1
+
+
+@lru_cache(maxsize=16)
+def _low_keys(axis: int) -> Digests:
+    seed = splitmix64(2 * axis + 1)
+    return np.array([splitmix64(seed + number) | 1 for number in range(_LOW)], np.uint64)

@@ -1,0 +1,31 @@
+"""NumPy dtypes by name, those of `ml_dtypes` included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cairn.storage.errors import UnsupportedFormatError
+
+__all__ = ["dtype_named"]
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The dtype that is called `name`, such as "bfloat16", "int4" or "float32".
+
+    Raises:
+        UnsupportedFormatError: there is none.
+    """
+    extended = getattr(ml_dtypes, name, None)
+    try:
+        return np.dtype(name if extended is None else extended)
+    except TypeError as exc:
+        raise UnsupportedFormatError(
+            "unknown dtype",
+            path=repr(name),
+            expected="a dtype of NumPy or ml_dtypes",
+            found="none of that name",
+            next_step="Upgrade Cairn to the release that wrote it, or a later one.",
+        ) from exc

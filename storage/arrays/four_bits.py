@@ -1,0 +1,136 @@
+"""Four-bit integers, two in a byte: packing, unpacking, and reading parts. Imports no JAX.
+
+Packed along one axis of even size: elements 2i and 2i+1 are the low and the high half of byte i;
+negative numbers are in two's complement. See ADR 0007.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.storage.arrays.dtypes import dtype_named
+
+__all__ = [
+    "FOUR_BITS",
+    "PackedReads",
+    "pack",
+    "packed_axis",
+    "packed_shape",
+    "packing_axis",
+    "unpack",
+    "unpacked_shape",
+]
+
+FOUR_BITS: Final = frozenset({"int4", "uint4"})
+"""Dtypes that are packed."""
+
+
+def packing_axis(shard_shape: Sequence[int]) -> int | None:
+    """The last axis along which every shard holds whole bytes; None if there is none.
+
+    Args:
+        shard_shape: shape of what one device holds.
+    """
+    even = [axis for axis, size in enumerate(shard_shape) if size and size % 2 == 0]
+    return even[-1] if even else None
+
+
+def packed_axis(shape: Sequence[int], stored_shape: Sequence[int]) -> int:
+    """The axis along which an array of `shape` was packed to be stored as `stored_shape`.
+
+    Raises:
+        ValueError: none.
+    """
+    for axis in range(len(shape)):
+        if packed_shape(shape, axis) == tuple(stored_shape):
+            return axis
+    raise ValueError(f"{tuple(stored_shape)} is not {tuple(shape)} with one axis halved")
+
+
+def packed_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape with one axis halved."""
+    return (*shape[:axis], shape[axis] // 2, *shape[axis + 1 :])
+
+
+def unpacked_shape(stored: Sequence[int], axis: int) -> tuple[int, ...]:
+    """A shape, or an index, of packed bytes, counted in the elements that they hold."""
+    return (*stored[:axis], 2 * stored[axis], *stored[axis + 1 :])
+
+
+def pack(values: Any, axis: int) -> Any:
+    """A four-bit array, NumPy's or JAX's, as bytes."""
+    # By way of int8, since that is what NumPy has of two's complement.
+    wide = np.int8 if np.dtype(values.dtype).name == "int4" else np.uint8
+    codes = values.astype(wide).view(np.uint8) & np.uint8(15)
+    shape = tuple(values.shape)
+    pairs = codes.reshape(*packed_shape(shape, axis)[: axis + 1], 2, *shape[axis + 1 :])
+    before = (slice(None),) * (axis + 1)
+    return pairs[(*before, 0)] | (pairs[(*before, 1)] << np.uint8(4))
+
+
+def unpack(packed: Any, dtype: str, axis: int, *, numpy: Any = np) -> Any:
+    """The four-bit array that `pack` made bytes of.
+
+    Args:
+        packed: the bytes.
+        dtype: name of the dtype.
+        axis: along which they are packed.
+        numpy: the module that they belong to, `numpy` or `jax.numpy`.
+    """
+    codes = numpy.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=axis + 1)
+    shape = tuple(packed.shape)
+    whole = codes.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+    if dtype == "int4":
+        whole = (whole ^ np.uint8(8)).view(np.int8) - np.int8(8)
+    return whole.astype(dtype_named(dtype))
+
+
+class PackedReads:
+    """A stored array of packed bytes, indexed as the array that it stands for."""
+
+    def __init__(self, array: Any, dtype: str, axis: int) -> None:
+        """Wraps a TensorStore array.
+
+        Args:
+            array: the bytes.
+            dtype: name of the four-bit dtype.
+            axis: along which they are packed.
+        """
+        self._array, self._dtype, self._axis = array, dtype, axis
+
+    def __getitem__(self, index: tuple[int | slice, ...]) -> _PackedRead:
+        """A part to read: one non-negative integer, or slice with bounds, per axis."""
+        part = index[self._axis]
+        low, high = (part.start, part.stop) if isinstance(part, slice) else (part, part + 1)
+        outer = slice(low // 2, -(-high // 2))
+        # Other axes are cut by the store; this one, and axes that integers drop, afterwards.
+        stored = tuple(
+            slice(one, one + 1) if isinstance(one, int) else one
+            for one in (*index[: self._axis], outer, *index[self._axis + 1 :])
+        )
+        start = low - 2 * outer.start
+        inner = slice(start, start + high - low, part.step) if isinstance(part, slice) else start
+        after = tuple(0 if isinstance(one, int) else slice(None) for one in index)
+        select = (*after[: self._axis], inner, *after[self._axis + 1 :])
+        return _PackedRead(self._array[stored], self._dtype, self._axis, select)
+
+
+class _PackedRead:
+    """A part of a packed array; `read` starts to read it and gives what to wait for."""
+
+    def __init__(self, part: Any, dtype: str, axis: int, select: tuple[int | slice, ...]) -> None:
+        self._part, self._dtype, self._axis, self._select = part, dtype, axis, select
+        self._future: Any = None
+
+    def read(self, order: str = "C") -> _PackedRead:
+        """Starts to read."""
+        self._future = self._part.read(order=order)
+        return self
+
+    def result(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The part, once it is read."""
+        whole = unpack(self._future.result(), self._dtype, self._axis)
+        return np.ascontiguousarray(whole[self._select])

@@ -1,0 +1,235 @@
+"""What Orbax writes about a step in JSON: its items, and an item's leaves. Pure parsing, no JAX.
+
+Orbax describes a checkpoint in two files: `_CHECKPOINT_METADATA` (which items there are, and when
+they were committed) and, in each item that is a tree, `_METADATA` (key path of every leaf, and
+which array format holds it). A leaf's array is named by its keys joined by ".".
+
+Steps that Cairn saved carry in the first, under Orbax's custom metadata, the names of all items
+and the leaves that are stored in another form (see `leaf_forms`).
+
+Source: orbax.checkpoint 0.12, `_src/metadata/{step_metadata_serialization,tree}.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+
+STEP_METADATA = "_CHECKPOINT_METADATA"
+TREE_METADATA = "_METADATA"
+STRINGS_FILE = "_strings.json"
+JSON_FILES = ("data.json", "metadata")
+"""Names under which Orbax's JSON handler keeps an item; the second is that of its older API."""
+
+_SEQUENCE_KEY = 1
+_EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
+
+
+CUSTOM_KEY = "cairn"
+"""Our part of Orbax's custom metadata."""
+
+
+class StoredForm(NamedTuple):
+    """How a leaf is stored that is not stored as it is.
+
+    Attributes:
+        kind: "empty" (nothing stored), "widened" (uint8 of equal value), "bits" (uint8 of equal
+            bits), "packed" (two elements in each uint8) or "key" (uint32 words of a typed key).
+        shape: logical shape.
+        dtype: logical dtype by name; for a key the name of its implementation.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class StepMetadata:
+    """What `_CHECKPOINT_METADATA` says.
+
+    Attributes:
+        items: names of the step's items; None if it names none (older Orbax).
+        committed: Orbax recorded the time of the commit.
+        ours: items that Cairn saved; there is nothing on disk of those without a stored leaf.
+        forms: by item and path, the leaves that are stored in another form.
+        meta_digest: of the JSON item's canonical form, if recorded.
+    """
+
+    items: tuple[str, ...] | None
+    committed: bool
+    ours: frozenset[str] = frozenset()
+    forms: Mapping[str, Mapping[str, StoredForm]] = field(default_factory=dict)
+    meta_digest: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredTree:
+    """What an item's `_METADATA` says.
+
+    Attributes:
+        arrays: path ("/"-joined keys) of each leaf that is an array -> the array's name.
+        strings: path of each leaf that is text -> its key in `_strings.json`.
+        empties: path of each empty container or None -> that value.
+        sequences: paths of the containers that are lists or tuples.
+        zarr3: the arrays are zarr version 3, else 2.
+        ocdbt: the arrays lie in an OCDBT database, else each in a folder of its own.
+        sparse: chunks equal to the fill value may be absent.
+    """
+
+    arrays: Mapping[str, str] = field(default_factory=dict)
+    strings: Mapping[str, str] = field(default_factory=dict)
+    empties: Mapping[str, Any] = field(default_factory=dict)
+    sequences: frozenset[str] = frozenset()
+    zarr3: bool = True
+    ocdbt: bool = True
+    sparse: bool = False
+
+
+def array_name(path: str) -> str:
+    """The name by which Orbax knows the array of the leaf at `path`."""
+    return path.replace("/", ".")
+
+
+def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
+    """Reads `_CHECKPOINT_METADATA`.
+
+    Raises:
+        CorruptionError: it is not JSON of the expected form.
+        UnsupportedFormatError: a newer Cairn wrote it.
+    """
+    parsed = parse_json_object(data, path=path)
+    handlers = parsed.get("item_handlers")
+    try:
+        custom = dict((parsed.get("custom_metadata") or {}).get(CUSTOM_KEY) or {})
+        version = custom.get("version", 1)
+        if version != 1:
+            raise UnsupportedFormatError(
+                "unknown version",
+                path=path,
+                expected="version 1 of Cairn's part",
+                found=f"version {version!r}",
+                next_step="Upgrade Cairn to the release that wrote it, or a later one.",
+            )
+        ours = frozenset(map(str, custom.get("items", ())))
+        digest = custom.get("meta_digest")
+        forms = {
+            str(item): {
+                str(leaf): StoredForm(str(kind), tuple(map(int, shape)), str(dtype))
+                for leaf, (kind, shape, dtype) in by_path.items()
+            }
+            for item, by_path in custom.get("forms", {}).items()
+        }
+    except UnsupportedFormatError:
+        raise
+    except (TypeError, ValueError, AttributeError) as exc:
+        raise _unexpected(path, "items, and forms of [kind, shape, dtype]", exc) from exc
+    items = tuple(sorted({*handlers, *ours})) if isinstance(handlers, dict) else None
+    committed = parsed.get("commit_timestamp_nsecs") is not None
+    return StepMetadata(items, committed, ours, forms, None if digest is None else str(digest))
+
+
+def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
+    """Reads an item's `_METADATA`.
+
+    Raises:
+        CorruptionError: it is not JSON of the expected form.
+        UnsupportedFormatError: two leaves have one path.
+    """
+    parsed = parse_json_object(data, path=path)
+    arrays: dict[str, str] = {}
+    strings: dict[str, str] = {}
+    empties: dict[str, Any] = {}
+    sequences: set[str] = set()
+    try:
+        for entry in parsed["tree_metadata"].values():
+            keys = [(str(key["key"]), key["key_type"]) for key in entry["key_metadata"]]
+            leaf = "/".join(name for name, _ in keys)
+            if leaf in arrays or leaf in strings or leaf in empties:
+                raise UnsupportedFormatError(
+                    "ambiguous tree",
+                    path=path,
+                    expected="one leaf per path",
+                    found=f"two leaves at {leaf!r}",
+                    next_step="Save again with keys that hold no '/'.",
+                )
+            sequences.update(
+                "/".join(name for name, _ in keys[:depth])
+                for depth, (_, kind) in enumerate(keys)
+                if kind == _SEQUENCE_KEY
+            )
+            value = entry["value_metadata"]
+            name = ".".join(name for name, _ in keys)
+            if value.get("value_type") == "string":
+                strings[leaf] = name
+            elif value.get("skip_deserialize"):
+                empties[leaf] = _EMPTY.get(value.get("value_type"))
+            else:
+                arrays[leaf] = name
+        return StoredTree(
+            arrays,
+            strings,
+            empties,
+            frozenset(sequences),
+            zarr3=bool(parsed.get("use_zarr3", False)),
+            ocdbt=bool(parsed.get("use_ocdbt", True)),
+            sparse=not parsed.get("store_array_data_equal_to_fill_value", False),
+        )
+    except (KeyError, TypeError, AttributeError) as exc:
+        expected = "tree_metadata with key_metadata and value_metadata per leaf"
+        raise _unexpected(path, expected, exc) from exc
+
+
+def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
+    """The nested containers that `leaves` (by path) were flattened from.
+
+    Args:
+        leaves: values by path; the path "" alone is a tree that is one leaf.
+        sequences: paths of the containers that are lists; all others are dicts.
+    """
+    if set(leaves) == {""}:
+        return leaves[""]
+    groups: dict[str, dict[str, Any]] = {}
+    for path, value in leaves.items():
+        head, _, rest = path.partition("/")
+        groups.setdefault(head, {})[rest] = value
+    inner = {
+        head: nest(
+            group,
+            frozenset(path[len(head) + 1 :] for path in sequences if path.startswith(f"{head}/"))
+            | (frozenset({""}) if head in sequences else frozenset()),
+        )
+        for head, group in groups.items()
+    }
+    if "" in sequences:
+        return [inner[head] for head in sorted(inner, key=int)]
+    return inner
+
+
+def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        CorruptionError: the bytes are none.
+    """
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise _unexpected(path, "JSON", exc) from exc
+    if not isinstance(parsed, dict):
+        raise _unexpected(path, "a JSON object", TypeError(type(parsed).__name__))
+    return parsed
+
+
+def _unexpected(path: object, expected: str, exc: Exception) -> CorruptionError:
+    return CorruptionError(
+        "unreadable metadata",
+        path=path,
+        expected=expected,
+        found=f"{type(exc).__name__}: {exc}",
+        next_step="Restore the file, or use another step.",
+    )

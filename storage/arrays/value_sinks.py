@@ -1,0 +1,218 @@
+"""Where value files go: a local disk, past its page cache, or an object store. Imports no JAX."""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import queue
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+import numpy as np
+
+from cairn.storage.arrays.ocdbt import VALUE_FOLDER
+from cairn.storage.store import ObjectStore, StoreURI
+
+__all__ = ["FILE_BYTES", "REMOTE_FILE_BYTES", "Buffer", "ValueSink", "open_sink"]
+
+FILE_BYTES: Final = 64 << 20
+"""A value file on a disk is closed once it would grow beyond this."""
+
+REMOTE_FILE_BYTES: Final = 16 << 20
+"""The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
+
+DIRECT_IO: Final = "CAIRN_DIRECT_IO"
+"""Environment variable; "0" has files written through the page cache."""
+
+_WRITERS: Final = 8
+_REMOTE_WRITERS: Final = 8
+_BUFFER_BYTES: Final = 4 << 20
+"""Written to a disk at a time; one per writer."""
+
+_ALIGNMENT: Final = 4096
+"""What is written past the page cache begins and ends at multiples of this, as is its memory."""
+
+_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
+_LARGE_PAGE: Final = 2 << 20
+
+_CACHED_BYTES: Final = 256 << 10
+"""Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
+memory that has long been free, which a virtual machine may first have to get back."""
+
+Buffer = bytes | memoryview
+
+_free_buffers: "queue.SimpleQueue[memoryview]" = queue.SimpleQueue()
+"""Kept from save to save, as many as were once needed at a time."""
+
+
+def _forget_buffers() -> None:
+    """A child that was forked does not have them."""
+    global _free_buffers
+    _free_buffers = queue.SimpleQueue()
+
+
+os.register_at_fork(after_in_child=_forget_buffers)
+
+
+class ValueSink(Protocol):
+    """Where value files go.
+
+    Attributes:
+        file_bytes: most bytes of a file, unless one value has more.
+        writers: how many files to write at a time.
+    """
+
+    file_bytes: int
+    writers: int
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+        """Write a new file; the future is done once it is durable.
+
+        Raises:
+            OSError: the disk is full, or failed.
+            StoreUnavailableError: the store gives no answer.
+        """
+
+    def close(self) -> None:
+        """Free threads."""
+
+
+def open_sink(folder: StoreURI) -> ValueSink:
+    """The sink for the database in `folder`."""
+    return _LocalSink(folder.local_path) if folder.scheme == "file" else _RemoteSink(folder)
+
+
+class _LocalSink:
+    """Files of a local disk, written past the page cache where the file system can do that.
+
+    Each is synced by another thread while the next is written. See ADR 0013.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.file_bytes = FILE_BYTES
+        self.writers = _WRITERS
+        self._folder = folder
+        os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
+        self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+        path = os.path.join(self._folder, name)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        try:
+            memory = _free_buffers.get_nowait()
+        except queue.Empty:
+            memory = _aligned_memory()
+        try:
+            _write_all(descriptor, buffers, memory)
+        except OSError as exc:
+            os.close(descriptor)
+            raise OSError(exc.errno, exc.strerror, path) from exc
+        except BaseException:
+            os.close(descriptor)
+            raise
+        finally:
+            _free_buffers.put(memory)
+        return self._syncing.submit(_sync_and_close, descriptor, path)
+
+    def close(self) -> None:
+        self._syncing.shutdown()
+
+
+class _RemoteSink:
+    """Objects of a store. Each is put together in memory: a store is asked again if it fails.
+
+    One thread hands all of them over, which takes three copies of an object for a moment: else each
+    writer would hold three, and its own part of the heap would keep them. What is in memory is then
+    the objects that are on their way, and three.
+    """
+
+    def __init__(self, folder: StoreURI) -> None:
+        self.file_bytes = REMOTE_FILE_BYTES
+        self.writers = _REMOTE_WRITERS
+        self._objects = ObjectStore(folder, patient=True)
+        self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+        wait = self._handing_over.submit(self._hand_over, name, list(buffers)).result()
+        wait()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _hand_over(self, name: str, buffers: list[Buffer]) -> Callable[[], bytes]:
+        return self._objects.start_write(name, b"".join(buffers))
+
+    def close(self) -> None:
+        self._handing_over.shutdown()
+
+
+def _aligned_memory() -> memoryview:
+    """A buffer of large pages, if there are any: the disk is then asked for more at a time.
+
+    A child that is forked meanwhile does not get it.
+    """
+    size = _BUFFER_BYTES + _LARGE_PAGE
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for name in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, name):
+            with contextlib.suppress(OSError):  # a kernel without large pages
+                pages.madvise(getattr(mmap, name))
+    octets = np.frombuffer(pages, np.uint8)
+    start = -octets.ctypes.data % _LARGE_PAGE
+    return octets[start : start + _BUFFER_BYTES].data
+
+
+def _write_all(descriptor: int, buffers: Iterable[Buffer], memory: memoryview) -> None:
+    """Write a new file, `memory` by `memory`; what is left at its end through the page cache."""
+    into = np.frombuffer(memory, np.uint8)
+    filled = 0
+    _set_direct(descriptor, wanted=os.environ.get(DIRECT_IO) != "0")
+    for buffer in buffers:
+        source = np.frombuffer(buffer, np.uint8)
+        while len(source):
+            count = min(len(source), len(into) - filled)
+            into[filled : filled + count] = source[:count]
+            source, filled = source[count:], filled + count
+            if filled == len(into):
+                _write(descriptor, memory)
+                filled = 0
+    whole = filled - filled % _ALIGNMENT
+    _write(descriptor, memory[:whole])
+    if whole < filled:
+        _set_direct(descriptor, wanted=False)
+        _write(descriptor, memory[whole:filled])
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    """`write`, again for what it did not take."""
+    while data:
+        direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _O_DIRECT)
+        try:
+            taken = os.write(descriptor, data if direct else data[:_CACHED_BYTES])
+        except OSError as exc:
+            if not direct or exc.errno != errno.EINVAL:
+                raise
+            _set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
+            continue
+        data = data[taken:]
+
+
+def _set_direct(descriptor: int, *, wanted: bool) -> None:
+    """Write past the page cache from now on, or through it."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if wanted else 0))
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # the file system has no such thing
+            raise
+
+
+def _sync_and_close(descriptor: int, path: str) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, path) from exc
+    finally:
+        os.close(descriptor)

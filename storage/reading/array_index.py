@@ -1,0 +1,87 @@
+"""NumPy-style indices made explicit: which part of an array of a known shape is meant. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from cairn.storage.arrays import Box
+from cairn.storage.errors import InvalidSliceError
+
+__all__ = ["Index", "explicit_index", "permutation", "selected_box"]
+
+_Part = int | np.integer[Any] | slice | EllipsisType
+Index = _Part | tuple[_Part, ...]
+
+
+def explicit_index(index: Index, shape: Sequence[int], *, path: object) -> tuple[int | slice, ...]:
+    """One non-negative integer, or slice with bounds inside the array, per axis of `shape`.
+
+    Raises:
+        InvalidSliceError: too many parts, a position outside, or a step that is not positive.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    rank = len(shape)
+    if Ellipsis in given:
+        at = given.index(Ellipsis)
+        given = (*given[:at], *(slice(None),) * (rank - len(given) + 1), *given[at + 1 :])
+    given = (*given, *(slice(None),) * (rank - len(given)))
+    where: list[int | slice] = []
+    for part, size in zip(given, shape, strict=False):
+        if isinstance(part, slice) and (part.step is None or part.step > 0):
+            start, stop, step = part.indices(size)
+            where.append(slice(start, max(start, stop), step))
+        elif isinstance(part, int | np.integer) and -size <= part < size:
+            where.append(int(part) % size)
+    if len(where) != rank or len(given) != rank:
+        raise InvalidSliceError(
+            "no such part",
+            path=path,
+            expected=f"up to {rank} integers or slices with positive steps within {tuple(shape)}",
+            found=repr(index),
+            next_step="Correct the index.",
+        )
+    return tuple(where)
+
+
+def selected_box(index: Index, shape: Sequence[int], *, path: object) -> Box:
+    """The box that `index` selects; an integer keeps its axis, with size 1.
+
+    Raises:
+        InvalidSliceError: `index` does not fit, or has a slice with a step.
+    """
+    parts = explicit_index(index, shape, path=path)
+    box = tuple(slice(part, part + 1) if isinstance(part, int) else part for part in parts)
+    if any(part.step not in (None, 1) for part in box):
+        raise InvalidSliceError(
+            "no box",
+            path=path,
+            expected=f"slices with step 1 within {tuple(shape)}",
+            found=repr(index),
+            next_step="Read parts with steps whole.",
+        )
+    return tuple(slice(part.start, part.stop) for part in box)
+
+
+def permutation(transpose: bool | Sequence[int], rank: int, *, path: object) -> tuple[int, ...]:
+    """The axes in the order of the result, as `np.transpose` takes them; True reverses all.
+
+    Raises:
+        InvalidSliceError: not a permutation of the axes.
+    """
+    identity = tuple(range(rank))
+    if isinstance(transpose, bool):
+        return identity[::-1] if transpose else identity
+    axes = tuple(transpose)
+    if tuple(sorted(axes)) != identity:
+        raise InvalidSliceError(
+            "no such axes",
+            path=path,
+            expected=f"a permutation of {identity}",
+            found=repr(axes),
+            next_step="Correct the axes.",
+        )
+    return axes

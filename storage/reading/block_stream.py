@@ -1,0 +1,137 @@
+"""Blocks of one stored array, read ahead of their use in bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from cairn.storage.arrays import (
+    PIECE_BYTES,
+    Box,
+    PackedReads,
+    bands,
+    boxes,
+    chunk_boxes,
+    copy_permuted,
+)
+from cairn.storage.reading.checked_reads import CheckedReads
+
+__all__ = ["BlockPlan", "stream_blocks"]
+
+_PIECES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """Which blocks of an array to make.
+
+    Attributes:
+        window: the part of the array to read, in stored coordinates.
+        chunks: the array's chunk shape.
+        axes: the array's axes in the order of the result.
+        axis: the axis of the result along which blocks are cut first.
+        itemsize: bytes per element in memory.
+        max_bytes: most bytes of a block.
+    """
+
+    window: Box
+    chunks: Sequence[int]
+    axes: tuple[int, ...]
+    axis: int
+    itemsize: int
+    max_bytes: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The array's axes with the cutting axis first: the order in which blocks are made."""
+        if not self.axes:
+            return ()
+        return (self.axes[self.axis], *self.axes[: self.axis], *self.axes[self.axis + 1 :])
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether blocks are made in the order of the array's own axes."""
+        return self.order == tuple(range(len(self.window)))
+
+    def bands(self) -> Iterator[Box]:
+        """What to hold at once, in stored coordinates."""
+        order = self.order
+        cut = bands(
+            [self.window[i].stop - self.window[i].start for i in order],
+            self.itemsize,
+            self.max_bytes,
+            grid=[self.chunks[i] for i in order],
+            phase=[self.window[i].start % self.chunks[i] for i in order],
+        )
+        for box in cut:
+            by_axis = dict(zip(order, box, strict=True))
+            yield tuple(_shifted(by_axis[i], self.window[i].start) for i in range(len(self.window)))
+
+    def pieces(self, band: Box) -> Iterator[Box]:
+        """A band in parts to read one after another, in stored coordinates: whole chunks.
+
+        A band that is a block as it is stored is one piece, and needs no copy.
+        """
+        shape = [part.stop - part.start for part in band]
+        if self.as_stored and math.prod(shape) * self.itemsize <= self.max_bytes:
+            yield band
+            return
+        yield from chunk_boxes(band, self.chunks, PIECE_BYTES // self.itemsize)
+
+
+def stream_blocks(
+    array: ts.TensorStore | PackedReads | CheckedReads,
+    plan: BlockPlan,
+    wait: Callable[[Any], np.ndarray],
+) -> Iterator[np.ndarray]:
+    """The blocks of `plan`, C-contiguous, with all axes of the array.
+
+    Holds one band, the pieces read ahead, and whatever the caller keeps of earlier bands.
+
+    Args:
+        array: the stored array.
+        plan: which blocks.
+        wait: gives a read's result, or raises what its failure means.
+    """
+    order = plan.order
+    to_result = tuple(order.index(i) for i in plan.axes)
+    ahead: deque[tuple[Box, Box, Any]] = deque()
+    todo = ((band, piece) for band in plan.bands() for piece in plan.pieces(band))
+    held: np.ndarray | None = None
+    filled = 0
+    for step in itertools.chain(todo, itertools.repeat(None)):
+        if step is not None:
+            band, piece = step
+            ahead.append((band, piece, array[piece].read(order="C")))
+            if len(ahead) <= _PIECES_AHEAD:
+                continue
+        if not ahead:
+            return
+        band, piece, future = ahead.popleft()
+        data = wait(future)
+        del future
+        if piece == band and plan.as_stored:
+            held, filled = data, data.size
+        else:
+            if held is None:
+                shape = [band[i].stop - band[i].start for i in order]
+                held = np.empty(shape, dtype=data.dtype)
+            inside = tuple(_shifted(piece[i], -band[i].start) for i in order)
+            copy_permuted(data, order, held[inside])
+            filled += data.size
+        del data
+        if filled == held.size:
+            for part in boxes(held.shape, max(1, plan.max_bytes // plan.itemsize)):
+                yield np.asarray(held[part].transpose(to_result), order="C")
+            held, filled = None, 0
+
+
+def _shifted(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)

@@ -1,0 +1,131 @@
+"""Reads of a stored array that compare the digest of each chunk they touch. Imports no JAX.
+
+Chunks are read whole, and nothing of a chunk is handed out before its digest has been compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cairn.storage.arrays import PIECE_BYTES, Box, chunk_boxes, copy_permuted, digest_chunks
+
+__all__ = ["CheckedReads"]
+
+_PIECES_AHEAD = 2
+
+Index = tuple[int | slice, ...]
+
+
+class CheckedReads:
+    """A stored array whose chunks are checked as they are read, indexed as the array is."""
+
+    def __init__(
+        self,
+        array: Any,
+        shape: Sequence[int],
+        chunks: Sequence[int],
+        itemsize: int,
+        check: Callable[[tuple[int, ...], int], None],
+    ) -> None:
+        """Wraps a TensorStore array, or what reads as one.
+
+        Args:
+            array: the stored array.
+            shape: its shape.
+            chunks: shape of a chunk, no size 0.
+            itemsize: bytes per element.
+            check: raises unless the chunk of this index in the grid of chunks has this digest.
+        """
+        self.array, self.shape, self.chunks = array, tuple(shape), tuple(chunks)
+        self.limit = PIECE_BYTES // itemsize
+        self._check = check
+
+    def __getitem__(self, index: Index) -> _CheckedRead:
+        """A part to read: one non-negative integer, or slice with bounds, per axis."""
+        return _CheckedRead(self, index)
+
+    def rounded(self, box: Box) -> Box:
+        """The box grown to whole chunks."""
+        return tuple(
+            slice(part.start // chunk * chunk, min(size, -(-part.stop // chunk) * chunk))
+            for part, chunk, size in zip(box, self.chunks, self.shape, strict=True)
+        )
+
+    def check(self, values: np.ndarray, box: Box) -> None:
+        """Raises if a chunk of a box of whole chunks is not what was saved."""
+        found = digest_chunks(values, [part.start for part in box], self.chunks)
+        first = [part.start // chunk for part, chunk in zip(box, self.chunks, strict=True)]
+        for index in itertools.product(*map(range, found.shape)):
+            at = tuple(a + b for a, b in zip(first, index, strict=True))
+            self._check(at, int(found[index]))
+
+
+class _CheckedRead:
+    """A part of a checked array; `read` starts to read it and gives what to wait for.
+
+    A part of whole chunks is one read. Another is put together from pieces of whole chunks, read a
+    few ahead: beside the part that holds three of at most `PIECE_BYTES` or one chunk each.
+    """
+
+    def __init__(self, reads: CheckedReads, index: Index) -> None:
+        self._reads, self._index = reads, index
+        parts = [slice(one, one + 1) if isinstance(one, int) else one for one in index]
+        self._wanted = [range(part.start, part.stop, part.step or 1) for part in parts]
+        self._shape = tuple(len(one) for one in self._wanted)
+        box = tuple(slice(one[0], one[-1] + 1) if one else slice(0, 0) for one in self._wanted)
+        asked = tuple(part.stop - part.start for part in box) == self._shape
+        self._one_read = asked and reads.rounded(box) == box
+        cut = chunk_boxes(box, reads.chunks, reads.limit)
+        pieces = (piece for piece in cut if all(map(_shared, self._wanted, piece)))
+        self._todo: Iterator[Box] = iter((box,)) if self._one_read else pieces
+        self._ahead: deque[tuple[Box, Any]] = deque()
+
+    def read(self, order: str = "C") -> _CheckedRead:
+        """Starts to read; the result is in C order."""
+        for piece in itertools.islice(self._todo, _PIECES_AHEAD):
+            self._start(piece)
+        return self
+
+    def result(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The part, once it is read and checked."""
+        if 0 in self._shape:
+            values: np.ndarray = self._reads.array[self._index].read(order="C").result()
+            return values
+        part: Any = None
+        while self._ahead:
+            box, future = self._ahead.popleft()
+            if (following := next(self._todo, None)) is not None:
+                self._start(following)
+            values = np.asarray(future.result())
+            del future
+            self._reads.check(values, box)
+            if self._one_read:
+                part = values
+                continue
+            if part is None:
+                part = np.empty(self._shape, values.dtype)
+            shared = [pair for pair in map(_shared, self._wanted, box) if pair]
+            inside, outside = (tuple(cuts) for cuts in zip(*shared, strict=True))
+            copy_permuted(values[inside], range(values.ndim), part[outside])
+        axes = zip(self._shape, self._index, strict=True)
+        result: np.ndarray = part.reshape([n for n, one in axes if not isinstance(one, int)])
+        return result
+
+    def _start(self, piece: Box) -> None:
+        box = self._reads.rounded(piece)
+        self._ahead.append((box, self._reads.array[box].read(order="C")))
+
+
+def _shared(wanted: range, cut: slice) -> tuple[slice, slice] | None:
+    """(where in the cut, where among the wanted) what both have lies; None if that is nothing."""
+    first = max(0, -(-(cut.start - wanted.start) // wanted.step))
+    stop = min(len(wanted), -(-(cut.stop - wanted.start) // wanted.step))
+    if first >= stop:
+        return None
+    begin, end = wanted[first] - cut.start, wanted[stop - 1] - cut.start + 1
+    return slice(begin, end, wanted.step), slice(first, stop)

@@ -1,0 +1,360 @@
+"""The arrays of one item of a step, opened through TensorStore; their failures named by leaf."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from cairn.storage.arrays import (
+    ChunkDigests,
+    ChunkShapes,
+    PackedReads,
+    StoredForm,
+    StoredTree,
+    array_name,
+    digest_text,
+    dtype_named,
+    packed_axis,
+    parse_digest,
+    unpacked_shape,
+)
+from cairn.storage.errors import (
+    CorruptionError,
+    LeafNotFoundError,
+    StoreUnavailableError,
+    translate,
+)
+from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.local_shards import StoredCut
+from cairn.storage.runs import LeafRecord
+from cairn.storage.store import StoreURI
+
+__all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
+
+NODE_POOL = "cache_pool#nodes"
+"""Nodes of the OCDBT tree are kept here; decoded chunks are not kept at all."""
+
+NEXT_STEP = "Restore the step's files, or use another step."
+_OPENS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class LeafInfo:
+    """What is known of a leaf without reading it.
+
+    Attributes:
+        path: keys joined by "/".
+        shape: global shape; () for a scalar.
+        dtype: as it is read; typed PRNG keys are the uint32 words they hold.
+        chunks: shape of the smallest part that can be decoded; None if nothing is stored
+            (a leaf without elements).
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole leaf as it is read."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class ItemArrays:
+    """The leaves of an item, by path. Safe for use by many threads."""
+
+    def __init__(
+        self,
+        uri: StoreURI,
+        tree: StoredTree,
+        forms: Mapping[str, StoredForm],
+        records: Mapping[str, LeafRecord] | None,
+        context: ts.Context,
+        digests: Callable[[], ChunkDigests] | None = None,
+    ) -> None:
+        """See `CheckpointReader`.
+
+        Args:
+            uri: the item's folder.
+            tree: what Orbax says of it.
+            forms: its leaves that are stored in another form, by path.
+            records: the manifest's leaves of it, by path; None without a manifest.
+            context: TensorStore context that has `NODE_POOL`.
+            digests: gives the digests of its chunks, asked for once and when the first leaf is
+                read; None if it has none. With them the manifest's leaves are checked by chunk.
+        """
+        self.uri = uri
+        self.tree = tree
+        self._forms = forms
+        self._records = records
+        self._context = context
+        self._open: dict[str, ts.TensorStore] = {}
+        self._digests = digests
+        self._loaded: ChunkDigests | None = None
+        self._known_whole: set[str] = set()
+        empty = {path for path, form in forms.items() if form.kind == "empty"}
+        known = records if records is not None else {*tree.arrays, *empty}
+        self._paths = dict.fromkeys(sorted(known))
+
+    def where(self, path: str = "") -> str:
+        """How errors name a leaf of this item."""
+        return f"{self.uri}: {path}" if path else str(self.uri)
+
+    def infos(self) -> dict[str, LeafInfo]:
+        """All leaves. Those that the manifest describes in full are not opened.
+
+        Raises:
+            CorruptionError: a leaf's description is damaged, or is not the manifest's.
+            StoreUnavailableError: the store gives no answer.
+        """
+        told = {path: self._told(path) for path in self._paths}
+        self._open_all(path for path, info in told.items() if info is None)
+        return {path: info or self.info(path) for path, info in told.items()}
+
+    def info(self, path: str) -> LeafInfo:
+        """One leaf, as it is stored.
+
+        Raises:
+            LeafNotFoundError: the item has no such leaf.
+            CorruptionError: its description is damaged, or is not the manifest's.
+            StoreUnavailableError: the store gives no answer.
+        """
+        if path not in self._paths:
+            close = difflib.get_close_matches(path, self._paths, n=3)
+            raise LeafNotFoundError(
+                "no such leaf",
+                path=self.where(),
+                expected=f"one of its {len(self._paths)} leaves",
+                found=repr(path),
+                next_step=f"Did you mean {' or '.join(close)}?" if close else "List its leaves.",
+            )
+        info = self._empty(path) or self._stored(path)
+        self._check(info)
+        return info
+
+    def array(self, path: str) -> ts.TensorStore | PackedReads | CheckedReads:
+        """The stored array of a leaf, open for reading, indexed as the leaf is.
+
+        With digests, what is read of it is compared with them first.
+
+        Raises:
+            CorruptionError: it is not there, its description is damaged, or it lacks digests.
+            StoreUnavailableError: the store gives no answer.
+        """
+        stored, form = self._opened(path), self._forms.get(path)
+        array: ts.TensorStore | PackedReads = stored
+        shape: tuple[int, ...] = tuple(stored.shape)
+        if form is not None and form.kind == "packed":
+            array = PackedReads(stored, form.dtype, self._packed_axis(path, form, stored))
+            shape = form.shape
+        record = self._records.get(path) if self._records is not None else None
+        if self._digests is None or record is None or record.chunks is None:
+            return array
+        chunks = record.chunks
+        digests = self._digests_of(record, shape)
+
+        def check(index: tuple[int, ...], found: int) -> None:
+            expected = digests.expected(path, chunks, index)
+            if expected != found:
+                raise self._not_what_was_saved(path, index, expected, found)
+
+        return CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
+
+    def form(self, path: str) -> StoredForm | None:
+        """How a leaf is stored, if not as it is."""
+        return self._forms.get(path)
+
+    def stored_cut(self, path: str) -> StoredCut | None:
+        """How to read a leaf's stored shards past TensorStore; None if it takes more than bytes.
+
+        Raises:
+            CorruptionError: the leaf lacks digests, or they are not the manifest's.
+        """
+        record = self._records.get(path) if self._records is not None else None
+        form = self._forms.get(path)
+        if record is None or record.chunks is None or record.shards is None:
+            return None
+        if record.compression is not None:
+            return None
+        if self._digests is None or (form is not None and form.kind == "packed"):
+            return None
+        dtype, shape = dtype_named(record.dtype if form is None else "uint8"), record.shape
+        if form is not None and form.kind == "key":
+            dtype = np.dtype(np.uint32)
+            shape = (*record.shape, *record.chunks[len(record.shape) :])
+        chunks = record.chunks
+        digests = self._digests_of(record, shape)
+        return StoredCut(
+            name=array_name(path),
+            dtype=dtype,
+            cut=ChunkShapes(record.shards, chunks),
+            expected=lambda index: digests.expected(path, chunks, index),
+            where=self.where(path),
+        )
+
+    def read_box(self, info: LeafInfo) -> tuple[int, ...]:
+        """The shape of what to read of a leaf at a time: an outer shard, or whole chunks."""
+        record = self._records.get(info.path) if self._records is not None else None
+        if record is not None and record.shards is not None:
+            return record.shards
+        return info.chunks or info.shape
+
+    def wait(self, pending: Any, path: str) -> np.ndarray:
+        """What a read of the leaf's array gave, in the leaf's own dtype.
+
+        Raises:
+            CorruptionError: data of the leaf is missing or damaged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        stored: np.ndarray = self._result(pending, path)
+        match self._forms.get(path):
+            case StoredForm(kind="widened", dtype=name):
+                return stored.astype(dtype_named(name))
+            case StoredForm(kind="bits", dtype=name):
+                return stored.view(dtype_named(name))
+            case _:
+                return stored
+
+    def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> ChunkDigests:
+        """The item's digests, once those of the leaf are known to be all there."""
+        if self._loaded is None:
+            self._loaded = self._digests() if self._digests else ChunkDigests()
+        path, chunks = record.path, record.chunks or ()
+        if path in self._known_whole:
+            return self._loaded
+        total = self._loaded.total(path)
+        if total is None or len(chunks) != len(shape) or 0 in chunks:
+            raise CorruptionError(
+                "stored data of a leaf can't be checked",
+                path=self.where(path),
+                expected=f"digests of its chunks of {list(chunks)}, as in the manifest",
+                found="none" if total is None else f"a stored array of {list(shape)}",
+                next_step=NEXT_STEP,
+            )
+        recorded = parse_digest(record.digest or "")
+        if recorded is not None and recorded != total:
+            raise CorruptionError(
+                "digests of a leaf that are not the manifest's",
+                path=self.where(path),
+                expected=record.digest or "",
+                found=digest_text(total),
+                next_step=NEXT_STEP,
+            )
+        self._known_whole.add(path)
+        return self._loaded
+
+    def _not_what_was_saved(
+        self, path: str, index: tuple[int, ...], expected: int | None, found: int
+    ) -> CorruptionError:
+        return CorruptionError(
+            "stored data of a leaf is not what was saved",
+            path=f"{self.where(path)}, chunk {list(index)}",
+            expected="a digest of it" if expected is None else digest_text(expected),
+            found="none" if expected is None else digest_text(found),
+            next_step=NEXT_STEP,
+        )
+
+    def _told(self, path: str) -> LeafInfo | None:
+        """A leaf as the metadata alone tells it; None if it must be opened to know."""
+        record = self._records.get(path) if self._records is not None else None
+        form = self._forms.get(path)
+        is_key = form is not None and form.kind == "key"
+        if record is None or record.chunks is None or is_key:
+            return self._empty(path)
+        return LeafInfo(path, record.shape, dtype_named(record.dtype), record.chunks)
+
+    def _empty(self, path: str) -> LeafInfo | None:
+        """A leaf without elements, of which nothing is stored; None for all others."""
+        form = self._forms.get(path)
+        if form is None or form.kind != "empty":
+            return None
+        return LeafInfo(path, form.shape, dtype_named(form.dtype), None)
+
+    def _stored(self, path: str) -> LeafInfo:
+        array = self._opened(path)
+        form = self._forms.get(path)
+        shape = tuple(array.shape)
+        chunks = array.chunk_layout.read_chunk.shape or shape
+        grid = tuple(chunk or size for chunk, size in zip(chunks, shape, strict=True))
+        if form is not None and form.kind == "packed":
+            axis = self._packed_axis(path, form, array)
+            shape, grid = form.shape, unpacked_shape(grid, axis)
+        carried = form is not None and form.kind in ("widened", "bits", "packed")
+        dtype = dtype_named(form.dtype) if form and carried else array.dtype.numpy_dtype
+        return LeafInfo(path, shape, dtype, grid)
+
+    def _check(self, info: LeafInfo) -> None:
+        """Compare a leaf as stored with the manifest's."""
+        record = self._records.get(info.path) if self._records is not None else None
+        form = self._forms.get(info.path)
+        is_key = form is not None and form.kind == "key"
+        if record is None or (is_key and info.shape[: len(record.shape)] == record.shape):
+            return
+        if is_key or (info.shape, info.dtype.name) != (record.shape, record.dtype):
+            raise CorruptionError(
+                "not the leaf that was saved",
+                path=self.where(info.path),
+                expected=f"{record.dtype}{list(record.shape)} as in the manifest",
+                found=f"{info.dtype.name}{list(info.shape)}",
+                next_step=NEXT_STEP,
+            )
+
+    def _packed_axis(self, path: str, form: StoredForm, array: ts.TensorStore) -> int:
+        try:
+            return packed_axis(form.shape, tuple(array.shape))
+        except ValueError as exc:
+            raise CorruptionError(
+                "not the leaf that was saved",
+                path=self.where(path),
+                expected=f"{form.dtype}{list(form.shape)}, two in a byte",
+                found=f"bytes{list(array.shape)}",
+                next_step=NEXT_STEP,
+            ) from exc
+
+    def _opened(self, path: str) -> ts.TensorStore:
+        self._open_all((path,))
+        return self._open[path]
+
+    def _open_all(self, paths: Iterable[str]) -> None:
+        """Open the arrays of leaves that are not open yet, many at a time."""
+        closed = [path for path in paths if path not in self._open]
+        for start in range(0, len(closed), _OPENS_AT_ONCE):
+            window = closed[start : start + _OPENS_AT_ONCE]
+            pending = [(path, self._start_open(path)) for path in window]
+            self._open.update({path: self._result(future, path) for path, future in pending})
+
+    def _start_open(self, path: str) -> Any:
+        name = self.tree.arrays.get(path, array_name(path))
+        base = self.uri.kvstore_spec()
+        kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
+        if self.tree.ocdbt:
+            kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/", "cache_pool": NODE_POOL}
+        spec = {
+            "driver": "zarr3" if self.tree.zarr3 else "zarr",
+            "kvstore": kvstore,
+            # Without this an absent chunk reads as zeros.
+            "fill_missing_data_reads": self.tree.sparse,
+        }
+        return ts.open(spec, open=True, read=True, context=self._context)
+
+    def _result(self, future: Any, path: str) -> Any:
+        try:
+            return future.result()
+        except (ValueError, OSError) as exc:
+            known = translate(exc, path=self.where(path))
+            if isinstance(known, StoreUnavailableError):
+                raise known from exc
+            raise CorruptionError(
+                "stored data of a leaf is missing or damaged",
+                path=self.where(path),
+                expected="chunks that are all there and pass their checks",
+                found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
+                next_step=NEXT_STEP,
+            ) from exc

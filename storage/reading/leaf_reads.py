@@ -1,0 +1,89 @@
+"""Fill parts of leaves from a stored item, in parallel, each stored byte read once. No JAX."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cairn.storage.arrays import Index, Region, boxes_touching, overlap
+from cairn.storage.errors import translate
+from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
+from cairn.storage.reading.local_shards import LocalShards, StoredCut
+
+__all__ = ["LeafReads"]
+
+_LOCAL_THREADS = max(2, min(16, os.cpu_count() or 2))
+_REMOTE_THREADS = 8
+"""Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
+
+
+class LeafReads:
+    """Reads of one item.
+
+    Attributes:
+        threads: how many tasks to run at a time.
+    """
+
+    def __init__(self, arrays: ItemArrays) -> None:
+        """Of the item's arrays."""
+        self._arrays = arrays
+        self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
+        self.threads = _LOCAL_THREADS if self._local else _REMOTE_THREADS
+
+    def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
+        """What to run, in any order and in any threads, to fill all regions with checked values.
+
+        A task raises CorruptionError if stored data is missing or damaged, and
+        StoreUnavailableError if the store gives no answer.
+
+        Args:
+            info: the leaf.
+            regions: parts of it, of its dtype.
+        """
+        cut = self._arrays.stored_cut(info.path)
+        if self._local is not None and cut is not None:
+            for origin, touching in boxes_touching(info.shape, cut.cut.shard, regions):
+                yield _local_task(self._local, cut, origin, touching)
+            return
+        box = self._arrays.read_box(info)
+        for origin, touching in boxes_touching(info.shape, box, regions):
+            yield self._task(info, origin, box, touching)
+
+    def _task(
+        self, info: LeafInfo, origin: Index, box: Sequence[int], regions: list[Region]
+    ) -> Callable[[], None]:
+        shape = tuple(min(a, n - o) for a, n, o in zip(box, info.shape, origin, strict=True))
+
+        def run() -> None:
+            shared = [
+                found
+                for region in regions
+                if (found := overlap(origin, shape, region.origin, region.values.shape))
+            ]
+            low = [min(one.first[axis].start for one in shared) for axis in range(len(shape))]
+            high = [max(one.first[axis].stop for one in shared) for axis in range(len(shape))]
+            at = tuple(o + a for o, a in zip(origin, low, strict=True))
+            part = tuple(slice(o + a, o + b) for o, a, b in zip(origin, low, high, strict=True))
+            reads: Any = self._arrays.array(info.path)[part]
+            values: np.ndarray[Any, Any] = self._arrays.wait(reads.read(order="C"), info.path)
+            for region in regions:
+                found = overlap(at, values.shape, region.origin, region.values.shape)
+                if found is not None:
+                    region.part(found.second)[...] = values[found.first]
+
+        return run
+
+
+def _local_task(
+    local: LocalShards, cut: StoredCut, origin: Index, regions: list[Region]
+) -> Callable[[], None]:
+    stored = [Region(region.origin, region.values.view(cut.dtype)) for region in regions]
+
+    def run() -> None:
+        try:
+            local.read(cut, origin, stored)
+        except OSError as exc:
+            raise translate(exc, path=cut.where) from exc
+
+    return run

@@ -1,0 +1,265 @@
+"""Read what we stored on a disk straight to where it goes, each byte checked.
+
+A chunk that goes to one piece of memory is not copied. Chunks are checked against their crc32c and
+their digest, the index of a shard against what it must be. Other arrays (of object stores, or
+plain Orbax) are read by TensorStore. Imports no JAX. See ADR 0011.
+"""
+
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from cairn.storage.arrays import (
+    CRC_BYTES,
+    ChunkShapes,
+    Index,
+    Region,
+    ValueRef,
+    box_digest,
+    bytes_of,
+    crc_bytes,
+    overlap,
+    shard_index,
+    stored_bytes,
+)
+from cairn.storage.errors import CorruptionError
+from cairn.storage.store import StoreURI, store_context
+
+__all__ = ["LocalShards", "StoredCut"]
+
+_BUFFERS_AT_ONCE: Final = 512
+_NEXT_STEP: Final = "Restore the step's files, or use another step."
+
+
+class StoredCut(NamedTuple):
+    """An array as it is stored.
+
+    Attributes:
+        name: Orbax's name of it.
+        dtype: by which it is stored.
+        cut: outer shards and inner chunks.
+        expected: the digest of the chunk with that index in the array's grid.
+        where: how errors name the leaf.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    cut: ChunkShapes
+    expected: Callable[[Index], int | None]
+    where: str
+
+
+class _Chunk(NamedTuple):
+    """A chunk to read: its place, its regions, and the memory that it is read into."""
+
+    origin: Index
+    regions: list[Region]
+    values: np.ndarray[Any, Any]
+    in_place: bool
+    crc: bytearray
+
+
+class LocalShards:
+    """The arrays of one item on a local disk. Safe for use by many threads."""
+
+    def __init__(self, item: StoreURI) -> None:
+        """Of the item in the folder `item`."""
+        self._item = item
+        self._index: dict[str, ValueRef] | None = None
+        self._lock = threading.Lock()
+
+    def read(self, array: StoredCut, origin: Index, regions: Sequence[Region]) -> None:
+        """Fill what the regions share with an outer shard.
+
+        Args:
+            array: the array.
+            origin: index of the shard's first element.
+            regions: of the array's stored dtype, each with a part in the shard.
+
+        Raises:
+            CorruptionError: stored bytes are missing, or are not what was saved.
+        """
+        shard, chunk = array.cut
+        ref = self._ref(array, origin)
+        expected = stored_bytes(shard, chunk, array.dtype.itemsize)
+        if ref.length != expected:
+            raise _damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
+        data = math.prod(chunk) * array.dtype.itemsize
+        with self._opened(ref.file, array) as file:
+            for run in _runs(self._chunks(array, origin, regions)):
+                number = run[0][0]
+                self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
+            self._check_index(array, file, ref, origin)
+
+    def _chunks(
+        self, array: StoredCut, origin: Index, regions: Sequence[Region]
+    ) -> Iterator[tuple[int, _Chunk]]:
+        """The chunks of a shard in which some region has a part, numbered as they are stored."""
+        shard, chunk = array.cut
+        corners = itertools.product(
+            *(range(0, size, step) for size, step in zip(shard, chunk, strict=True))
+        )
+        for number, corner in enumerate(corners):
+            at = tuple(a + b for a, b in zip(origin, corner, strict=True))
+            touching = [
+                (region, shared)
+                for region in regions
+                if (shared := overlap(at, chunk, region.origin, region.values.shape))
+            ]
+            if not touching:
+                continue
+            place = None
+            if len(touching) == 1:
+                region, shared = touching[0]
+                place = region.part(shared.second)
+            if place is not None and place.shape == chunk and place.flags.c_contiguous:
+                yield number, _Chunk(at, [], place, in_place=True, crc=bytearray(CRC_BYTES))
+                continue
+            held = np.empty(chunk, array.dtype)
+            filled = [region for region, _ in touching]
+            yield number, _Chunk(at, filled, held, in_place=False, crc=bytearray(CRC_BYTES))
+
+    def _read_run(
+        self, array: StoredCut, file: int, offset: int, run: list[tuple[int, _Chunk]]
+    ) -> None:
+        """Read consecutive chunks, check each, and copy those that do not lie in place."""
+        buffers: list[memoryview | bytearray] = []
+        for _, chunk in run:
+            buffers += (bytes_of(chunk.values), chunk.crc)
+        expected = sum(map(len, buffers))
+        found = _read_all(file, buffers, offset)
+        if found != expected:
+            raise _damaged(array, run[0][1].origin, f"{expected} bytes", f"{found} before the end")
+        for _, chunk in run:
+            crc = crc_bytes(bytes_of(chunk.values))
+            if crc != chunk.crc:
+                raise _damaged(
+                    array, chunk.origin, f"crc32c {bytes(chunk.crc).hex()}", f"crc32c {crc.hex()}"
+                )
+            index = tuple(a // n for a, n in zip(chunk.origin, array.cut.chunk, strict=True))
+            digest = box_digest(chunk.values, chunk.origin)
+            wanted = array.expected(index)
+            if digest != wanted:
+                raise _damaged(array, chunk.origin, f"digest {wanted}", f"digest {digest}")
+            for region in chunk.regions:
+                shared = overlap(
+                    chunk.origin, chunk.values.shape, region.origin, region.values.shape
+                )
+                if shared is not None:
+                    region.part(shared.second)[...] = chunk.values[shared.first]
+
+    def _check_index(self, array: StoredCut, file: int, ref: ValueRef, origin: Index) -> None:
+        expected = shard_index(*array.cut, array.dtype.itemsize)
+        at = ref.offset + ref.length - len(expected)
+        if os.pread(file, len(expected), at) != expected:
+            raise _damaged(array, origin, "the index of its shard", "another")
+
+    def _ref(self, array: StoredCut, origin: Index) -> ValueRef:
+        with self._lock:
+            if self._index is None:
+                self._index = self._read_index()
+        numbers = (str(a // n) for a, n in zip(origin, array.cut.shard, strict=True))
+        ref = self._index.get("/".join([array.name, "c", *numbers]))
+        if ref is None:
+            raise _damaged(array, origin, "a stored shard", "none")
+        return ref
+
+    def _read_index(self) -> dict[str, ValueRef]:
+        try:
+            return _index_of(self._item)
+        except ValueError as exc:
+            raise CorruptionError(
+                "the index of an item's arrays is missing or damaged",
+                path=self._item,
+                expected="an OCDBT database",
+                found=" ".join(str(exc).split())[:400],
+                next_step=_NEXT_STEP,
+            ) from exc
+
+    @contextmanager
+    def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
+        """A value file, open. None is kept: an item may have more of them than may be open."""
+        path = os.path.join(self._item.local_path, name)
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError as exc:
+            raise CorruptionError(
+                "stored data of a leaf is missing",
+                path=array.where,
+                expected=name,
+                found="no such file",
+                next_step=_NEXT_STEP,
+            ) from exc
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+
+def _read_all(file: int, buffers: Sequence[memoryview | bytearray], offset: int) -> int:
+    """`preadv`, again for what it did not fill; how many bytes there were."""
+    left = [memoryview(buffer) for buffer in buffers]
+    found = 0
+    while left and (filled := os.preadv(file, left, offset + found)):
+        found += filled
+        while left and filled >= len(left[0]):
+            filled -= len(left.pop(0))
+        if filled:
+            left[0] = left[0][filled:]
+    return found
+
+
+def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chunk]]]:
+    """Chunks that lie one after another."""
+    run: list[tuple[int, _Chunk]] = []
+    for numbered in chunks:
+        if run and (numbered[0] != run[-1][0] + 1 or 2 * len(run) >= _BUFFERS_AT_ONCE):
+            yield run
+            run = []
+        run.append(numbered)
+    if run:
+        yield run
+
+
+def _index_of(item: StoreURI) -> dict[str, ValueRef]:
+    """Where the values of an item's database lie, by key."""
+    base = ts.KvStore.open(item.kvstore_spec(), context=store_context()).result()
+    found: dict[str, ValueRef] = {}
+    top = ts.ocdbt.dump(base, context=store_context()).result()
+    nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
+    while nodes:
+        prefix, location = nodes.pop()
+        node = ts.ocdbt.dump(base, node=location, context=store_context()).result()
+        for entry in node["entries"]:
+            key = prefix + entry["key"].decode()
+            if "location" in entry:
+                shared = entry.get("subtree_common_prefix", b"").decode()
+                nodes.append((prefix + shared, entry["location"]))
+            elif "indirect_value" in entry:
+                found[key] = _ref_of(entry["indirect_value"])
+    return found
+
+
+def _ref_of(location: str) -> ValueRef:
+    """Of "value:<base path>:<path>:<offset>:<length>"."""
+    _, base, rest = location.split(":", 2)
+    path, offset, length = rest.rsplit(":", 2)
+    return ValueRef(base + path, int(offset), int(length))
+
+
+def _damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:
+    index = [a // n for a, n in zip(origin, array.cut.chunk, strict=True)]
+    return CorruptionError(
+        "stored data of a leaf is not what was saved",
+        path=f"{array.where}, chunk {index}",
+        expected=expected,
+        found=found,
+        next_step=_NEXT_STEP,
+    )

@@ -1,0 +1,331 @@
+"""Reads any leaf of a stored step, whole, by slice or in bounded blocks. Imports no JAX.
+
+It reads what Orbax writes: zarr arrays (version 3, and 2 of older checkpoints) in an OCDBT
+database or in plain folders. Chunks that carry a crc32c are checked by TensorStore as they are
+decoded; a chunk that is absent is an error, never zeros. Where a manifest names digests of chunks,
+nothing of a chunk is handed out that is not what was saved. See ADR 0008.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import tensorstore as ts
+
+from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, orbax_tree
+from cairn.storage.errors import (
+    CorruptionError,
+    InvalidSliceError,
+    LeafNotFoundError,
+    NotACheckpointError,
+    StepNotFoundError,
+    StorageError,
+)
+from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
+from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
+from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
+from cairn.storage.reading.step_files import check_step_files
+from cairn.storage.runs import Manifest, layout
+from cairn.storage.store import ObjectStore, StoreURI, store_context
+from cairn.storage.store.open_files import open_files
+
+__all__ = ["CheckpointReader", "LeafInfo"]
+
+META_ITEM = "meta"
+_FILES_AT_ONCE = 16
+_CONTEXT = {
+    NODE_POOL: {"total_bytes_limit": 32 << 20},
+    # A thread that decodes holds a chunk: on a machine with many cores their number must not
+    # decide how much memory an export takes.
+    "data_copy_concurrency": {"limit": min(8, os.cpu_count() or 1)},
+}
+
+
+class CheckpointReader:
+    """The leaves of one committed step. Made by `open`; safe for use by many threads.
+
+    Attributes:
+        uri: the step's folder.
+        manifest: the step's manifest, if one was given.
+    """
+
+    def __init__(
+        self, uri: StoreURI, step: orbax_tree.StepMetadata, manifest: Manifest | None
+    ) -> None:
+        self.uri = uri
+        self.manifest = manifest
+        self._step = step
+        self._names = frozenset(step.items or ())
+        self._objects = ObjectStore(uri)
+        self._context = ts.Context(_CONTEXT, parent=store_context())
+        self._items: dict[str, ItemArrays | None] = {}
+        self._files = {record.name: record for record in manifest.objects} if manifest else {}
+
+    def __repr__(self) -> str:
+        return f"CheckpointReader({str(self.uri)!r})"
+
+    @classmethod
+    def open(cls, step_uri: StoreURI, manifest: Manifest | None = None) -> CheckpointReader:
+        """The reader of the step in the folder `step_uri`.
+
+        Args:
+            step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
+            manifest: the step's manifest. With it, leaves are listed without opening them, and
+                what is stored is checked against it: all files but the large ones of values now,
+                those as they are read.
+
+        Raises:
+            StepNotFoundError: there is no such folder.
+            NotACheckpointError: the folder is no committed checkpoint.
+            CorruptionError: its metadata can't be read, or its files are not the manifest's.
+            StoreUnavailableError: the store gives no answer.
+        """
+        found = ObjectStore(step_uri).read_many([orbax_tree.STEP_METADATA, layout.COMMIT_FILE])
+        described, marker = found[orbax_tree.STEP_METADATA], found[layout.COMMIT_FILE]
+        if manifest is not None and (described or marker):
+            check_step_files(step_uri, manifest)
+        step = orbax_tree.StepMetadata(None, committed=False)
+        if described is not None:
+            step = orbax_tree.parse_step_metadata(
+                described.value, path=step_uri / orbax_tree.STEP_METADATA
+            )
+        # Older Orbax commits on a disk by a rename alone.
+        renamed = step_uri.scheme == "file" and step.committed and "-tmp" not in step_uri.name
+        if marker is None and not renamed:
+            raise _no_checkpoint(step_uri)
+        if step.items is None:
+            folders = (entry.name for entry in open_files(step_uri).list() if entry.is_dir)
+            step = dataclasses.replace(step, items=tuple(folders))
+        reader = cls(step_uri, step, manifest)
+        if described is not None:
+            reader._checked(orbax_tree.STEP_METADATA, described.value)
+        return reader
+
+    @property
+    def meta_digest(self) -> str | None:
+        """Of the JSON item, as the save recorded it; None if it did not."""
+        return self._step.meta_digest
+
+    def names(self) -> list[str]:
+        """Names of all items, those of JSON too."""
+        return sorted(self._names)
+
+    def arrays(self, item: str) -> ItemArrays | None:
+        """The arrays of an item; None if the step has no tree of that name.
+
+        Raises:
+            CorruptionError: its metadata can't be read.
+            StoreUnavailableError: the store gives no answer.
+        """
+        return self._find(item)
+
+    def items(self) -> list[str]:
+        """Names of the items that are trees of arrays; JSON items are not."""
+        return [name for name in sorted(self._names) if self._find(name) is not None]
+
+    def leaves(self, item: str) -> dict[str, LeafInfo]:
+        """Every array of an item by path, sorted. Text, None and empty containers are no leaves.
+
+        Raises:
+            LeafNotFoundError: the step has no such item.
+            CorruptionError: a leaf's description is damaged, or is not the manifest's.
+            StoreUnavailableError: the store gives no answer.
+        """
+        return self._item(item).infos()
+
+    def leaf(self, item: str, path: str) -> LeafInfo:
+        """One leaf of an item.
+
+        Raises:
+            LeafNotFoundError: the step has no such item or leaf.
+            CorruptionError: the leaf's description is damaged, or is not the manifest's.
+            StoreUnavailableError: the store gives no answer.
+        """
+        return self._item(item).info(path)
+
+    def read(self, item: str, path: str, index: Index | None = None) -> np.ndarray:
+        """A leaf, or the part of it that `index` selects, as a C-contiguous array.
+
+        Args:
+            item: name of the item, such as "model".
+            path: the leaf's path.
+            index: integers and slices as NumPy takes them (steps must be positive); None: all.
+
+        Raises:
+            LeafNotFoundError: the step has no such item or leaf.
+            InvalidSliceError: `index` does not fit the leaf's shape.
+            CorruptionError: stored bytes are missing, fail their check or are not what was saved.
+            StoreUnavailableError: the store gives no answer.
+        """
+        stored = self._item(item)
+        info = stored.info(path)
+        part = explicit_index(... if index is None else index, info.shape, path=stored.where(path))
+        if info.chunks is None:
+            return np.empty(info.shape, info.dtype)[part]
+        return stored.wait(stored.array(path)[part].read(order="C"), path)
+
+    def iter_blocks(
+        self,
+        item: str,
+        path: str,
+        *,
+        max_bytes: int,
+        axis: int = 0,
+        transpose: bool | Sequence[int] = False,
+        index: Index | None = None,
+    ) -> Iterator[np.ndarray]:
+        """A leaf in consecutive C-contiguous blocks of at most `max_bytes`, with all its axes.
+
+        Reads follow the stored chunks: whole rows of chunks are read ahead and handed out in
+        slices, so that a chunk is decoded and checked once unless a row of them is larger than
+        `blocks.BAND_BYTES`. Beside the caller's blocks this holds about twice the larger of that
+        and `max_bytes`, and never more than a few chunks beyond.
+
+        Args:
+            item: name of the item.
+            path: the leaf's path.
+            max_bytes: most bytes of a block; one element if that is more.
+            axis: the axis of the result along which blocks are cut first. With 0, the flattened
+                blocks one after another are the flattened result in C order.
+            transpose: reverse the axes of the leaf (True) or permute them as `np.transpose` does.
+            index: read only this part of the leaf. An integer selects, and keeps its axis with
+                size 1, so that `transpose` and `axis` always count the leaf's own axes.
+
+        Raises:
+            LeafNotFoundError: the step has no such item or leaf.
+            InvalidSliceError: `index`, `axis` or `transpose` does not fit the leaf's shape.
+            CorruptionError: stored bytes are missing, fail their check or are not what was saved.
+            StoreUnavailableError: the store gives no answer.
+        """
+        stored = self._item(item)
+        info = stored.info(path)
+        where = stored.where(path)
+        box = selected_box(... if index is None else index, info.shape, path=where)
+        axes = permutation(transpose, len(info.shape), path=where)
+        if axis != 0 and axis not in axes:
+            raise InvalidSliceError(
+                "no such axis", path=where, expected=f"one of {sorted(axes)}", found=str(axis)
+            )
+        if info.chunks is None:
+            return iter(())
+        plan = BlockPlan(box, info.chunks, axes, axis, info.dtype.itemsize, max_bytes)
+        array = stored.array(path)
+        return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
+
+    def meta(self) -> dict[str, Any]:
+        """The JSON that was saved beside the trees; {} if there is none.
+
+        Raises:
+            CorruptionError: it is not a JSON object, or fails its check.
+            StoreUnavailableError: the store gives no answer.
+        """
+        if META_ITEM not in self._names:
+            return {}
+        for name in orbax_tree.JSON_FILES:
+            data = self._file(f"{META_ITEM}/{name}")
+            if data is not None:
+                return orbax_tree.parse_json_object(data, path=self.uri / META_ITEM / name)
+        return self._meta_tree()
+
+    def _meta_tree(self) -> dict[str, Any]:
+        """The JSON of plain Orbax, which stores a dict of numbers as a tree of arrays."""
+        tree = self._item(META_ITEM).tree
+        values: dict[str, Any] = dict(tree.empties)
+        if tree.strings:
+            name = f"{META_ITEM}/{orbax_tree.STRINGS_FILE}"
+            texts = orbax_tree.parse_json_object(self._file(name) or b"", path=self.uri / name)
+            values |= {path: texts.get(key) for path, key in tree.strings.items()}
+        values |= {path: self.read(META_ITEM, path).tolist() for path in tree.arrays}
+        nested = orbax_tree.nest(values, tree.sequences)
+        return nested if isinstance(nested, dict) else {"": nested}
+
+    def _item(self, name: str) -> ItemArrays:
+        found = self._find(name)
+        if found is None:
+            raise LeafNotFoundError(
+                "no such item",
+                path=self.uri,
+                expected=f"one of {self.items()}",
+                found=repr(name),
+                next_step="Ask for one of these.",
+            )
+        return found
+
+    def _find(self, name: str) -> ItemArrays | None:
+        """The item, or None if the step has no tree of that name."""
+        if name not in self._names:
+            return None
+        if name not in self._items:
+            file = f"{name}/{orbax_tree.TREE_METADATA}"
+            data = self._file(file)
+            tree = None
+            if data is not None:
+                tree = orbax_tree.parse_tree_metadata(data, path=self.uri / file)
+            elif name in self._step.ours and name != META_ITEM:
+                tree = orbax_tree.StoredTree()
+            self._items[name] = None if tree is None else self._arrays_of(name, tree)
+        return self._items[name]
+
+    def _arrays_of(self, name: str, tree: orbax_tree.StoredTree) -> ItemArrays:
+        records = None
+        if self.manifest is not None:
+            leaves = (record for record in self.manifest.leaves if record.item == name)
+            records = {record.path: record for record in leaves}
+        forms = self._step.forms.get(name, {})
+        files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
+        digests = functools.partial(self._digests_in, files) if files else None
+        return ItemArrays(self.uri / name, tree, forms, records, self._context, digests)
+
+    def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
+        with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
+            found = list(pool.map(self._file, files))
+        parts = [
+            ChunkDigests.parse(data or b"", path=self.uri / file)
+            for file, data in zip(files, found, strict=True)
+        ]
+        return ChunkDigests().merged(*parts)
+
+    def _file(self, name: str) -> bytes | None:
+        """A small file of the step, checked against the manifest if that records it."""
+        found = self._objects.read(name)
+        return None if found is None else self._checked(name, found.value)
+
+    def _checked(self, name: str, data: bytes) -> bytes:
+        """What was read of a file, if it is what the manifest records of it."""
+        record = self._files.get(name)
+        crc = f"{google_crc32c.value(data):08x}"
+        if record is not None and (len(data), crc) != (record.size, record.crc32c or crc):
+            raise CorruptionError(
+                "changed since it was saved",
+                path=self.uri / name,
+                expected=f"{record.size} bytes, crc32c {record.crc32c}",
+                found=f"{len(data)} bytes, crc32c {crc}",
+                next_step=NEXT_STEP,
+            )
+        return data
+
+
+def _no_checkpoint(step_uri: StoreURI) -> StorageError:
+    names = [entry.name for entry in open_files(step_uri).list()]
+    if not names:
+        return StepNotFoundError(
+            "no such step",
+            path=step_uri,
+            expected="the folder of a committed checkpoint",
+            found="nothing",
+            next_step="List the run's steps.",
+        )
+    return NotACheckpointError(
+        "no committed checkpoint",
+        path=step_uri,
+        expected=f"{layout.COMMIT_FILE}, which a save writes last",
+        found=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
+        next_step="Name a step's folder; a step being saved can be read once it is committed.",
+    )

@@ -1,0 +1,241 @@
+"""Aliases: names such as "production" that point to one step and move by compare-and-swap."""
+
+import builtins
+import secrets
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cairn.storage.errors import AliasNotFoundError, PreconditionFailedError
+from cairn.storage.runs.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
+from cairn.storage.store import Clock, Moment, ObjectStore, Record, Versioned, rfc3339, utc_now
+
+__all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "Aliases"]
+
+HISTORY_KEPT = 100
+"""How many moves an alias remembers."""
+
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+
+
+class AliasEvent(BaseModel):
+    """One move or deletion of an alias.
+
+    Attributes:
+        step: the step it pointed to from then on; for a deletion, until then.
+        attempt: the attempt that wrote the step.
+        manifest_digest: of the step's manifest.
+        by: who did it.
+        reason: why.
+        at: when, RFC 3339 in UTC.
+        sequence: 1, 2, 3, … over the alias's whole life, deletions included.
+        deleted: True for a deletion.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step: Number
+    attempt: Number
+    manifest_digest: str | None = None
+    by: str = ""
+    reason: str = ""
+    at: Moment
+    sequence: Annotated[int, Field(ge=1)]
+    deleted: bool = False
+
+
+class Alias(Record):
+    """An alias as stored: its last event, and those before it.
+
+    Attributes:
+        alias: its name.
+        step: the step it points to.
+        attempt: the attempt that wrote the step.
+        manifest_digest: of the step's manifest.
+        by: who moved it last.
+        reason: why.
+        at: when, RFC 3339 in UTC.
+        sequence: how many events it has had; the ETag of the alias.
+        deleted: True for a tombstone.
+        history: the last events, oldest first, this one included.
+        token: unique to this write, so that a repeated request can tell its own from another's.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.alias"
+
+    alias: str
+    step: Number
+    attempt: Number
+    manifest_digest: str | None = None
+    by: str = ""
+    reason: str = ""
+    at: Moment
+    sequence: Annotated[int, Field(ge=1)]
+    deleted: bool = False
+    history: Annotated[tuple[AliasEvent, ...], Field(max_length=HISTORY_KEPT)] = ()
+    token: str = ""
+
+
+class Aliases:
+    """The aliases of one run. Safe for use by many threads, processes and machines."""
+
+    def __init__(self, objects: ObjectStore, clock: Clock = utc_now) -> None:
+        self._objects = objects
+        self._clock = clock
+
+    def get(self, name: str) -> Alias | None:
+        """The alias, or None if it does not exist or was deleted.
+
+        Raises:
+            InvalidURIError: `name` can't be an alias.
+            UnsupportedFormatError, CorruptionError: what is stored can't be read.
+        """
+        found, _ = self._read(name)
+        return None if found is None or found.deleted else found
+
+    def list(self) -> builtins.list[Alias]:
+        """All aliases that exist, by name.
+
+        Raises:
+            UnsupportedFormatError, CorruptionError: one can't be read.
+        """
+        names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
+        found = self._objects.parse_many(names, Alias.parse)
+        return [alias for _, alias in sorted(found.items()) if not alias.deleted]
+
+    def history(self, name: str) -> builtins.list[AliasEvent]:
+        """The last events of the alias, newest first, also after its deletion.
+
+        Raises:
+            AliasNotFoundError: it never existed.
+        """
+        found, _ = self._read(name)
+        if found is None:
+            raise self._not_found(name)
+        return list(reversed(found.history))
+
+    def move(
+        self,
+        name: str,
+        *,
+        step: int,
+        attempt: int,
+        manifest_digest: str | None = None,
+        by: str = "",
+        reason: str = "",
+        expect: int | None,
+    ) -> Alias:
+        """Point the alias to a step, if it is still as the caller last saw it.
+
+        Args:
+            name: the alias.
+            step: the step it shall point to.
+            attempt: the attempt that wrote the step.
+            manifest_digest: of the step's manifest.
+            by: who asks.
+            reason: why.
+            expect: the sequence last seen; None: it must not exist (deleted is not existing).
+
+        Raises:
+            PreconditionFailedError: it changed; `current` is the `Alias` or None.
+        """
+        found, read = self._read(name)
+        self._expect(name, found, expect)
+        event = AliasEvent(
+            step=step,
+            attempt=attempt,
+            manifest_digest=manifest_digest,
+            by=by,
+            reason=reason,
+            at=rfc3339(self._clock()),
+            sequence=found.sequence + 1 if found else 1,
+        )
+        return self._write(name, found, read, event, expect)
+
+    def delete(self, name: str, *, expect: int, by: str = "", reason: str = "") -> Alias:
+        """Replace the alias by a tombstone, if it is still as the caller last saw it.
+
+        Args:
+            name: the alias.
+            expect: the sequence last seen.
+            by: who asks.
+            reason: why.
+
+        Raises:
+            AliasNotFoundError: it does not exist.
+            PreconditionFailedError: it changed; `current` is the `Alias`.
+        """
+        found, read = self._read(name)
+        if found is None or found.deleted:
+            raise self._not_found(name)
+        self._expect(name, found, expect)
+        event = AliasEvent(
+            step=found.step,
+            attempt=found.attempt,
+            manifest_digest=found.manifest_digest,
+            by=by,
+            reason=reason,
+            at=rfc3339(self._clock()),
+            sequence=found.sequence + 1,
+            deleted=True,
+        )
+        return self._write(name, found, read, event, expect)
+
+    def _read(self, name: str) -> tuple[Alias | None, Versioned | None]:
+        key = alias_file(name)
+        read = self._objects.read(key)
+        if read is None:
+            return None, None
+        return Alias.parse(read.value, self._objects.uri / key), read
+
+    def _write(
+        self,
+        name: str,
+        found: Alias | None,
+        read: Versioned | None,
+        event: AliasEvent,
+        expect: int | None,
+    ) -> Alias:
+        earlier = found.history if found else ()
+        alias = Alias(
+            alias=name,
+            **event.model_dump(),
+            history=(*earlier, event)[-HISTORY_KEPT:],
+            token=secrets.token_hex(8),
+        )
+        try:
+            self._objects.write_if(
+                alias_file(name),
+                alias.to_bytes(),
+                generation=read.generation if read else None,
+                same_is_success=True,
+            )
+        except PreconditionFailedError as exc:
+            raise self._lost(name, self._read(name)[0], expect) from exc
+        return alias
+
+    def _expect(self, name: str, found: Alias | None, expect: int | None) -> None:
+        live = found is not None and not found.deleted
+        if (found.sequence if found is not None and live else None) != expect:
+            raise self._lost(name, found, expect)
+
+    def _lost(self, name: str, found: Alias | None, expect: int | None) -> PreconditionFailedError:
+        current = None if found is None or found.deleted else found
+        return PreconditionFailedError(
+            "the alias was changed by someone else",
+            path=self._objects.uri / alias_file(name),
+            expected="no alias" if expect is None else f"sequence {expect}",
+            found=f"sequence {current.sequence}, step {current.step}" if current else "no alias",
+            next_step="Read the alias again and decide anew.",
+            current=current,
+        )
+
+    def _not_found(self, name: str) -> AliasNotFoundError:
+        known = ", ".join(alias.alias for alias in self.list()) or "none"
+        return AliasNotFoundError(
+            "no such alias",
+            path=self._objects.uri,
+            expected=f"an alias {name!r}",
+            found=f"aliases: {known}",
+            next_step="Promote a step to it first, or use one of these.",
+        )

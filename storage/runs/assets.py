@@ -1,0 +1,64 @@
+"""Small files that belong to a model, such as a tokenizer's: kept once per run, by their hash."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+
+from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
+from cairn.storage.runs.layout import asset_file
+from cairn.storage.runs.manifest import AssetRecord
+from cairn.storage.store import ObjectStore, check_segment
+
+__all__ = ["checked_assets", "put_assets", "read_asset"]
+
+
+def checked_assets(assets: Mapping[str, bytes] | None) -> dict[str, bytes]:
+    """A copy of `assets`, if they can be stored and exported again.
+
+    Raises:
+        InvalidURIError: a name is no file name.
+        UnsupportedLeafError: a content is not bytes.
+    """
+    for name, content in (assets or {}).items():
+        check_segment(name, within=f"asset {name!r}")
+        if not isinstance(content, bytes):
+            raise UnsupportedLeafError(
+                "not the content of a file",
+                path=f"asset {name!r}",
+                expected="bytes",
+                found=type(content).__name__,
+                next_step="Read the file in binary mode.",
+            )
+    return dict(assets or {})
+
+
+def put_assets(objects: ObjectStore, assets: Mapping[str, bytes]) -> tuple[AssetRecord, ...]:
+    """Store small files by the hash of their content; those that are there already stay."""
+    records = []
+    for name, content in sorted(assets.items()):
+        digest = sha256(content).hexdigest()
+        key = asset_file(digest)
+        try:
+            objects.write_if(key, content, generation=None, same_is_success=True)
+        except PreconditionFailedError:
+            objects.write(key, content)  # what was there was not what its name says
+        records.append(AssetRecord(name=name, sha256=digest, size=len(content)))
+    return tuple(records)
+
+
+def read_asset(objects: ObjectStore, asset: AssetRecord) -> bytes:
+    """The bytes of a file that a manifest names, checked against its hash.
+
+    Raises:
+        CorruptionError: it is gone, or not what it was.
+    """
+    key = asset_file(asset.sha256)
+    found = objects.read(key)
+    if found is None or sha256(found.value).hexdigest() != asset.sha256:
+        raise CorruptionError(
+            "an asset is missing or damaged",
+            path=objects.uri / key,
+            expected=f"the {asset.size} bytes of {asset.name}, sha256 {asset.sha256}",
+            found="nothing" if found is None else f"{len(found.value)} other bytes",
+            next_step="Restore it from a backup, or save the model again with its files.",
+        )
+    return found.value

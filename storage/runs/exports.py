@@ -1,0 +1,170 @@
+"""Exports of a step: where one lies, what its manifest says, which try counts.
+
+An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/` and published by one
+object beside that folder, created if absent. Whatever else lies in the folder does not count.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs.layout import MAX_NUMBER, export_dir, export_manifest
+from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json
+from cairn.storage.store.open_files import open_files
+
+__all__ = [
+    "ExportFile",
+    "ExportKey",
+    "ExportManifest",
+    "delete_tries",
+    "find_export",
+    "publish_export",
+    "withdraw_export",
+]
+
+_DIGEST_DIGITS = 32
+
+
+class ExportFile(BaseModel):
+    """One file of an export.
+
+    Attributes:
+        name: relative to the export's folder.
+        size: bytes.
+        crc32c: eight hexadecimal digits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    size: Annotated[int, Field(ge=0)]
+    crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
+
+
+class ExportManifest(Record):
+    """What was made of which step, how, and which try counts.
+
+    Attributes:
+        kind: "convert", "gather".
+        step: step number.
+        attempt: the attempt that wrote the step.
+        source: digest of the step's manifest, "sha256:…".
+        options: what was asked for; JSON.
+        rule_version: of the rules that made it.
+        folder: name of the try.
+        created: RFC 3339 in UTC.
+        files: every file, by name.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.export"
+
+    kind: str
+    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    source: str
+    options: dict[str, Any]
+    rule_version: int
+    folder: str
+    created: Moment
+    files: tuple[ExportFile, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class ExportKey:
+    """Names an export within its run: the same source, options and rules are the same export.
+
+    Attributes:
+        step: step number.
+        attempt: the attempt that wrote the step.
+        kind: "convert", "gather".
+        digest: hexadecimal; of source, options and rule version.
+    """
+
+    step: int
+    attempt: int
+    kind: str
+    digest: str
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step: int,
+        attempt: int,
+        kind: str,
+        source: str,
+        options: Mapping[str, Any],
+        rule_version: int,
+    ) -> "ExportKey":
+        """The key of what these make; arguments as in `ExportManifest`."""
+        identity = {"source": source, "options": dict(options), "rule_version": rule_version}
+        digest = hashlib.sha256(canonical_json(identity)).hexdigest()[:_DIGEST_DIGITS]
+        return cls(step, attempt, kind, digest)
+
+    @property
+    def manifest(self) -> str:
+        """Name of the manifest in the run."""
+        return export_manifest(self.step, self.attempt, self.kind, self.digest)
+
+    @property
+    def folder(self) -> str:
+        """Folder of all tries, in the run."""
+        return self.manifest.removesuffix(".json")
+
+    def try_folder(self, name: str) -> str:
+        """Folder of one try, in the run."""
+        return export_dir(self.step, self.attempt, self.kind, self.digest, name)
+
+
+def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
+    """The published export of that key, or None.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: its manifest can't be read.
+    """
+    found = objects.read(key.manifest)
+    return None if found is None else ExportManifest.parse(found.value, objects.uri / key.manifest)
+
+
+def publish_export(
+    objects: ObjectStore, key: ExportKey, manifest: ExportManifest
+) -> ExportManifest:
+    """Make a try the one that counts, unless another was faster; the one that counts."""
+    try:
+        objects.write_if(key.manifest, manifest.to_bytes(), generation=None, same_is_success=True)
+    except PreconditionFailedError:
+        winner = find_export(objects, key)
+        if winner is None:  # published and deleted again in between
+            raise
+        return winner
+    return manifest
+
+
+def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
+    """Make `manifest` count no more, if it still is the one that does; its files stay."""
+    found = objects.read(key.manifest)
+    path = objects.uri / key.manifest
+    if found is None or ExportManifest.parse(found.value, path) != manifest:
+        return
+    with contextlib.suppress(PreconditionFailedError):  # another was published in between
+        objects.delete_if(key.manifest, generation=found.generation)
+
+
+def delete_tries(run: StoreURI, key: ExportKey, prefix: str) -> None:
+    """Remove the tries whose names start with `prefix`, except the one that counts."""
+    counting = find_export(ObjectStore.open(run), key)
+    files = open_files(run)
+    for entry in files.list(key.folder):
+        published = counting is not None and counting.folder == entry.name
+        if entry.is_dir and entry.name.startswith(prefix) and not published:
+            files.delete_tree(f"{key.folder}/{entry.name}")

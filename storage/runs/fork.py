@@ -1,0 +1,236 @@
+"""A new run from a step of another: everything the step needs is copied, nothing is shared.
+
+Data first, manifest last: until the manifest is there, the new run lists no step. Whoever is
+interrupted starts again with the same arguments; what was copied is not copied again.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from cairn.storage.errors import CorruptionError, PreconditionFailedError
+from cairn.storage.runs.assets import read_asset
+from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
+from cairn.storage.runs.layout import (
+    ALIASES,
+    ANNOTATIONS,
+    ASSETS,
+    ATTEMPTS,
+    COMMIT_FILE,
+    EXPORTS,
+    LEASE_FILE,
+    MANIFESTS,
+    RUN_FILE,
+    TRASH,
+    annotation_file,
+    asset_file,
+    manifest_file,
+    step_dir,
+)
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
+from cairn.storage.runs.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.publish import publish_manifest, sync_folder
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_info import Lineage
+from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.store import Clock, Files, StoreURI, utc_now
+from cairn.storage.store.open_files import open_files
+
+__all__ = ["abandon_fork", "fork_run"]
+
+_FILES = {RUN_FILE, LEASE_FILE}
+_FOLDERS = {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH}
+
+
+def fork_run(
+    source: Run,
+    step: StepInfo,
+    target: StoreURI,
+    *,
+    by: str,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock = utc_now,
+) -> StepInfo:
+    """Make the run `target`, whose only step is a copy of `step`; that step.
+
+    Args:
+        source: the run to fork from.
+        step: one of its steps.
+        target: folder of the new run.
+        by: id of the writer that makes the copy; the same when an interrupted fork is taken up.
+        progress: called with (bytes copied, bytes in all); what it raises stops the fork.
+        clock: tells the time.
+
+    Raises:
+        PreconditionFailedError: `target` is a run already, and not this fork.
+        LeaseHeldError: another writer is making or using `target`.
+        FencedError: another writer took `target` over meanwhile.
+        CorruptionError: the step lacks files that its manifest names.
+        StoreFullError: no space or quota left.
+    """
+    manifest = source.manifest(step)
+    lineage = Lineage(
+        run=str(source.uri),
+        step=step.step,
+        attempt=step.attempt,
+        manifest_digest=manifest.digest(),
+    )
+    run = _create(source, target, lineage, by=by, clock=clock)
+    attempt = _attempt(run, by=by, clock=clock)
+    changes = {"attempt": attempt.number, "writer": by}
+    copied = Manifest.model_validate(manifest.model_dump() | changes)  # in the present version
+    if run.objects.read(manifest_file(copied.step, copied.attempt)) is None:
+        keeper = _LeaseKeeper(run, attempt, clock)
+        _copy_objects(source, step, run, copied, keeper, progress)
+        _copy_small(source, step, run, copied)
+        sync_folder(run.step_uri(replace(step, attempt=attempt.number)))
+        keeper.keep()
+        publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
+    release(run.objects, attempt, clock=clock)
+    return run.step(step.step)
+
+
+def abandon_fork(target: StoreURI, *, by: str) -> None:
+    """Remove what an unfinished fork by `by` left; a finished one, or another's run, stays."""
+    run = Run(target)
+    attempts = list_attempts(run.objects)
+    owned = bool(attempts) and all(attempt.writer == by for attempt in attempts)
+    if owned and not run.objects.list(MANIFESTS):
+        open_files(target.parent).delete_tree(target.name)
+
+
+class _LeaseKeeper:
+    """Renews the lease of an attempt between two files."""
+
+    def __init__(self, run: Run, attempt: Attempt, clock: Clock) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._clock = clock
+        self._due: datetime | None = None
+
+    def keep(self) -> None:
+        """Renew, if a third of the lease's time has gone since the last renewal.
+
+        Raises:
+            FencedError: another writer took the run over.
+        """
+        now = self._clock()
+        if self._due is None or now >= self._due:
+            renew(self._run.objects, self._attempt, clock=self._clock)
+            self._due = now + timedelta(seconds=LEASE_TTL_SECONDS / 3)
+
+
+def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: Clock) -> Run:
+    """The new run, or the one that an interrupted fork of the same step left."""
+    info = source.info()
+    _refuse_foreign(target)
+    try:
+        return Run.create(
+            target,
+            labels=info.labels,
+            lineage=lineage,
+            config_digest=info.config_digest,
+            environment=info.environment,
+            exist_ok=False,
+            clock=clock,
+        )
+    except PreconditionFailedError:
+        run = Run.open(target, clock=clock)
+        mine = all(attempt.writer == by for attempt in run.attempts())
+        if run.info().lineage != lineage or not mine:
+            raise
+        return run
+
+
+def _refuse_foreign(target: StoreURI) -> None:
+    """A fork that is given up removes its folder: it must not begin in one of something else."""
+    foreign = [
+        entry.name
+        for entry in open_files(target).list()
+        if entry.name not in _FILES and f"{entry.name}/" not in _FOLDERS
+    ]
+    if foreign:
+        raise PreconditionFailedError(
+            "the folder is in use",
+            path=target,
+            expected="no folder of this name, or a run",
+            found=", ".join(foreign[:5]),
+            next_step="Choose another name.",
+        )
+
+
+def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
+    """The attempt that an interrupted fork began, or a new one."""
+    begun = run.attempts()
+    if begun and begun[-1].writer == by:
+        return begun[-1]
+    return begin_attempt(run.objects, writer=by, base_step=-1, clock=clock)
+
+
+def _copy_objects(
+    source: Run,
+    step: StepInfo,
+    run: Run,
+    manifest: Manifest,
+    keeper: _LeaseKeeper,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    origin = open_files(source.step_uri(step))
+    target = open_files(run.uri / step_dir(manifest.attempt, manifest.step))
+    present = {entry.name: entry.size for entry in origin.walk()}
+    records = _records(manifest, present, origin.uri)
+    done, total = 0, sum(record.size for record in records)
+    copied = {entry.name: entry.size for entry in target.walk()}
+    for record in records:
+        keeper.keep()
+        if copied.get(record.name) != record.size:
+            origin.copy(record.name, target, record.name)
+            _check_copy(target, record)
+        done += record.size
+        if progress is not None:
+            progress(done, total)
+
+
+def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> list[ObjectRecord]:
+    """What to copy, the commit marker last; a folder without it is no checkpoint.
+
+    Raises:
+        CorruptionError: the manifest names files that are missing or of another size.
+    """
+    wrong = [
+        f"{record.name} ({present.get(record.name, 'none')} of {record.size} bytes)"
+        for record in manifest.objects
+        if present.get(record.name) != record.size
+    ]
+    if wrong:
+        raise CorruptionError(
+            "the step is damaged",
+            path=path,
+            expected="every file that its manifest names, of the size it names",
+            found=f"{len(wrong)} that are not: {'; '.join(wrong[:5])}{'; …' * (len(wrong) > 5)}",
+            next_step="Fork from another step, or restore the files from a backup.",
+        )
+    records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
+    return sorted(records, key=lambda record: (record.name == COMMIT_FILE, record.name))
+
+
+def _check_copy(target: Files, record: ObjectRecord) -> None:
+    size = target.stat(record.name).size
+    if size != record.size:
+        raise CorruptionError(
+            "the copy is not whole",
+            path=target.uri / record.name,
+            expected=f"{record.size} bytes",
+            found=f"{size}",
+            next_step="Start the fork again.",
+        )
+
+
+def _copy_small(source: Run, step: StepInfo, run: Run, manifest: Manifest) -> None:
+    """Assets, and the labels and metrics of the step."""
+    for asset in manifest.assets:
+        run.objects.write(asset_file(asset.sha256), read_asset(source.objects, asset))
+    annotation = source.objects.read(annotation_file(step.step, step.attempt))
+    if annotation is not None:
+        name = annotation_file(manifest.step, manifest.attempt)
+        run.objects.write(name, annotation.value)

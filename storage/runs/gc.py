@@ -1,0 +1,267 @@
+"""Collect what nobody needs any more: expired trash, abandoned steps, exports of no step.
+
+First a plan, which changes nothing; then its removal, which judges each entry again. Both are safe
+beside a live writer: what an attempt that may still publish has written is never touched. An
+attempt may publish until a later one exists or its lease was given back. The attempt of a writer
+that died is therefore ended before anything of it goes, by beginning the next one, once its lease
+is long gone. Set-aside steps stay: a rollback can be undone.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from cairn.storage.errors import (
+    CorruptionError,
+    LeaseHeldError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs.attempts import list_attempts
+from cairn.storage.runs.exports import ExportKey, ExportManifest, find_export
+from cairn.storage.runs.layout import (
+    EXPORTS,
+    annotation_file,
+    manifest_file,
+    parse_export_manifest,
+    step_dir,
+    trash_file,
+)
+from cairn.storage.runs.lease import Lease, begin_attempt, noted_step, read_lease, release
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.runs.trash import begin_removal, read_tombstones
+from cairn.storage.store import Clock, Entry, from_rfc3339, utc_now
+from cairn.storage.store.open_files import open_files
+
+__all__ = ["DEAD_AFTER_SECONDS", "Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
+
+DEAD_AFTER_SECONDS: Final = 24 * 3600.0
+"""How long after its lease has expired a writer counts as dead rather than paused."""
+
+
+class GarbageKind(StrEnum):
+    """What an entry was.
+
+    trash: a deleted step whose grace time is over.
+    abandoned: half a step, of an attempt that can publish no more.
+    export: an export of a step that is gone, or a try beside the one that counts.
+    """
+
+    TRASH = "trash"
+    ABANDONED = "abandoned"
+    EXPORT = "export"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing to remove.
+
+    Attributes:
+        kind: what it was.
+        name: folder or object, relative to the run.
+        nbytes: bytes that go.
+        reason: why nobody needs it.
+        step: its step, if it belongs to one.
+        attempt: the attempt of that step.
+    """
+
+    kind: GarbageKind
+    name: str
+    nbytes: int
+    reason: str
+    step: int | None = None
+    attempt: int | None = None
+
+
+def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
+    """What could be removed now; changes nothing.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: an attempt, the lease or a tombstone can't be read;
+            nothing could be judged then.
+    """
+    now = clock()
+    return [
+        *_trash(run, now),
+        *_abandoned(run, _ended_attempts(run, now)),
+        *_exports(run),
+    ]
+
+
+def collect_garbage(
+    run: Run,
+    *,
+    by: str,
+    progress: Callable[[Garbage], None] | None = None,
+    clock: Clock = utc_now,
+) -> list[Garbage]:
+    """Remove what `find_garbage` finds; what was removed. An interrupted call is just repeated.
+
+    Args:
+        run: the run.
+        by: who asks; the writer of the attempt that ends a dead writer's.
+        progress: called after each removal; what it raises ends the collection.
+        clock: tells the time.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: as `find_garbage`.
+        StorageError: the store refuses; what was removed until then stays removed.
+    """
+    _end_dead_attempt(run, by=by, clock=clock)
+    files = open_files(run.uri)
+    removed = []
+    for garbage in find_garbage(run, clock=clock):
+        if garbage.kind is GarbageKind.TRASH:
+            assert garbage.step is not None
+            assert garbage.attempt is not None
+            key = garbage.step, garbage.attempt
+            if not begin_removal(run, key, now=clock()):
+                continue
+            run.objects.delete(manifest_file(*key))
+            files.delete_tree(garbage.name)
+            files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
+            run.objects.delete(annotation_file(*key))
+            run.objects.delete(trash_file(*key))  # last: until here a repeated call goes on
+        elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage):
+            continue  # it counts by now
+        else:
+            files.delete_tree(garbage.name)
+        removed.append(garbage)
+        if progress is not None:
+            progress(garbage)
+    return removed
+
+
+def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
+    aliased = {(alias.step, alias.attempt) for alias in run.aliases.list()}
+    for (step, attempt), tombstone in sorted(read_tombstones(run.objects).items()):
+        if (step, attempt) in aliased and not tombstone.removing:
+            continue
+        if tombstone.removing or tombstone.has_expired(now):
+            folder = step_dir(attempt, step)
+            why = f"deleted {tombstone.at}" + (f" by {tombstone.by}" if tombstone.by else "")
+            nbytes = _bytes_below(run, folder)
+            yield Garbage(GarbageKind.TRASH, folder, nbytes, why, step, attempt)
+
+
+def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:
+    for info in run.unpublished():
+        if info.state is not StepState.ABANDONED or info.attempt not in ended:
+            continue
+        for name in _folders_of(run, info):
+            why = f"attempt {info.attempt} ended before the step was complete"
+            nbytes = _bytes_below(run, name)
+            yield Garbage(GarbageKind.ABANDONED, name, nbytes, why, info.step, info.attempt)
+
+
+def _folders_of(run: Run, info: StepInfo) -> list[str]:
+    """The folders of a step: its own, and those that Orbax renames to it at the end."""
+    own = step_dir(info.attempt, info.step)
+    parent, _, last = own.rpartition("/")
+    return [
+        f"{parent}/{entry.name}"
+        for entry in open_files(run.uri).list(parent)
+        if entry.is_dir
+        and (entry.name == last or entry.name.startswith(f"{last}.orbax-checkpoint-tmp"))
+    ]
+
+
+def _exports(run: Run) -> Iterator[Garbage]:
+    """Exports whose step has no manifest, and tries that lost to one that was published."""
+    files = open_files(run.uri)
+    for steps in files.list(EXPORTS):
+        if not steps.is_dir:
+            continue
+        step, attempt = _numbers(steps)
+        if step is None or attempt is None:
+            continue
+        folder = f"{EXPORTS}{steps.name}"
+        if run.objects.read(manifest_file(step, attempt)) is None:
+            nbytes = _bytes_below(run, folder)
+            why = f"step {step} of attempt {attempt} is gone"
+            yield Garbage(GarbageKind.EXPORT, folder, nbytes, why, step, attempt)
+            continue
+        for entry in files.list(folder):
+            key = _export_key(f"{folder}/{entry.name}")
+            if key is None or entry.is_dir:
+                continue
+            counting = _counting_export(run, key)
+            for one in files.list(key.folder) if counting else ():
+                if counting and one.is_dir and one.name != counting.folder:
+                    lost = f"{key.folder}/{one.name}"
+                    why = f"{counting.folder} is the try that counts"
+                    nbytes = _bytes_below(run, lost)
+                    yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
+
+
+def _is_lost_export(run: Run, garbage: Garbage) -> bool:
+    """Judge an export, or a try at one, again."""
+    assert garbage.step is not None
+    assert garbage.attempt is not None
+    if run.objects.read(manifest_file(garbage.step, garbage.attempt)) is None:
+        return True
+    folder, _, name = garbage.name.rpartition("/")
+    key = _export_key(f"{folder}.json")
+    counting = None if key is None else _counting_export(run, key)
+    return counting is not None and counting.folder != name
+
+
+def _export_key(manifest: str) -> ExportKey | None:
+    parts = parse_export_manifest(manifest)
+    return None if parts is None else ExportKey(*parts)
+
+
+def _counting_export(run: Run, key: ExportKey) -> ExportManifest | None:
+    with contextlib.suppress(CorruptionError, UnsupportedFormatError):  # damaged: all stays
+        return find_export(run.objects, key)
+    return None
+
+
+def _numbers(folder: Entry) -> tuple[int | None, int | None]:
+    step, _, attempt = folder.name.partition(".")
+    known = step.isdecimal() and attempt.isdecimal()
+    return (int(step), int(attempt)) if known else (None, None)
+
+
+def _ended_attempts(run: Run, now: datetime) -> set[int]:
+    """Attempts that can publish no more, or can be ended: their writers are gone for good."""
+    numbers = [attempt.number for attempt in list_attempts(run.objects)]
+    ended = set(numbers[:-1])
+    lease = read_lease(run.objects)
+    if numbers and lease is not None and (lease.released or _is_dead(lease, now)):
+        ended.add(numbers[-1])
+    return ended
+
+
+def _is_dead(lease: Lease, now: datetime) -> bool:
+    return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
+
+
+def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
+    """Begin an attempt after a dead writer's, so that it could publish nothing if it woke up."""
+    lease = read_lease(run.objects)
+    now = clock()
+    if lease is None or lease.released or not _is_dead(lease, now):
+        return
+    if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
+        return  # it left nothing that would have to go
+
+    def latest() -> int:
+        step = run.latest_step()
+        return max(-1 if step is None else step, noted_step(run.objects))
+
+    with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
+        begun = begin_attempt(run.objects, writer=by, base_step=latest, clock=clock)
+        release(run.objects, begun, clock=clock)
+
+
+def _bytes_below(run: Run, name: str) -> int:
+    files = open_files(run.uri)
+    with contextlib.suppress(StorageError):
+        found = files.walk(name)
+        return sum(entry.size for entry in found) if found else files.stat(name).size
+    return 0

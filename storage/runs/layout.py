@@ -1,0 +1,293 @@
+"""Names of things in a run, both ways: the one place that knows how a run lies in a store.
+
+All names are relative to the run's folder. `parse_x(x_file(...))` gives the arguments back; a
+name of any other form gives None. Numbers are plain decimal: no sign, no leading zero.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from cairn.storage.errors import InvalidURIError
+
+__all__ = [
+    "ALIASES",
+    "ANNOTATIONS",
+    "ASSETS",
+    "ATTEMPTS",
+    "COMMIT_FILE",
+    "EXPORTS",
+    "LEASE_FILE",
+    "MANIFESTS",
+    "RUN_FILE",
+    "TRASH",
+    "ExportManifestName",
+    "StepFolder",
+    "alias_file",
+    "annotation_file",
+    "asset_file",
+    "attempt_dir",
+    "attempt_file",
+    "check_alias",
+    "check_attempt",
+    "check_run_name",
+    "check_step",
+    "export_dir",
+    "export_manifest",
+    "is_run_name",
+    "manifest_file",
+    "parse_alias_file",
+    "parse_annotation_file",
+    "parse_asset_file",
+    "parse_attempt_file",
+    "parse_export_manifest",
+    "parse_manifest_file",
+    "parse_step_folder",
+    "parse_trash_file",
+    "step_dir",
+    "trash_file",
+]
+
+RUN_FILE: Final = "run.json"
+LEASE_FILE: Final = "lease.json"
+COMMIT_FILE: Final = "commit_success.txt"
+"""Written by Orbax into a step's folder once the step is complete."""
+
+ATTEMPTS: Final = "attempts/"
+MANIFESTS: Final = "manifests/"
+ANNOTATIONS: Final = "annotations/"
+ALIASES: Final = "aliases/"
+TRASH: Final = "trash/"
+EXPORTS: Final = "exports/"
+ASSETS: Final = "assets/"
+
+MAX_NUMBER: Final = 10**18 - 1
+_NUMBER = r"(0|[1-9][0-9]{0,17})"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_RUN_NAME = re.compile(rf"{_NAME}")
+_ALIAS = re.compile(r"(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TRY = re.compile(_NAME)
+
+_ATTEMPT_FILE = re.compile(rf"attempts/{_NUMBER}\.json")
+_STEP_ATTEMPT = re.compile(rf"{_NUMBER}\.{_NUMBER}\.json")
+_STEP_FOLDER = re.compile(rf"{_NUMBER}(\.orbax-checkpoint-tmp[A-Za-z0-9._-]{{0,64}})?")
+_EXPORT_MANIFEST = re.compile(
+    rf"exports/{_NUMBER}\.{_NUMBER}/({_KIND.pattern})-({_DIGEST.pattern})\.json"
+)
+
+
+class StepFolder(NamedTuple):
+    """A folder's name below `attempts/<n>/`.
+
+    Attributes:
+        step: the step it holds.
+        temporary: Orbax has not given it its final name yet.
+    """
+
+    step: int
+    temporary: bool
+
+
+class ExportManifestName(NamedTuple):
+    """What the name of an export's manifest says."""
+
+    step: int
+    attempt: int
+    kind: str
+    digest: str
+
+
+def check_step(step: int) -> int:
+    """`step` itself, if it can be stored.
+
+    Raises:
+        InvalidURIError: negative, above 10**18 - 1, or no integer.
+    """
+    return _check_number(step, "step")
+
+
+def check_attempt(attempt: int) -> int:
+    """`attempt` itself, if it can be stored.
+
+    Raises:
+        InvalidURIError: negative, above 10**18 - 1, or no integer.
+    """
+    return _check_number(attempt, "attempt")
+
+
+def _check_number(number: int, what: str) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_NUMBER:
+        raise InvalidURIError(
+            f"invalid {what}",
+            expected=f"an integer from 0 to {MAX_NUMBER}",
+            found=repr(number),
+        )
+    return number
+
+
+def _check(pattern: re.Pattern[str], text: str, what: str, rule: str) -> str:
+    if not pattern.fullmatch(text):
+        raise InvalidURIError(
+            f"invalid {what}",
+            expected=rule,
+            found=repr(text)[:200],
+            next_step="Choose another name.",
+        )
+    return text
+
+
+def check_run_name(name: str) -> str:
+    """`name` itself, if a run may have it.
+
+    Raises:
+        InvalidURIError: it may not.
+    """
+    rule = "a letter or digit, then up to 127 letters, digits, '.', '_' or '-'"
+    return _check(_RUN_NAME, name, "run name", rule)
+
+
+def is_run_name(name: str) -> bool:
+    """True if a run may have this name."""
+    return _RUN_NAME.fullmatch(name) is not None
+
+
+def check_alias(alias: str, *, within: object = "") -> str:
+    """`alias` itself, if it is a valid alias name.
+
+    Args:
+        alias: the name.
+        within: what it is part of, for the error.
+
+    Raises:
+        InvalidURIError: it isn't; digits alone and "latest" would be taken for a step.
+    """
+    rule = (
+        "a letter or digit, then up to 63 letters, digits, '.', '_' or '-'; "
+        "not digits alone, not 'latest'"
+    )
+    if alias == "latest" or not _ALIAS.fullmatch(alias):
+        raise InvalidURIError(
+            "invalid alias",
+            path=within,
+            expected=rule,
+            found=repr(alias)[:200],
+            next_step="Choose another name; RUN/steps/N names a step, and RUN alone its latest.",
+        )
+    return alias
+
+
+def attempt_file(attempt: int) -> str:
+    """The object that makes attempt `attempt` exist."""
+    return f"attempts/{check_attempt(attempt)}.json"
+
+
+def attempt_dir(attempt: int) -> str:
+    """The folder of an attempt's steps: an ordinary Orbax root."""
+    return f"attempts/{check_attempt(attempt)}"
+
+
+def step_dir(attempt: int, step: int) -> str:
+    """The folder of one step: an ordinary Orbax checkpoint."""
+    return f"{attempt_dir(attempt)}/{check_step(step)}"
+
+
+def manifest_file(step: int, attempt: int) -> str:
+    """The object that makes a step verified complete."""
+    return f"manifests/{_stem(step, attempt)}.json"
+
+
+def annotation_file(step: int, attempt: int) -> str:
+    """Labels and metrics of a step."""
+    return f"annotations/{_stem(step, attempt)}.json"
+
+
+def trash_file(step: int, attempt: int) -> str:
+    """The tombstone of a soft-deleted step."""
+    return f"trash/{_stem(step, attempt)}.json"
+
+
+def alias_file(alias: str) -> str:
+    """The object that an alias is."""
+    return f"aliases/{check_alias(alias)}.json"
+
+
+def asset_file(sha256: str) -> str:
+    """A small file kept once for all steps, by the hexadecimal SHA-256 of its bytes."""
+    return f"assets/{_check(_SHA256, sha256, 'asset', '64 lower-case hexadecimal digits')}"
+
+
+def export_dir(step: int, attempt: int, kind: str, digest: str, try_: str) -> str:
+    """The folder of one try at an export."""
+    _check(_TRY, try_, "try", "a letter or digit, then letters, digits, '.', '_' or '-'")
+    return f"{_export_stem(step, attempt, kind, digest)}/{try_}"
+
+
+def export_manifest(step: int, attempt: int, kind: str, digest: str) -> str:
+    """The object that names the try that counts; it lies beside the folder of tries."""
+    return f"{_export_stem(step, attempt, kind, digest)}.json"
+
+
+def _export_stem(step: int, attempt: int, kind: str, digest: str) -> str:
+    _check(_KIND, kind, "export kind", "a lower-case letter, then letters, digits or '_'")
+    _check(_DIGEST, digest, "export digest", "8 to 64 lower-case hexadecimal digits")
+    return f"exports/{_stem(step, attempt)}/{kind}-{digest}"
+
+
+def _stem(step: int, attempt: int) -> str:
+    return f"{check_step(step)}.{check_attempt(attempt)}"
+
+
+def parse_attempt_file(name: str) -> int | None:
+    """The attempt that `attempt_file` made this name from."""
+    match = _ATTEMPT_FILE.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def parse_manifest_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `manifest_file` made this name from."""
+    return _parse_stem(name, MANIFESTS)
+
+
+def parse_annotation_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `annotation_file` made this name from."""
+    return _parse_stem(name, ANNOTATIONS)
+
+
+def parse_trash_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `trash_file` made this name from."""
+    return _parse_stem(name, TRASH)
+
+
+def _parse_stem(name: str, folder: str) -> tuple[int, int] | None:
+    match = _STEP_ATTEMPT.fullmatch(name[len(folder) :]) if name.startswith(folder) else None
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
+def parse_step_folder(name: str) -> StepFolder | None:
+    """The step that a folder below `attempts/<n>/` holds, by its last segment alone."""
+    match = _STEP_FOLDER.fullmatch(name)
+    return StepFolder(int(match.group(1)), match.group(2) is not None) if match else None
+
+
+def parse_alias_file(name: str) -> str | None:
+    """The alias that `alias_file` made this name from."""
+    alias = name.removeprefix(ALIASES).removesuffix(".json")
+    known = alias != "latest" and _ALIAS.fullmatch(alias) is not None
+    return alias if known and name == f"{ALIASES}{alias}.json" else None
+
+
+def parse_asset_file(name: str) -> str | None:
+    """The SHA-256 that `asset_file` made this name from."""
+    digest = name.removeprefix(ASSETS)
+    return digest if name.startswith(ASSETS) and _SHA256.fullmatch(digest) else None
+
+
+def parse_export_manifest(name: str) -> ExportManifestName | None:
+    """What `export_manifest` made this name from."""
+    match = _EXPORT_MANIFEST.fullmatch(name)
+    if match is None:
+        return None
+    step, attempt, kind, digest = match.groups()
+    return ExportManifestName(int(step), int(attempt), kind, digest)

@@ -1,0 +1,315 @@
+"""Who may write a run: the lease, and the attempts that are begun under it.
+
+A lease is one object, changed by compare-and-swap. It keeps two writers from beginning attempts at
+a time; what counts is settled by the attempts alone, whatever the clocks say.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
+from cairn.storage.runs.attempts import Attempt, create_attempt, ensure_newest, free_number
+from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
+from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
+
+__all__ = [
+    "CLOCK_MARGIN_SECONDS",
+    "LEASE_TTL_SECONDS",
+    "Lease",
+    "begin_attempt",
+    "holds_lease",
+    "note_durable",
+    "noted_step",
+    "read_lease",
+    "release",
+    "renew",
+]
+
+LEASE_TTL_SECONDS = 60.0
+"""How long a lease lasts unless it is renewed."""
+
+CLOCK_MARGIN_SECONDS = 15.0
+"""How far two clocks may be apart: another writer waits this long after an expiry."""
+
+_CAS_TRIES = 50
+
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+
+
+class Lease(Record):
+    """Who may start the next attempt without waiting.
+
+    Attributes:
+        writer: id of the writer that holds it.
+        attempt: the attempt it was taken for.
+        expires: RFC 3339 in UTC.
+        released: the writer gave it back; anybody may take it at once.
+        instance: of the process, among those that share the writer's id.
+        durable: (step, attempt) that was reported durable last; a start that is shown an old list
+            of manifests keeps it all the same.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.lease"
+
+    writer: str
+    attempt: Number
+    expires: Moment
+    released: bool = False
+    instance: str = ""
+    durable: tuple[Number, Number] | None = None
+
+    def is_alive(self, now: datetime) -> bool:
+        """True until it is released or has expired, the clock margin included."""
+        margin = timedelta(seconds=CLOCK_MARGIN_SECONDS)
+        return not self.released and now < from_rfc3339(self.expires) + margin
+
+
+def read_lease(objects: ObjectStore) -> Lease | None:
+    """The run's lease as it is now, alive or not.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: it can't be read.
+    """
+    found = objects.read(LEASE_FILE)
+    return None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+
+
+def begin_attempt(
+    objects: ObjectStore,
+    *,
+    writer: str,
+    base_step: int | Callable[[], int],
+    clock: Clock = utc_now,
+    ttl: float = LEASE_TTL_SECONDS,
+    instance: str = "",
+    before: Attempt | None = None,
+) -> Attempt:
+    """Take the lease, then create the next attempt.
+
+    The same writer takes its own lease over at once, since a killed job must not wait for an
+    expiry; another writer only once it has expired, the clock margin included.
+
+    Args:
+        objects: the run's objects.
+        writer: id of the writer, the same over restarts.
+        base_step: the last step to keep, -1 for none; a function is called while the lease is
+            held, so that it sees all that an earlier writer published. It may be called again.
+        clock: tells the time.
+        ttl: how long the lease lasts unless renewed, in seconds.
+        instance: tells this process from others of the same writer id.
+        before: the attempt that this process held so far. It must be the newest still: a process
+            that was paused and wakes up must not take the run from its own successor.
+
+    Raises:
+        LeaseHeldError: another writer holds the lease.
+        FencedError: the run was taken over since `before`.
+    """
+    number = free_number(objects)
+    while True:
+        if before is not None:
+            ensure_newest(objects, before)
+        wanted = Attempt(number, -1, writer, rfc3339(clock()), instance)
+        lease = _take_lease(objects, wanted, clock, ttl, before)
+        number = lease.attempt
+        try:
+            if before is not None:
+                ensure_newest(objects, before)
+            keep = base_step() if callable(base_step) else base_step
+            begun = create_attempt(
+                objects, replace(wanted, number=number, base_step=keep, at=rfc3339(clock()))
+            )
+        except BaseException:
+            with contextlib.suppress(StorageError):  # else it expires by itself
+                release(objects, replace(wanted, number=number), clock=clock)
+            raise
+        if begun is not None:
+            if lease.durable is not None and lease.durable[0] > begun.base_step:
+                _note(objects, begun, None)  # it goes back, and keeps no step above its base
+            return begun
+        number += 1  # another start came first, and may have saved: ask again what to keep
+
+
+def noted_step(objects: ObjectStore) -> int:
+    """The step that was reported durable last, if it is there and not deleted; else -1.
+
+    It is read by name, so that a store that shows an old list can't hide it. Ask while holding the
+    lease.
+    """
+    lease = read_lease(objects)
+    if lease is None or lease.durable is None:
+        return -1
+    manifest, trash = manifest_file(*lease.durable), trash_file(*lease.durable)
+    found = objects.read_many([manifest, trash])
+    return lease.durable[0] if found[manifest] is not None and found[trash] is None else -1
+
+
+def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
+    """Note in the lease that `step`, published in `attempt`, is about to be reported durable.
+
+    Does nothing if the lease is another's by now: who took it looked at the manifests after this
+    one was published.
+    """
+    _note(objects, attempt, (step, attempt.number))
+
+
+def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
+    def noted(held: Lease | None) -> Lease | None:
+        if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
+            return None
+        return held.model_copy(update={"durable": durable})
+
+    _change(objects, noted)
+
+
+def renew(
+    objects: ObjectStore,
+    attempt: Attempt,
+    *,
+    clock: Clock = utc_now,
+    ttl: float = LEASE_TTL_SECONDS,
+) -> None:
+    """Make the lease of `attempt` last `ttl` seconds from now.
+
+    Raises:
+        FencedError: the lease was taken for a later attempt, or by another writer.
+    """
+
+    def renewed(held: Lease | None) -> Lease:
+        if held is None:
+            ensure_newest(objects, attempt)
+        else:
+            _ensure_own(objects, attempt, held)
+        return _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
+
+    _change(objects, renewed)
+
+
+def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
+    """Give the lease of `attempt` back, if it is still the one that holds it."""
+    found = objects.read(LEASE_FILE)
+    if found is None:
+        return
+    lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
+    if (lease.writer, lease.attempt, lease.instance) != (
+        attempt.writer,
+        attempt.number,
+        attempt.instance,
+    ):
+        return
+    given_back = lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
+    try:
+        objects.write_if(LEASE_FILE, given_back.to_bytes(), generation=found.generation)
+    except PreconditionFailedError:
+        return  # someone took it over meanwhile: it is theirs now
+
+
+def holds_lease(objects: ObjectStore, attempt: Attempt) -> bool:
+    """True unless the lease was taken for a later attempt, or by another writer.
+
+    Whoever takes it over reads the steps to keep only then: what was published while this is still
+    True is among them.
+    """
+    lease = read_lease(objects)
+    return lease is None or (lease.writer, lease.attempt) == (attempt.writer, attempt.number)
+
+
+def _lease(
+    writer: str, number: int, instance: str, clock: Clock, ttl: float, before: Lease | None
+) -> Lease:
+    return Lease(
+        writer=writer,
+        attempt=number,
+        expires=rfc3339(clock() + timedelta(seconds=ttl)),
+        instance=instance,
+        durable=before.durable if before is not None else None,
+    )
+
+
+def _take_lease(
+    objects: ObjectStore,
+    attempt: Attempt,
+    clock: Clock,
+    ttl: float,
+    before: Attempt | None,
+) -> Lease:
+    """The lease, taken for `attempt`, or for the later one it names: it never goes back."""
+    writer = attempt.writer
+
+    def taken(held: Lease | None) -> Lease:
+        if held is None:
+            return _lease(writer, attempt.number, attempt.instance, clock, ttl, held)
+        if held.writer != writer and held.is_alive(clock()):
+            raise LeaseHeldError(
+                "another writer holds the run",
+                path=objects.uri,
+                expected=f"no writer, or {writer}",
+                found=f"{held.writer} (attempt {held.attempt}) until {held.expires} "
+                f"plus {CLOCK_MARGIN_SECONDS:g} s",
+                next_step="Stop that writer or wait; a restart of the same job must use the "
+                "same writer id (CAIRN_WRITER_ID).",
+                holder=held.writer,
+            )
+        if before is not None and not held.released and held.instance != attempt.instance:
+            raise _replaced(objects, before, held)
+        number = max(attempt.number, held.attempt)
+        return _lease(writer, number, attempt.instance, clock, ttl, held)
+
+    lease = _change(objects, taken)
+    assert lease is not None
+    return lease
+
+
+def _change(objects: ObjectStore, decide: Callable[[Lease | None], Lease | None]) -> Lease | None:
+    """Write what `decide` makes of the lease as it is now, by compare-and-swap; what was written.
+
+    Args:
+        objects: the run's objects.
+        decide: asked again if somebody was faster; None leaves the lease as it is.
+    """
+    for _ in range(_CAS_TRIES):
+        found = objects.read(LEASE_FILE)
+        held = None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+        lease = decide(held)
+        if lease is None:
+            return None
+        try:
+            objects.write_if(
+                LEASE_FILE,
+                lease.to_bytes(),
+                generation=found.generation if found else None,
+                same_is_success=True,
+            )
+            return lease
+        except PreconditionFailedError:
+            continue
+    raise _contended(objects)
+
+
+def _ensure_own(objects: ObjectStore, attempt: Attempt, held: Lease) -> None:
+    if (held.writer, held.attempt) != (attempt.writer, attempt.number):
+        raise _replaced(objects, attempt, held)
+
+
+def _replaced(objects: ObjectStore, attempt: Attempt, held: Lease) -> FencedError:
+    return FencedError(
+        "this writer was replaced",
+        path=objects.uri,
+        expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+        found=f"the lease of attempt {held.attempt} of {held.writer}",
+        next_step="Stop this process, or begin a new attempt from the latest step.",
+    )
+
+
+def _contended(objects: ObjectStore) -> LeaseHeldError:
+    return LeaseHeldError(
+        "the lease is contended",
+        path=objects.uri / LEASE_FILE,
+        expected=f"to get it within {_CAS_TRIES} tries",
+        found="another change each time",
+        next_step="Look for many processes that write the same run under one writer id.",
+    )

@@ -1,0 +1,199 @@
+"""The manifest of a step: what was saved, written once Orbax has committed.
+
+Its presence makes a step verified complete. It names every leaf, every file, every asset and the
+environment, so that nothing that lists, plans or converts has to open the data. It carries a
+checksum of itself, so that what it says of all the others can be relied on.
+"""
+
+from typing import Annotated, Any, ClassVar, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cairn.storage.arrays import Compression
+from cairn.storage.runs.layout import MAX_NUMBER
+from cairn.storage.store import Moment, Record, sha256_of
+
+__all__ = [
+    "AssetRecord",
+    "LeafRecord",
+    "Manifest",
+    "ManifestSummary",
+    "ModelInfo",
+    "ObjectRecord",
+]
+
+MAX_BYTES: Final = 2**53 - 1
+"""Most bytes of one step: the largest integer that every reader of JSON keeps exact."""
+
+Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+_BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LeafRecord(_Part):
+    """One array (or other leaf) of an item.
+
+    Attributes:
+        item: "model", "optimizer", ….
+        path: keys joined by "/".
+        shape: the global shape; () for a scalar.
+        dtype: name such as "bfloat16".
+        spec: per axis: mesh axis, list of them, or None; None if not sharded by name.
+        chunks: shape of the smallest part that can be read; None if not an array.
+        shards: shape of one stored file's part; None if not an array.
+        digest: of the leaf's elements, "algorithm:hex", if taken.
+        compression: of the stored chunks; left out of the JSON if there is none.
+    """
+
+    item: str
+    path: str
+    shape: tuple[Natural, ...]
+    dtype: str
+    spec: tuple[str | tuple[str, ...] | None, ...] | None = None
+    chunks: tuple[Natural, ...] | None = None
+    shards: tuple[Natural, ...] | None = None
+    digest: str | None = None
+    compression: Compression | None = Field(default=None, exclude_if=lambda one: one is None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array in memory, packed for dtypes below one byte."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return (count * dtype_bits(self.dtype) + 7) // 8
+
+
+class ObjectRecord(_Part):
+    """One file or object of the step's folder.
+
+    Attributes:
+        name: path relative to the step's folder.
+        size: bytes.
+        crc32c: eight hexadecimal digits; None only in manifests of older releases.
+        content: what `ContentSum.text` gave; None where nobody had the bytes at hand.
+    """
+
+    name: str
+    size: Natural
+    crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
+    content: Annotated[str, Field(pattern=r"^words-64:[0-9a-f]{16}$")] | None = None
+
+
+class AssetRecord(_Part):
+    """A small file that goes with the model, such as a tokenizer's.
+
+    Attributes:
+        name: file name as exported.
+        sha256: of its bytes; it is kept at `layout.asset_file(sha256)`.
+        size: bytes.
+    """
+
+    name: str
+    sha256: Sha256
+    size: Natural
+
+
+class ModelInfo(_Part):
+    """Which model the leaves belong to.
+
+    Attributes:
+        model_type: family, such as "llama".
+        model_class: the class that saved it.
+        config: the model's config as JSON.
+    """
+
+    model_type: str | None = None
+    model_class: str | None = None
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class Manifest(Record):
+    """Everything about one committed step.
+
+    Attributes:
+        step: step number.
+        attempt: the attempt that wrote it.
+        created: when, RFC 3339 in UTC.
+        writer: the writer's id.
+        items: names of the stored items.
+        leaves: every leaf of every item.
+        objects: every file of the step's folder.
+        assets: small files kept in the run.
+        model: which model, if one was saved.
+        environment: versions and hosts, for people.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.manifest"
+
+    step: Number
+    attempt: Number
+    created: Moment
+    writer: str
+    items: tuple[str, ...]
+    leaves: tuple[LeafRecord, ...] = ()
+    objects: tuple[ObjectRecord, ...] = ()
+    assets: tuple[AssetRecord, ...] = ()
+    model: ModelInfo | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_bytes(self) -> "Manifest":
+        if self.nbytes > MAX_BYTES:
+            raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the step's files; of its leaves if no file is recorded."""
+        if self.objects:
+            return sum(record.size for record in self.objects)
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+
+class ManifestSummary(NamedTuple):
+    """What listings need of a manifest.
+
+    Attributes:
+        created: when the step was saved, RFC 3339 in UTC.
+        nbytes: as `Manifest.nbytes`.
+        digest: as `Manifest.digest()`.
+    """
+
+    created: str
+    nbytes: int
+    digest: str
+
+    @classmethod
+    def parse(cls, data: bytes, path: object) -> "ManifestSummary":
+        """The summary of a stored manifest, without checking each leaf.
+
+        Raises:
+            UnsupportedFormatError: it can't be read.
+            CorruptionError: it is not what was written.
+        """
+        body = Manifest.body(data, path)
+        created, objects = body.get("created"), body.get("objects")
+        try:
+            if isinstance(created, str) and objects:
+                nbytes = sum(int(record["size"]) for record in objects)
+                return cls(created, nbytes, sha256_of(data))
+        except (TypeError, KeyError, ValueError):
+            pass  # the full check below says what is wrong
+        manifest = Manifest.parse(data, path)
+        return cls(manifest.created, manifest.nbytes, sha256_of(data))
+
+
+def dtype_bits(dtype: str) -> int:
+    """Bits per element, read off the dtype's name; 8 if the name tells nothing."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    kind = dtype.partition("_")[0]
+    digits = kind.lstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(digits) if digits.isdigit() else 8

@@ -1,0 +1,417 @@
+"""A run in the store: its info, its steps and their states, its aliases.
+
+Nothing here opens checkpoint data: states are read off names and small objects.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.storage.errors import (
+    AliasNotFoundError,
+    CorruptionError,
+    PreconditionFailedError,
+    StepInFlightError,
+    StepNotFoundError,
+)
+from cairn.storage.runs.aliases import Aliases
+from cairn.storage.runs.attempts import Attempt, counting, list_attempts
+from cairn.storage.runs.layout import (
+    MANIFESTS,
+    RUN_FILE,
+    TRASH,
+    check_run_name,
+    is_run_name,
+    manifest_file,
+    parse_manifest_file,
+    parse_trash_file,
+    step_dir,
+    trash_file,
+)
+from cairn.storage.runs.manifest import Manifest, ManifestSummary
+from cairn.storage.runs.refs import CheckpointRef, parse_ref
+from cairn.storage.runs.run_info import Lineage, RunInfo, no_such_run, refuse_inside_checkpoint
+from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
+from cairn.storage.store import (
+    Clock,
+    ObjectStore,
+    StoreURI,
+    parse_uri,
+    rfc3339,
+    sha256_of,
+    utc_now,
+)
+from cairn.storage.store.open_files import open_files
+
+__all__ = [
+    "Lineage",
+    "Run",
+    "RunInfo",
+    "StepInfo",
+    "StepState",
+    "list_runs",
+    "resolve_checkpoint",
+]
+
+_NAMED_IN_ERRORS = 20
+
+
+class Run:
+    """One run. It keeps no state of its own: every call asks the store."""
+
+    def __init__(self, uri: StoreURI, *, clock: Clock = utc_now) -> None:
+        self.uri = uri
+        self.objects = ObjectStore.open(uri)
+        self.aliases = Aliases(self.objects, clock)
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.uri)!r})"
+
+    @classmethod
+    def open(cls, uri: StoreURI | str | os.PathLike[str], *, clock: Clock = utc_now) -> "Run":
+        """The run in the folder `uri`.
+
+        Raises:
+            RunNotFoundError: there is none.
+        """
+        run = cls(parse_uri(uri), clock=clock)
+        run.info()
+        return run
+
+    @classmethod
+    def create(
+        cls,
+        uri: StoreURI | str | os.PathLike[str],
+        *,
+        labels: Mapping[str, str] | None = None,
+        lineage: Lineage | Mapping[str, Any] | None = None,
+        config_digest: str | None = None,
+        environment: Mapping[str, Any] | None = None,
+        exist_ok: bool = True,
+        clock: Clock = utc_now,
+    ) -> "Run":
+        """Create the run `uri`, or open it if it exists and `exist_ok`.
+
+        Raises:
+            InvalidURIError: the folder's name can't be a run's name, or it is in a checkpoint.
+            PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
+        """
+        run = cls(parse_uri(uri), clock=clock)
+        info = RunInfo(
+            name=check_run_name(run.uri.name),
+            created=rfc3339(clock()),
+            labels=dict(labels or {}),
+            config_digest=config_digest,
+            lineage=None if lineage is None else Lineage.model_validate(lineage),
+            environment=dict(environment or {}),
+        )
+        refuse_inside_checkpoint(run.uri)
+        if exist_ok and run._found_info() is not None:
+            return run
+        try:
+            run.objects.write_if(RUN_FILE, info.to_bytes(), generation=None, same_is_success=True)
+        except PreconditionFailedError as exc:
+            current = run.info()
+            if not exist_ok:
+                raise PreconditionFailedError(
+                    "the run exists",
+                    path=run.uri,
+                    expected="no run of this name",
+                    found=f"one created {current.created}",
+                    next_step="Choose another name.",
+                    current=current,
+                ) from exc
+        return run
+
+    def info(self) -> RunInfo:
+        """What `run.json` says.
+
+        Raises:
+            RunNotFoundError: there is no `run.json`.
+            UnsupportedFormatError, CorruptionError: it can't be read.
+        """
+        found = self._found_info()
+        if found is None:
+            raise no_such_run(self.uri)
+        return found
+
+    def _found_info(self) -> RunInfo | None:
+        found = self.objects.read(RUN_FILE)
+        return None if found is None else RunInfo.parse(found.value, self.uri / RUN_FILE)
+
+    def attempts(self) -> list[Attempt]:
+        """Every attempt, by number."""
+        return list_attempts(self.objects)
+
+    def step_attempts(self) -> dict[int, int]:
+        """The attempt that holds each listed step, by step; from names alone."""
+        judged = self._judged(*self._names())
+        return {step: number for (step, number), state in judged if state is StepState.LISTED}
+
+    def steps(self) -> list[StepInfo]:
+        """All listed steps, by number."""
+        keys = list(self.step_attempts().items())
+        return self._described([(key, StepState.LISTED) for key in keys])
+
+    def latest_step(self) -> int | None:
+        """The highest listed step, or None; from names alone."""
+        return max(self.step_attempts(), default=None)
+
+    def latest(self) -> StepInfo | None:
+        """The highest listed step, or None if there is none."""
+        held = self.step_attempts()
+        if not held:
+            return None
+        step = max(held)
+        return self._describe(step, held[step], StepState.LISTED)
+
+    def step(self, number: int) -> StepInfo:
+        """The listed step `number`.
+
+        Raises:
+            StepInFlightError: it is being written now.
+            StepNotFoundError: it is not listed; the error names the steps that are.
+        """
+        found = self._listed(number)
+        if found is not None:
+            return found
+        held = self.step_attempts()
+        if number in held:
+            return self._describe(number, held[number], StepState.LISTED)
+        others = {info.state: info for info in self._other_states(number)}
+        if StepState.IN_FLIGHT in others:
+            raise StepInFlightError(
+                "the step is being saved",
+                path=self.uri / step_dir(others[StepState.IN_FLIGHT].attempt, number),
+                expected="a complete step",
+                found="a save in flight",
+                next_step="Try again once it is done.",
+            )
+        raise StepNotFoundError(
+            "no such step",
+            path=self.uri,
+            expected=f"step {number}",
+            found=", ".join(f"step {number} {state.value}" for state in others)
+            or _steps_text(list(held)),
+            next_step="Choose a listed step, or leave the step out for the latest."
+            + (f" Listed: {_steps_text(list(held))}." if others else ""),
+        )
+
+    def all_states(self) -> list[StepInfo]:
+        """Every step in whatever state, by step and attempt."""
+        published, attempts = self._names()
+        found = self._described(self._judged(published, attempts))
+        found += self._without_manifest(published, attempts)
+        return sorted(found, key=lambda info: (info.step, info.attempt))
+
+    def unpublished(self) -> list[StepInfo]:
+        """Every step that has a folder and no manifest, by step and attempt."""
+        found = self._without_manifest(*self._names())
+        return sorted(found, key=lambda info: (info.step, info.attempt))
+
+    def manifest(self, info: StepInfo) -> Manifest:
+        """The manifest of a step.
+
+        Raises:
+            StepNotFoundError: it has none.
+            UnsupportedFormatError, CorruptionError: it can't be read.
+            CorruptionError: it is not the one that `info` was made from.
+        """
+        key = manifest_file(info.step, info.attempt)
+        found = self.objects.read(key)
+        if found is None:
+            raise StepNotFoundError(
+                "the step has no manifest",
+                path=self.uri / key,
+                expected="the manifest of a verified step",
+                found=f"none (the step is {info.state.value})",
+                next_step="Choose a listed step.",
+            )
+        manifest = Manifest.parse(found.value, self.uri / key)
+        if (manifest.step, manifest.attempt) != (info.step, info.attempt):
+            raise CorruptionError(
+                "a manifest under another's name",
+                path=self.uri / key,
+                expected=f"step {info.step}, attempt {info.attempt}",
+                found=f"step {manifest.step}, attempt {manifest.attempt}",
+                next_step="Restore the object from a backup, or delete the step.",
+            )
+        if info.manifest_digest not in (None, sha256_of(found.value)):
+            raise CorruptionError(
+                "the manifest changed",
+                path=self.uri / key,
+                expected=info.manifest_digest,
+                found=sha256_of(found.value),
+                next_step="Manifests never change: restore the object from a backup.",
+            )
+        return manifest
+
+    def step_uri(self, info: StepInfo) -> StoreURI:
+        """The folder of a step: an ordinary Orbax checkpoint."""
+        return self.uri / step_dir(info.attempt, info.step)
+
+    def resolve(self, ref: CheckpointRef) -> StepInfo:
+        """The step that `ref` names; an alias keeps its step even when that was set aside.
+
+        Raises:
+            AliasNotFoundError: there is no such alias.
+            StepNotFoundError: there is no such step, or none at all.
+            StepInFlightError: it is being written now.
+        """
+        if ref.step is not None:
+            return self.step(ref.step)
+        if ref.alias is not None:
+            return self._aliased(ref.alias)
+        latest = self.latest()
+        if latest is None:
+            raise StepNotFoundError(
+                "the run has no complete step",
+                path=self.uri,
+                expected="at least one saved step",
+                found="none",
+                next_step="Wait for the first save, or check the run's name.",
+            )
+        return latest
+
+    def _aliased(self, name: str) -> StepInfo:
+        alias = self.aliases.get(name)
+        if alias is None:
+            known = ", ".join(one.alias for one in self.aliases.list()) or "none"
+            raise AliasNotFoundError(
+                "no such alias",
+                path=self.uri,
+                expected=f"an alias {name!r}",
+                found=f"aliases: {known}",
+                next_step="Promote a step to it first, or use one of these.",
+            )
+        counts = self.step_attempts().get(alias.step) == alias.attempt
+        state = StepState.LISTED if counts else StepState.SET_ASIDE
+        if self.objects.read(trash_file(alias.step, alias.attempt)) is not None:
+            state = StepState.TRASHED
+        info = self._describe(alias.step, alias.attempt, state)
+        if alias.manifest_digest not in (None, info.manifest_digest):
+            raise CorruptionError(
+                "the alias points to another manifest",
+                path=self.uri / manifest_file(alias.step, alias.attempt),
+                expected=alias.manifest_digest,
+                found=info.manifest_digest,
+                next_step="Manifests never change: restore the object from a backup.",
+            )
+        return info
+
+    def _listed(self, number: int) -> StepInfo | None:
+        """The step, if it is listed, by its own names alone: however many steps the run has."""
+        names = {manifest_file(number, attempt.number): attempt for attempt in self.attempts()}
+        stored = self.objects.read_many(names)  # of those that do not count, only that they exist
+        published = [(number, names[name].number) for name, value in stored.items() if value]
+        attempt = counting(published, self.attempts()).get(number)  # attempts after manifests
+        if attempt is None or self.objects.read(trash_file(number, attempt)) is not None:
+            return None
+        name = manifest_file(number, attempt)
+        summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)
+        return summary and StepInfo(number, attempt, StepState.LISTED, *summary)
+
+    def _names(self) -> tuple[list[tuple[int, int]], list[Attempt]]:
+        """(step, attempt) of every manifest, by step, then every attempt.
+
+        In this order: the attempt that wrote a manifest must be among those that judge it.
+        """
+        published = sorted(self._published())
+        return published, self.attempts()
+
+    def _judged(
+        self, published: list[tuple[int, int]], attempts: list[Attempt]
+    ) -> list[tuple[tuple[int, int], StepState]]:
+        """The state of every step that has a manifest."""
+        trashed = self._trashed()
+        held = counting(published, attempts)
+        judged = []
+        for step, number in published:
+            if (step, number) in trashed:
+                state = StepState.TRASHED
+            elif held.get(step) == number:
+                state = StepState.LISTED
+            else:
+                state = StepState.SET_ASIDE
+            judged.append(((step, number), state))
+        return judged
+
+    def _without_manifest(
+        self, published: list[tuple[int, int]], attempts: list[Attempt]
+    ) -> list[StepInfo]:
+        return unpublished_steps(
+            self.objects, published=set(published), attempts=attempts, now=self._clock()
+        )
+
+    def _other_states(self, number: int) -> list[StepInfo]:
+        """What there is of a step that is not listed."""
+        published, attempts = self._names()
+        judged = self._judged([key for key in published if key[0] == number], attempts)
+        found = [StepInfo(*key, state) for key, state in judged]
+        others = self._without_manifest(published, attempts)
+        return found + [info for info in others if info.step == number]
+
+    def _published(self) -> list[tuple[int, int]]:
+        names = (parse_manifest_file(name) for name in self.objects.list(MANIFESTS))
+        return [key for key in names if key is not None]
+
+    def _trashed(self) -> set[tuple[int, int]]:
+        names = (parse_trash_file(name) for name in self.objects.list(TRASH))
+        return {key for key in names if key is not None}
+
+    def _described(self, steps: list[tuple[tuple[int, int], StepState]]) -> list[StepInfo]:
+        """Steps with what their manifests say; one deleted meanwhile is left out."""
+        names = [manifest_file(*key) for key, _ in steps]
+        summaries = self.objects.parse_many(names, ManifestSummary.parse)
+        return [
+            StepInfo(step, attempt, state, *summaries[name])
+            for ((step, attempt), state), name in zip(steps, names, strict=True)
+            if name in summaries
+        ]
+
+    def _describe(self, step: int, attempt: int, state: StepState) -> StepInfo:
+        described = self._described([((step, attempt), state)])
+        if not described:
+            raise StepNotFoundError(
+                "the step is gone",
+                path=self.uri / manifest_file(step, attempt),
+                expected=f"step {step} of attempt {attempt}",
+                found="no manifest",
+                next_step="It was deleted; choose a listed step.",
+            )
+        return described[0]
+
+
+def _steps_text(steps: list[int]) -> str:
+    if not steps:
+        return "no steps"
+    shown = ", ".join(map(str, sorted(steps)[-_NAMED_IN_ERRORS:]))
+    return f"steps {'…, ' if len(steps) > _NAMED_IN_ERRORS else ''}{shown}"
+
+
+def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, StepInfo]:
+    """The run and the step that "run", "run@alias" or "run/steps/N" names.
+
+    Raises:
+        InvalidURIError: the text is malformed.
+        RunNotFoundError: there is no such run.
+        AliasNotFoundError: there is no such alias.
+        StepNotFoundError: there is no such step.
+        StepInFlightError: the step is being written now.
+    """
+    ref = parse_ref(text)
+    run = Run.open(ref.run)
+    return run, run.resolve(ref)
+
+
+def list_runs(root: StoreURI | str | os.PathLike[str]) -> list[str]:
+    """Names of the runs directly below `root`, sorted; folders of other names are left out."""
+    parsed = parse_uri(root)
+    names = [
+        entry.name
+        for entry in open_files(parsed).list()
+        if entry.is_dir and is_run_name(entry.name)
+    ]
+    found = ObjectStore.open(parsed).read_many(f"{name}/{RUN_FILE}" for name in names)
+    return [name for name in sorted(names) if found[f"{name}/{RUN_FILE}"] is not None]

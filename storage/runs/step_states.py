@@ -1,0 +1,114 @@
+"""The states a step can be in, and how those without a manifest are told apart."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cairn.storage.errors import NotFoundError
+from cairn.storage.runs.attempts import Attempt, set_aside
+from cairn.storage.runs.layout import (
+    ATTEMPTS,
+    COMMIT_FILE,
+    attempt_dir,
+    parse_attempt_file,
+    parse_step_folder,
+    step_dir,
+)
+from cairn.storage.runs.lease import read_lease
+from cairn.storage.store import Files, ObjectStore
+from cairn.storage.store.open_files import open_files
+
+__all__ = ["StepInfo", "StepState", "unpublished_steps"]
+
+
+class StepState(StrEnum):
+    """What a step is.
+
+    listed: committed, verified by a manifest, and it counts.
+    unverified: committed by Orbax, without a manifest, and nobody is about to write one.
+    in_flight: being written now, or committed and about to be published.
+    abandoned: half written, and its writer is gone.
+    set_aside: a later attempt went back before it.
+    trashed: deleted, and not yet removed.
+    """
+
+    LISTED = "listed"
+    UNVERIFIED = "unverified"
+    IN_FLIGHT = "in_flight"
+    ABANDONED = "abandoned"
+    SET_ASIDE = "set_aside"
+    TRASHED = "trashed"
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One step of a run.
+
+    Attributes:
+        step: step number.
+        attempt: the attempt that wrote it.
+        state: what it is.
+        created: when it was saved, RFC 3339 in UTC; None without a manifest.
+        nbytes: bytes of its files; None without a manifest.
+        manifest_digest: "sha256:…"; None without a manifest.
+    """
+
+    step: int
+    attempt: int
+    state: StepState
+    created: str | None = None
+    nbytes: int | None = None
+    manifest_digest: str | None = None
+
+
+def unpublished_steps(
+    objects: ObjectStore,
+    *,
+    published: set[tuple[int, int]],
+    attempts: list[Attempt],
+    now: datetime,
+) -> list[StepInfo]:
+    """Steps that have a folder and no manifest: unverified, in flight, abandoned or set aside.
+
+    Args:
+        objects: the run's objects.
+        published: (step, attempt) of every manifest.
+        attempts: every attempt.
+        now: the present moment, to tell whether the lease is alive.
+    """
+    files = open_files(objects.uri)
+    lease = read_lease(objects)
+    writing = lease.attempt if lease and lease.is_alive(now) else None
+    is_aside = set_aside(attempts)
+    newest = max((attempt.number for attempt in attempts), default=None)
+    # Within an attempt, steps only go up.
+    last = {number: step for step, number in sorted(published)}
+    states: dict[tuple[int, int], StepState] = {}
+    for entry in files.list(ATTEMPTS):
+        number = parse_attempt_file(f"{ATTEMPTS}{entry.name}.json")
+        if number is None or not entry.is_dir:
+            continue
+        for folder in files.list(attempt_dir(number)):
+            name = parse_step_folder(folder.name) if folder.is_dir else None
+            key = (name.step, number) if name else None
+            if name is None or key is None or key in published:
+                continue
+            committed = not name.temporary and _is_committed(files, step_dir(number, name.step))
+            alive = number == writing and newest in (None, number)
+            if committed and is_aside(name.step, number):
+                states[key] = StepState.SET_ASIDE
+            elif alive and not (committed and name.step <= last.get(number, -1)):
+                states[key] = StepState.IN_FLIGHT  # or committed, and about to be published
+            elif committed:
+                states[key] = StepState.UNVERIFIED
+            elif key not in states:
+                states[key] = StepState.ABANDONED
+    return [StepInfo(step, number, state) for (step, number), state in states.items()]
+
+
+def _is_committed(files: Files, folder: str) -> bool:
+    try:
+        files.stat(f"{folder}/{COMMIT_FILE}")
+    except NotFoundError:
+        return False
+    return True

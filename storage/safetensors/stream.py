@@ -1,0 +1,305 @@
+"""Writes sharded safetensors files to any store, in bounded memory.
+
+The header is known before any data is: shapes and dtypes come first, blocks are pulled while they
+are written. A few blocks are read ahead, so that reads and writes overlap. A file becomes visible
+whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.storage.errors import StorageError, UnsupportedFormatError, UnsupportedLeafError
+from cairn.storage.safetensors.format import dtype_code, encode_header
+from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.store import Files, prefetched
+
+__all__ = [
+    "BLOCKS_IN_FLIGHT",
+    "BLOCK_BYTES",
+    "Shard",
+    "TensorSource",
+    "parse_size",
+    "plan_shards",
+    "read_header",
+    "read_tensor",
+    "write_index",
+    "write_shard",
+]
+
+BLOCK_BYTES: Final = 16 << 20
+"""Most bytes asked of a tensor's source at a time."""
+
+BLOCKS_IN_FLIGHT: Final = 4
+"""Blocks held at once: one is being written, the others were read ahead."""
+
+PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
+
+_SMALL_READS: Final = 8
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]?i?b)?", re.IGNORECASE)
+_UNITS: Final = {
+    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
+}
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A tensor that is not read yet.
+
+    Attributes:
+        name: its name in the file.
+        shape: its shape.
+        dtype: its dtype.
+        blocks: given a limit in bytes, its elements in C order as consecutive blocks of `dtype`,
+            each about that large at most. May be called from another thread, and more than once.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Callable[[int], Iterator[np.ndarray]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file to write.
+
+    Attributes:
+        file_name: such as "model-00001-of-00003.safetensors".
+        tensors: what it holds.
+        nbytes: bytes of the tensors, without the header.
+    """
+
+    file_name: str
+    tensors: tuple[TensorSource, ...]
+    nbytes: int
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of a size such as "5GB" (decimal, as Hugging Face counts) or "512MiB".
+
+    Raises:
+        UnsupportedFormatError: not a size, or less than one byte.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        match = _SIZE.fullmatch(str(size).strip())
+        number = float(match[1]) if match else 0.0
+        unit = _UNITS[(match[2] or "b").lower()] if match else 1
+        count = int(number * unit) if math.isfinite(number * unit) else 0
+    if count < 1:
+        raise UnsupportedFormatError(
+            "not a size",
+            path=repr(size),
+            expected='a positive number of bytes, such as 5000000000, "5GB" or "512MiB"',
+            found=repr(size),
+            next_step="Give the size in this form.",
+        )
+    return count
+
+
+def plan_shards(
+    sources: Sequence[TensorSource], max_shard_size: int | str = "5GB", *, prefix: str = "model"
+) -> list[Shard]:
+    """Which tensors go into which file, in the order given; a larger tensor gets its own file.
+
+    Args:
+        sources: all tensors.
+        max_shard_size: most bytes of tensors per file, as `parse_size` takes it.
+        prefix: what file names start with. A single file is "<prefix>.safetensors".
+
+    Raises:
+        UnsupportedLeafError: two tensors of one name, or dtypes that safetensors has not; lists
+            all of them.
+        UnsupportedFormatError: `max_shard_size` is not a size.
+    """
+    limit = parse_size(max_shard_size)
+    _check_sources(sources)
+    groups: list[list[TensorSource]] = [[]]
+    filled = 0
+    for source in sources:
+        if groups[-1] and filled + source.nbytes > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(source)
+        filled += source.nbytes
+    count = len(groups)
+    return [
+        Shard(
+            f"{prefix}.safetensors"
+            if count == 1
+            else f"{prefix}-{number:05d}-of-{count:05d}.safetensors",
+            tuple(group),
+            sum(source.nbytes for source in group),
+        )
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+def write_shard(
+    files: Files,
+    rel: str,
+    shard: Shard,
+    *,
+    on_bytes: Callable[[int], None] | None = None,
+    on_data: Callable[[memoryview], None] | None = None,
+    metadata: Mapping[str, str] = PT_METADATA,
+) -> int:
+    """Writes one safetensors file; the bytes of the whole file.
+
+    Tensors lie in order of falling element size, so that each starts at a multiple of its own.
+    At most `BLOCKS_IN_FLIGHT` blocks are held, beside what their sources hold. On any error
+    nothing becomes visible under `rel`, and what was there stays.
+
+    Args:
+        files: the store's folder.
+        rel: the file's name in it.
+        shard: what to write.
+        on_bytes: called with the bytes just written, header included; what it raises stops the
+            write.
+        on_data: called with each part of the file just before it is written, for a checksum.
+        metadata: free text for the header.
+
+    Raises:
+        UnsupportedLeafError: a dtype that safetensors has not.
+        StorageError: a source gave other bytes than its shape and dtype say.
+        StoreFullError: no space or quota left.
+        StoreUnavailableError: the store gives no answer.
+    """
+    tensors = sorted(shard.tensors, key=lambda tensor: -tensor.dtype.itemsize)
+    header = encode_header([(t.name, t.dtype, t.shape) for t in tensors], metadata)
+    written = 0
+    with (
+        files.open_write(rel) as sink,
+        ThreadPoolExecutor(_SMALL_READS, "cairn-tensors") as pool,
+        prefetched(_blocks(tensors, pool), BLOCKS_IN_FLIGHT - 2) as blocks,
+    ):
+        # Two more blocks than wait in the queue exist: the one made next, and the one written.
+        for data in _chain(header, blocks):
+            if on_data is not None:
+                on_data(data)
+            sink.write(data)
+            written += len(data)
+            if on_bytes is not None:
+                on_bytes(len(data))
+            del data
+    return written
+
+
+def write_index(
+    files: Files, rel: str, shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None
+) -> int:
+    """Writes the index that says which file holds which tensor; its bytes.
+
+    Args:
+        files: the store's folder.
+        rel: its name, such as "model.safetensors.index.json".
+        shards: all files.
+        metadata: more entries beside `total_size`.
+
+    Raises:
+        StoreFullError: no space or quota left.
+        StoreUnavailableError: the store gives no answer.
+    """
+    index = {
+        "metadata": {**(metadata or {}), "total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": {t.name: shard.file_name for shard in shards for t in shard.tensors},
+    }
+    data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+    with files.open_write(rel) as sink:
+        sink.write(data)
+    return len(data)
+
+
+def _check_sources(sources: Sequence[TensorSource]) -> None:
+    problems: list[str] = []
+    seen: set[str] = set()
+    for source in sources:
+        if source.name in seen:
+            problems.append(f"{source.name}: twice")
+        seen.add(source.name)
+        try:
+            dtype_code(source.dtype, path=source.name)
+        except UnsupportedLeafError:
+            problems.append(f"{source.name}: {source.dtype} is no dtype of safetensors")
+    if problems:
+        raise UnsupportedLeafError(
+            "tensors that can't be written",
+            path="; ".join(problems),
+            expected="each name once, with a dtype of safetensors",
+            found=f"{len(problems)} that do not fit",
+            next_step="Convert these to a supported dtype, or leave them out.",
+        )
+
+
+def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
+    yield memoryview(header)
+    yield from blocks
+
+
+def _blocks(
+    tensors: Sequence[TensorSource], pool: ThreadPoolExecutor
+) -> Generator[memoryview, None, None]:
+    """The bytes of `tensors` in order. Small ones that follow each other are read together."""
+    for group in _groups(tensors):
+        if len(group) == 1:
+            yield from _checked_blocks(group[0])
+            continue
+        for whole in pool.map(lambda tensor: list(_checked_blocks(tensor)), group):
+            yield from whole
+
+
+def _groups(tensors: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:
+    group: list[TensorSource] = []
+    filled = 0
+    for tensor in tensors:
+        if group and filled + tensor.nbytes > BLOCK_BYTES:
+            yield group
+            group, filled = [], 0
+        group.append(tensor)
+        filled += tensor.nbytes
+    if group:
+        yield group
+
+
+def _checked_blocks(tensor: TensorSource) -> Iterator[memoryview]:
+    """The tensor's bytes, block by block.
+
+    Raises:
+        StorageError: they are not as many, or not of the dtype, that the tensor announced.
+    """
+    total = 0
+    for block in tensor.blocks(BLOCK_BYTES):
+        total += block.nbytes
+        if block.dtype != tensor.dtype or total > tensor.nbytes:
+            raise _mismatch(tensor, f"{total} or more bytes, a block of {block.dtype}")
+        # NumPy's own buffers don't know the dtypes of ml_dtypes; bytes they all have.
+        yield np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        del block
+    if total != tensor.nbytes:
+        raise _mismatch(tensor, f"{total} bytes")
+
+
+def _mismatch(tensor: TensorSource, found: str) -> StorageError:
+    return StorageError(
+        "a tensor's blocks don't add up",
+        path=tensor.name,
+        expected=f"{tensor.nbytes} bytes of {tensor.dtype}{list(tensor.shape)}",
+        found=found,
+        next_step="Correct the source of this tensor; nothing was written.",
+    )

@@ -1,0 +1,54 @@
+"""Time as the store keeps it: RFC 3339 in UTC, from a clock that callers pass in."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+__all__ = ["Clock", "Moment", "from_rfc3339", "rfc3339", "utc_now"]
+
+Clock = Callable[[], datetime]
+"""A function that returns the present moment, with a time zone."""
+
+
+def utc_now() -> datetime:
+    """The present moment in UTC."""
+    return datetime.now(UTC)
+
+
+def rfc3339(moment: datetime) -> str:
+    """`moment` as text such as "2026-11-21T10:15:30.123456Z".
+
+    Raises:
+        ValueError: `moment` has no time zone.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(
+            f"a moment needs a time zone: {moment!r}; use cairn.storage.store.clock.utc_now()"
+        )
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def from_rfc3339(text: str) -> datetime:
+    """The moment that `rfc3339` wrote, in UTC.
+
+    Raises:
+        ValueError: `text` is no RFC 3339 moment, or has no time zone.
+    """
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"a moment needs a time zone: {text!r}; append Z for UTC")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as exc:  # an hour of the year 1 that is one of the year 0 in UTC
+        raise ValueError(f"a moment outside the years 1 to 9999: {text!r}") from exc
+
+
+def _checked(text: str) -> str:
+    from_rfc3339(text)
+    return text
+
+
+Moment = Annotated[str, AfterValidator(_checked)]
+"""A field of a stored record: text that `from_rfc3339` takes, kept as it was written."""

@@ -1,0 +1,203 @@
+"""Large files below one folder, over any store: stat, list, stream in and out, copy.
+
+`open_files` picks the store. What is written becomes visible whole or not at all: on a local disk
+through a synced temporary file and a rename, on object stores through an upload that ends in one
+commit. Listings are never cached.
+"""
+
+import abc
+import builtins
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate
+from cairn.storage.store.uri import StoreURI, check_segment
+
+__all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files"]
+
+BLOCK_BYTES = 8 << 20
+"""Size of the blocks that are streamed, in bytes."""
+
+
+class FileStat(NamedTuple):
+    """One file.
+
+    Attributes:
+        size: bytes.
+        etag: changes whenever the bytes do; None if the store has none.
+        crc32c: of the bytes, eight hexadecimal digits, if the store knows it.
+    """
+
+    size: int
+    etag: str | None
+    crc32c: str | None = None
+
+
+class Entry(NamedTuple):
+    """One name in a listing.
+
+    Attributes:
+        name: one segment from `Files.list`; the path from the listed folder from `Files.walk`.
+        size: bytes; 0 for a folder.
+        is_dir: True for a folder.
+        crc32c: of the bytes, eight hexadecimal digits, if the store knows it.
+    """
+
+    name: str
+    size: int
+    is_dir: bool
+    crc32c: str | None = None
+
+
+class FileWriter(abc.ABC):
+    """A file being written. As a context manager it commits on success and aborts on an error."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append `data`; how many bytes that was.
+
+        Raises:
+            StoreFullError: no space or quota left.
+        """
+
+    @abc.abstractmethod
+    def commit(self) -> None:
+        """Make the file durable and visible under its name, replacing what was there."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Drop what was written; nothing becomes visible. Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
+
+
+class Files(abc.ABC):
+    """The files below one folder. Names are relative to it; safe for use by many threads.
+
+    Every method raises `InvalidURIError` for a name that could lead out of the folder, and
+    `StoreUnavailableError` if the store gives no answer.
+    """
+
+    def __init__(self, uri: StoreURI) -> None:
+        self.uri = uri
+
+    def __repr__(self) -> str:
+        return f"Files({str(self.uri)!r})"
+
+    @abc.abstractmethod
+    def stat(self, rel: str) -> FileStat:
+        """Size and etag of the file `rel`.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+
+    @abc.abstractmethod
+    def list(self, rel: str = "") -> builtins.list[Entry]:
+        """What lies directly in the folder `rel`, by name; nothing if it does not exist."""
+
+    @abc.abstractmethod
+    def walk(self, rel: str = "") -> builtins.list[Entry]:
+        """Every file below the folder `rel`, by path; nothing if it does not exist."""
+
+    @abc.abstractmethod
+    def open_read(self, rel: str) -> BinaryIO:
+        """The file `rel`, open for reading and seeking.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+
+    @abc.abstractmethod
+    def read_range(self, rel: str, start: int, end: int) -> bytes:
+        """Bytes from `start` up to, not including, `end`; fewer at the end of the file.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+
+    @abc.abstractmethod
+    def open_write(self, rel: str) -> FileWriter:
+        """A stream into the file `rel`; see `FileWriter`."""
+
+    @abc.abstractmethod
+    def delete_tree(self, rel: str) -> None:
+        """Remove the file or folder `rel` and all below it; fine if there is none."""
+
+    def sweep(self, rel: str) -> None:
+        """Remove what killed writers left directly in the folder `rel`.
+
+        Only for a folder that nobody writes into now. Object stores keep no halves of files.
+        """
+        self._checked_folder(rel)
+
+    @abc.abstractmethod
+    def _copy_within(self, source: str, target: "Files", target_rel: str) -> bool:
+        """Copy inside the store if it can; False if it can't."""
+
+    def exists(self, rel: str) -> bool:
+        """True if `rel` is a file or a folder that holds something."""
+        try:
+            self.stat(rel)
+        except NotFoundError:
+            return bool(self.list(rel))
+        return True
+
+    def copy(self, rel: str, target: "Files", target_rel: str) -> None:
+        """Copy the file `rel` to `target_rel` of `target`, inside the store where it can.
+
+        Raises:
+            NotFoundError: there is no such file.
+            StoreFullError: no space or quota left.
+        """
+        try:
+            if type(self) is type(target) and self._copy_within(rel, target, target_rel):
+                return
+            with self.open_read(rel) as source, target.open_write(target_rel) as sink:
+                while block := source.read(BLOCK_BYTES):
+                    sink.write(block)
+        except StorageError:
+            raise
+        except Exception as exc:
+            known = translate(exc, path=self.uri / rel)
+            if isinstance(known, StoreFullError):  # what is full is the target's store
+                known = translate(exc, path=target.uri / target_rel)
+            raise known from exc
+
+    def _checked(self, rel: str) -> str:
+        for segment in rel.split("/"):
+            check_segment(segment, within=f"{self.uri}/{rel}")
+        return rel
+
+    def _checked_folder(self, rel: str) -> str:
+        folder = rel.removesuffix("/")
+        return self._checked(folder) if folder else ""
+
+
+@contextmanager
+def mapped(path: object) -> Iterator[None]:
+    """Turn whatever goes wrong inside into a `StorageError` that names `path`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as exc:
+        raise translate(exc, path=path) from exc

@@ -1,0 +1,132 @@
+"""Files on Google Cloud Storage: one request per question, straight to its JSON API.
+
+gcsfs carries the requests (credentials, retries, uploads). Listings and stats go past its
+filesystem layer, which caches them and asks more often than it must.
+"""
+
+import builtins
+from http import HTTPStatus
+from typing import Any
+
+import google_crc32c
+from typing_extensions import override
+
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.store.files import BLOCK_BYTES, Entry, FileStat, FileWriter, mapped
+from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
+from cairn.storage.store.gcs import crc32c_of, filesystem, listed_pages
+from cairn.storage.store.objects import ObjectStore
+
+__all__ = ["GcsFiles"]
+
+
+class GcsFiles(RemoteFiles):
+    """`Files` of a folder in a bucket."""
+
+    @override
+    def _connect(self) -> Any:
+        return filesystem(self.uri)
+
+    @override
+    def stat(self, rel: str) -> FileStat:
+        name = (self.uri / self._checked(rel)).path
+        with mapped(self.uri / rel):
+            try:
+                found = self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True)
+            except FileNotFoundError as exc:
+                raise NotFoundError(
+                    path=self.uri / rel, expected="a file", found="nothing"
+                ) from exc
+        return FileStat(int(found["size"]), str(found["generation"]), crc32c_of(found))
+
+    @override
+    def list(self, rel: str = "") -> builtins.list[Entry]:
+        prefix = self._prefix(rel)
+        entries = []
+        for page in listed_pages(self.uri, prefix, delimiter="/"):
+            entries += [
+                Entry(folder[len(prefix) :].rstrip("/"), 0, True)
+                for folder in page.get("prefixes", ())
+            ]
+            entries += self._entries(page, prefix)
+        return sorted(entries)
+
+    @override
+    def walk(self, rel: str = "") -> builtins.list[Entry]:
+        prefix = self._prefix(rel)
+        return sorted(
+            entry
+            for page in listed_pages(self.uri, prefix)
+            for entry in self._entries(page, prefix)
+        )
+
+    @override
+    def read_range(self, rel: str, start: int, end: int) -> bytes:
+        path = self._path(rel)
+        if start >= end:
+            self.stat(rel)
+            return b""
+        with mapped(self.uri / rel):
+            try:
+                return bytes(self._fs.cat_file(path, start=start, end=end))
+            except Exception as exc:
+                if getattr(exc, "code", None) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return b""  # it begins at or after the end of the file
+                raise
+
+    @override
+    def open_write(self, rel: str) -> FileWriter:
+        with mapped(self.uri / rel):
+            stream = self._fs.open(self._path(rel), "wb", block_size=BLOCK_BYTES, autocommit=True)
+        return _CheckedUpload(self, rel, stream)
+
+    @override
+    def delete_tree(self, rel: str) -> None:
+        objects = ObjectStore.open(self.uri)
+        objects.delete(rel)
+        objects.delete_prefix(f"{rel}/")
+
+    def _prefix(self, rel: str) -> str:
+        folder = self._checked_folder(rel)
+        path = "/".join(filter(None, (self.uri.path, folder)))
+        return f"{path}/" if path else ""
+
+    @staticmethod
+    def _entries(page: dict[str, Any], prefix: str) -> builtins.list[Entry]:
+        return [
+            Entry(item["name"][len(prefix) :], int(item["size"]), False, crc32c_of(item))
+            for item in page.get("items", ())
+            if not item["name"].endswith("/")
+        ]
+
+
+class _CheckedUpload(UploadWriter):
+    """An upload whose checksum, as the store computed it, must be ours."""
+
+    def __init__(self, files: GcsFiles, rel: str, stream: Any) -> None:
+        super().__init__(stream, files.uri / rel)
+        self._files = files
+        self._rel = rel
+        self._checksum = google_crc32c.Checksum()
+        self._size = 0
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        block = data if isinstance(data, bytes) else bytes(data)
+        self._checksum.update(block)
+        self._size += len(block)
+        return super().write(block)
+
+    @override
+    def commit(self) -> None:
+        super().commit()
+        stored = self._files.stat(self._rel)
+        ours = self._checksum.digest().hex()
+        if stored.size != self._size or stored.crc32c not in (None, ours):
+            raise CorruptionError(
+                "the upload arrived damaged",
+                path=self._shown,
+                expected=f"{self._size} bytes, crc32c {ours}",
+                found=f"{stored.size} bytes, crc32c {stored.crc32c}",
+                next_step="Write it again.",
+            )

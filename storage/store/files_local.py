@@ -1,0 +1,231 @@
+"""Files on a disk of this machine."""
+
+import builtins
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from typing_extensions import override
+
+from cairn.storage.errors import InvalidURIError, NotFoundError
+from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, mapped
+
+__all__ = ["TEMPORARY_PREFIX", "LocalFiles"]
+
+TEMPORARY_PREFIX = ".cairn-tmp-"
+"""Files under this prefix are being written; no listing shows them."""
+
+
+class LocalFiles(Files):
+    """`Files` of a folder on this machine; symbolic links out of the folder are not followed."""
+
+    @override
+    def stat(self, rel: str) -> FileStat:
+        with mapped(self.uri / rel):
+            found = os.stat(self._path(rel))
+            if os.path.isdir(self._path(rel)):
+                raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
+            return FileStat(found.st_size, f"{found.st_size:x}-{found.st_mtime_ns:x}")
+
+    @override
+    def list(self, rel: str = "") -> builtins.list[Entry]:
+        folder = self._folder(rel)
+        with mapped(folder):
+            try:
+                with os.scandir(folder) as found:
+                    shown = [item for item in found if self._is_shown(item)]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            entries = [entry for item in shown if (entry := _entry(item)) is not None]
+        return sorted(entries)
+
+    @override
+    def walk(self, rel: str = "") -> builtins.list[Entry]:
+        folder = self._folder(rel)
+        with mapped(folder):
+            return sorted(self._files_below(folder, PurePosixPath()))
+
+    def _files_below(self, folder: str, prefix: PurePosixPath) -> Iterator[Entry]:
+        try:
+            with os.scandir(folder) as found:
+                items = [item for item in found if self._is_shown(item)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for item in items:
+            if item.is_dir(follow_symlinks=False):
+                yield from self._files_below(item.path, prefix / item.name)
+            elif item.is_file():
+                try:
+                    size = item.stat().st_size
+                except FileNotFoundError:  # removed since it was listed
+                    continue
+                yield Entry(str(prefix / item.name), size, False)
+
+    @override
+    def open_read(self, rel: str) -> BinaryIO:
+        with mapped(self.uri / rel):
+            return open(self._path(rel), "rb")
+
+    @override
+    def read_range(self, rel: str, start: int, end: int) -> bytes:
+        with mapped(self.uri / rel), open(self._path(rel), "rb") as stream:
+            stream.seek(start)
+            return stream.read(max(0, end - start))
+
+    @override
+    def open_write(self, rel: str) -> FileWriter:
+        with mapped(self.uri / rel):
+            return _LocalWriter(self._path(rel), self.uri / rel)
+
+    @override
+    def delete_tree(self, rel: str) -> None:
+        path = self._path(rel)
+        with mapped(path):
+            try:
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
+                _sync_folder(os.path.dirname(path))
+            except FileNotFoundError:
+                return
+
+    @override
+    def sweep(self, rel: str) -> None:
+        folder = self._folder(rel)
+        with mapped(folder):
+            try:
+                with os.scandir(folder) as found:
+                    left = [item.path for item in found if item.name.startswith(TEMPORARY_PREFIX)]
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            for path in left:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    @override
+    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
+        if not isinstance(target, LocalFiles):
+            return False
+        path = self._path(source)
+        with (
+            open(path, "rb") as stream,
+            _LocalWriter(target._path(target_rel), target.uri / target_rel) as sink,
+        ):
+            sink.copy_from(stream.fileno(), os.fstat(stream.fileno()).st_size)
+        return True
+
+    def _path(self, rel: str) -> str:
+        path = os.path.join(self.uri.local_path, *self._checked(rel).split("/"))
+        self._refuse_escape(path)
+        return path
+
+    def _folder(self, rel: str) -> str:
+        checked = self._checked_folder(rel)
+        return self._path(checked) if checked else self.uri.local_path
+
+    def _refuse_escape(self, path: str) -> None:
+        root = os.path.realpath(self.uri.local_path)
+        if os.path.commonpath((root, os.path.realpath(path))) != root:
+            raise InvalidURIError(
+                "leads out of its root",
+                path=path,
+                expected=f"a file below {root}",
+                found="a symbolic link to somewhere else",
+                next_step="Replace the link by the file itself.",
+            )
+
+    def _is_shown(self, item: os.DirEntry[str]) -> bool:
+        if item.name.startswith(TEMPORARY_PREFIX):
+            return False
+        if not item.is_symlink():
+            return True
+        root = os.path.realpath(self.uri.local_path)
+        real = os.path.realpath(item.path)
+        return os.path.exists(real) and os.path.commonpath((root, real)) == root
+
+
+def _entry(item: os.DirEntry[str]) -> Entry | None:
+    """What a listing says of a name; None if it was removed since it was read."""
+    try:
+        is_dir = item.is_dir()
+        return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
+    except FileNotFoundError:
+        return None
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:  # some network file systems have no such call
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+class _LocalWriter(FileWriter):
+    """Writes a hidden file beside the target, syncs it, then renames it."""
+
+    def __init__(self, path: str, shown: object) -> None:
+        self._path = path
+        self._shown = shown
+        folder = os.path.dirname(path)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as exc:
+            raise InvalidURIError(
+                "a file is in the way",
+                path=shown,
+                expected=f"a folder at {folder}",
+                found=str(exc),
+                next_step="Remove the file, or give another path.",
+            ) from exc
+        self._temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+        self._stream = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 (closed by commit)
+        self._finished = False
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        with mapped(self._shown):
+            written = 0
+            while written < len(view):
+                written += self._stream.write(view[written:])
+        return len(view)
+
+    def copy_from(self, source: int, size: int) -> None:
+        """Append `size` bytes of the open file `source` without passing them through Python."""
+        with mapped(self._shown):
+            done = 0
+            while done < size:
+                count = os.sendfile(self._stream.fileno(), source, done, min(size - done, 1 << 30))
+                if count == 0:
+                    raise OSError(errno.EIO, "the source became shorter while it was copied")
+                done += count
+
+    @override
+    def commit(self) -> None:
+        with mapped(self._shown):
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+            os.replace(self._temporary, self._path)
+            self._finished = True
+            _sync_folder(os.path.dirname(self._path))
+
+    @override
+    def abort(self) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        self._stream.close()
+        try:
+            os.unlink(self._temporary)
+        except FileNotFoundError:
+            return

@@ -1,0 +1,179 @@
+"""Files in any store that fsspec speaks to; `files_gcs` is the finer tool for GCS."""
+
+import builtins
+import contextlib
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from typing_extensions import override
+
+from cairn.storage.errors import NotFoundError, StoreUnavailableError
+from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, mapped
+from cairn.storage.store.uri import StoreURI
+
+__all__ = ["RemoteFiles", "UploadWriter"]
+
+_PROTOCOLS = {"s3": "s3", "memory": "memory"}
+
+
+class RemoteFiles(Files):
+    """`Files` over fsspec."""
+
+    def __init__(self, uri: StoreURI) -> None:
+        super().__init__(uri)
+        self._fs = self._connect()
+        self._root = "/".join(filter(None, (uri.bucket, uri.path)))
+
+    def _connect(self) -> Any:
+        try:
+            return fsspec.filesystem(_PROTOCOLS[self.uri.scheme], use_listings_cache=False)
+        except ImportError as exc:
+            raise StoreUnavailableError(
+                "no way to speak to this store",
+                path=self.uri,
+                expected="the package that fsspec needs for it",
+                found=str(exc),
+                next_step="Install it, for example: pip install s3fs.",
+            ) from exc
+
+    @override
+    def stat(self, rel: str) -> FileStat:
+        with mapped(self.uri / rel):
+            found = self._fs.info(self._path(rel))
+        if found["type"] != "file":
+            raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
+        etag = found.get("ETag") or found.get("etag")
+        return FileStat(int(found["size"]), str(etag).strip('"') if etag else None)
+
+    @override
+    def list(self, rel: str = "") -> builtins.list[Entry]:
+        folder = self._folder(rel)
+        with mapped(folder):
+            try:
+                found = self._fs.ls(folder, detail=True, refresh=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        entries = []
+        for item in found:
+            parent, _, name = str(item["name"]).strip("/").rpartition("/")
+            if name and parent == folder.strip("/"):
+                is_dir = item["type"] == "directory"
+                entries.append(Entry(name, 0 if is_dir else int(item["size"]), is_dir))
+        return sorted(entries)
+
+    @override
+    def walk(self, rel: str = "") -> builtins.list[Entry]:
+        folder = self._folder(rel)
+        with mapped(folder):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(folder, detail=True)
+            except FileNotFoundError:
+                return []
+        prefix = f"{folder.strip('/')}/" if folder else ""
+        return sorted(
+            Entry(name.strip("/").removeprefix(prefix), int(item["size"]), False)
+            for name, item in found.items()
+            if name.strip("/").startswith(prefix)
+        )
+
+    @override
+    def open_read(self, rel: str) -> BinaryIO:
+        with mapped(self.uri / rel):
+            stream = self._fs.open(
+                self._path(rel), "rb", block_size=BLOCK_BYTES, cache_type="readahead"
+            )
+        return cast("BinaryIO", stream)
+
+    @override
+    def read_range(self, rel: str, start: int, end: int) -> bytes:
+        size = self.stat(rel).size
+        low, high = min(start, size), min(end, size)
+        if low >= high:
+            return b""
+        with mapped(self.uri / rel):
+            return bytes(self._fs.cat_file(self._path(rel), start=low, end=high))
+
+    @override
+    def open_write(self, rel: str) -> FileWriter:
+        path = self._path(rel)
+        if self.uri.scheme == "memory":
+            return _MemoryWriter(self._fs, path)
+        with mapped(self.uri / rel):
+            stream = self._fs.open(path, "wb", block_size=BLOCK_BYTES, autocommit=True)
+        return UploadWriter(stream, self.uri / rel)
+
+    @override
+    def delete_tree(self, rel: str) -> None:
+        with mapped(self.uri / rel):
+            try:
+                self._fs.rm(self._path(rel), recursive=True)
+            except FileNotFoundError:
+                return
+
+    @override
+    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
+        if not isinstance(target, RemoteFiles):
+            return False
+        if type(self._fs) is not type(target._fs):
+            return False
+        self._fs.cp_file(self._path(source), target._path(target_rel))
+        return True
+
+    def _path(self, rel: str) -> str:
+        return "/".join(filter(None, (self._root, self._checked(rel))))
+
+    def _folder(self, rel: str) -> str:
+        return "/".join(filter(None, (self._root, self._checked_folder(rel))))
+
+
+class UploadWriter(FileWriter):
+    """A stream into an fsspec file whose `close` is the commit."""
+
+    def __init__(self, stream: Any, shown: StoreURI) -> None:
+        self._stream = stream
+        self._shown = shown
+        self._finished = False
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        with mapped(self._shown):
+            return int(self._stream.write(data))
+
+    @override
+    def commit(self) -> None:
+        with mapped(self._shown):
+            self._stream.close()
+        self._finished = True
+
+    @override
+    def abort(self) -> None:
+        if self._finished:
+            return
+        self._finished = True
+        with contextlib.suppress(Exception):  # an upload left open is dropped by the store
+            self._stream.discard()
+        # A buffered file that is collected would otherwise finish its upload.
+        self._stream.closed = True
+
+
+class _MemoryWriter(FileWriter):
+    """Collects the bytes: fsspec's memory store shows a file as soon as it is opened."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._fs = filesystem
+        self._path = path
+        self._data = bytearray()
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        self._data += memoryview(data).cast("B")
+        return memoryview(data).nbytes
+
+    @override
+    def commit(self) -> None:
+        self._fs.pipe_file(self._path, bytes(self._data))
+
+    @override
+    def abort(self) -> None:
+        self._data.clear()

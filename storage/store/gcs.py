@@ -1,0 +1,79 @@
+"""Google Cloud Storage's JSON API, as far as listings need it; gcsfs carries the requests.
+
+It goes past gcsfs's filesystem layer, which caches listings and asks more often than it must.
+"""
+
+import base64
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from cairn.storage.store.files import mapped
+from cairn.storage.store.uri import StoreURI
+
+__all__ = ["crc32c_of", "filesystem", "listed_pages"]
+
+_CONNECT_SECONDS = 20.0
+_SILENCE_SECONDS = 60.0
+_connect_lock = threading.Lock()
+
+
+def filesystem(uri: StoreURI) -> Any:
+    """Gcsfs's file system for the bucket of `uri`, one per endpoint and process.
+
+    Raises:
+        StoreUnavailableError: no credentials, or no way to connect.
+    """
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST") or None
+    if emulator and "://" not in emulator:
+        emulator = f"http://{emulator}"
+    with _connect_lock, mapped(uri):
+        return _connected(emulator.rstrip("/") if emulator else None)
+
+
+@functools.cache
+def _connected(emulator: str | None) -> Any:
+    import aiohttp
+    from gcsfs.core import GCSFileSystem
+
+    credentials = {"token": "anon"} if emulator else {}  # else as fsspec is configured
+    return GCSFileSystem(
+        project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),
+        endpoint_url=emulator,
+        use_listings_cache=False,
+        requests_timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+        ),
+        **credentials,
+    )
+
+
+def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+    """The pages of a listing: `items` of name, size and crc32c, and `prefixes`.
+
+    Args:
+        uri: a folder in the bucket, for its name and the error.
+        prefix: of the objects' whole names in the bucket.
+        options: of the request, such as `delimiter`.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    fields = "nextPageToken,prefixes,items(name,size,crc32c)"
+    query: dict[str, Any] = {"prefix": prefix or None, "fields": fields, **options}
+    while True:
+        fs = filesystem(uri)
+        with mapped(uri):
+            page = fs.call("GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query)
+        yield page
+        if not page.get("nextPageToken"):
+            return
+        query["pageToken"] = page["nextPageToken"]
+
+
+def crc32c_of(item: dict[str, Any]) -> str | None:
+    """The crc32c that the store tells of an object: eight hexadecimal digits."""
+    encoded = item.get("crc32c")
+    return base64.b64decode(encoded).hex() if encoded else None

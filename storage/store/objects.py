@@ -1,0 +1,417 @@
+"""Small objects with conditions, over TensorStore: file, gcs, s3 and memory alike.
+
+A generation is an opaque stamp of one stored value. `write_if` and `delete_if` act only if the
+stamp is still the one given: the compare-and-swap that everything shared in a run rests on.
+"""
+
+import builtins
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import tensorstore as ts
+
+from cairn.storage.errors import (
+    InvalidURIError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    translate,
+)
+from cairn.storage.store.files_local import LocalFiles
+from cairn.storage.store.gcs import listed_pages
+from cairn.storage.store.records import canonical_json, load_json
+from cairn.storage.store.stale_locks import LOCK_SUFFIX, remove_stale_lock
+from cairn.storage.store.uri import StoreURI, check_segment, parse_uri
+
+__all__ = [
+    "DEADLINE_SECONDS",
+    "ObjectStore",
+    "Versioned",
+    "patient_context",
+    "store_context",
+]
+
+DEADLINE_SECONDS = 90.0
+"""How long one call may take, retries included, before the store counts as unavailable."""
+
+_RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "4s"}
+_PATIENT_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "16s"}
+_PATIENT_DEADLINE_SECONDS = 600.0
+_SILENCE = {
+    "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "20",
+    "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
+    "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
+}
+_READS_AT_ONCE = 64
+_PARSED_KEPT = 100_000
+
+
+T = TypeVar("T")
+
+
+class Versioned(NamedTuple):
+    """A value and the generation it had when it was read."""
+
+    value: bytes
+    generation: bytes
+
+
+@functools.cache
+def store_context() -> ts.Context:
+    """The one TensorStore context of this process: shared connections, retries that end."""
+    # Read by TensorStore before its first request: a connection that falls silent is cut, and the
+    # request made again. Without that it waits for good.
+    for name, value in _SILENCE.items():
+        os.environ.setdefault(name, value)
+    return ts.Context(
+        {
+            "gcs_request_retries": _RETRIES,
+            "s3_request_retries": _RETRIES,
+            "file_io_sync": True,
+        }
+    )
+
+
+@functools.cache
+def patient_context() -> ts.Context:
+    """For the arrays of a save, too long to be given up lightly: it asks for about two minutes."""
+    retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
+    return ts.Context(retries, parent=store_context())
+
+
+@functools.cache
+def _absent_generation() -> bytes:
+    """The generation of an object that is not there, the same in every store."""
+    memory = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
+    return bytes(memory.read("absent").result().stamp.generation)
+
+
+_open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
+_open_lock = threading.Lock()
+
+
+class ObjectStore:
+    """The small objects below one folder. Safe for use by many threads.
+
+    Every method raises `StoreUnavailableError` if the store gives no answer and
+    `InvalidURIError` for a key that is not a plain relative path.
+    """
+
+    def __init__(self, uri: StoreURI, *, patient: bool = False) -> None:
+        """Of the folder `uri`.
+
+        Args:
+            uri: it need not exist.
+            patient: ask a store that fails for minutes, not for seconds.
+        """
+        self.uri = uri
+        self._patient = patient
+        self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
+        spec = uri.kvstore_spec()
+        context = patient_context() if patient else store_context()
+        try:
+            self._kv = ts.KvStore.open(spec, context=context).result(timeout=self._deadline())
+        except (ValueError, OSError) as exc:
+            raise translate(exc, path=uri) from exc
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({str(self.uri)!r})"
+
+    @classmethod
+    def open(cls, uri: StoreURI | str | os.PathLike[str]) -> "ObjectStore":
+        """The store of the folder `uri`, one per folder and process; it need not exist.
+
+        Raises:
+            InvalidURIError: `uri` is malformed.
+            StoreUnavailableError: the store can't be opened.
+        """
+        parsed = parse_uri(uri)
+        key = (
+            str(parsed),
+            os.environ.get("TENSORSTORE_GCS_HTTP_URL"),
+            os.environ.get("AWS_ENDPOINT_URL"),
+        )
+        with _open_lock:
+            store = _open_stores.get(key)
+            if store is None:
+                store = _open_stores[key] = cls(parsed)
+            return store
+
+    def read(self, key: str) -> Versioned | None:
+        """The value at `key`, or None if there is none."""
+        result = self._wait(self._kv.read(self._checked(key)), key)
+        return _versioned(result)
+
+    def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
+        """The values at `keys`, read many at a time."""
+        names = [self._checked(key) for key in keys]
+        values: dict[str, Versioned | None] = {}
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            futures = [(name, self._kv.read(name)) for name in window]
+            for name, future in futures:
+                values[name] = _versioned(self._wait(future, name))
+        return values
+
+    def parse_many(self, keys: Iterable[str], parse: Callable[[bytes, object], T]) -> dict[str, T]:
+        """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
+
+        Results are kept by generation: an object that has not changed is neither sent nor parsed
+        again. Give the same function each time, and let it return something small.
+        """
+        results: dict[str, T] = {}
+        names = [self._checked(key) for key in keys]
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            known = [self._parsed.get((name, parse)) for name in window]
+            futures = [
+                self._kv.read(name, if_not_equal=have[0] if have else None)
+                for name, have in zip(window, known, strict=True)
+            ]
+            for name, have, future in zip(window, known, futures, strict=True):
+                result = self._wait(future, name)
+                if result.state == "value":
+                    value = parse(bytes(result.value), self.uri / name)
+                    self._remember((name, parse), (bytes(result.stamp.generation), value))
+                    results[name] = value
+                elif result.state == "unspecified" and have is not None:
+                    results[name] = have[1]
+        return results
+
+    def _remember(self, key: tuple[str, Any], value: tuple[bytes, Any]) -> None:
+        while len(self._parsed) >= _PARSED_KEPT:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread
+                del self._parsed[next(iter(self._parsed))]
+        self._parsed[key] = value
+
+    def write(self, key: str, value: bytes) -> bytes:
+        """Store `value` at `key` whatever is there; the new generation.
+
+        Raises:
+            StoreFullError: no space or quota left.
+        """
+        return bytes(self._put(key, value, None).generation)
+
+    def start_write(self, key: str, value: bytes) -> Callable[[], bytes]:
+        """Begin to `write`; returns what waits for it. `value` is copied before this returns.
+
+        Not for files, of which a writer may have been killed.
+
+        Raises:
+            StoreFullError: from the call that waits: no space or quota left.
+        """
+        future = self._kv.write(self._checked(key), value)
+        return lambda: bytes(self._wait(future, key).generation)
+
+    def write_if(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        generation: bytes | None,
+        same_is_success: bool = False,
+    ) -> bytes:
+        """Store `value` at `key` if it is still as last seen; the new generation.
+
+        Args:
+            key: the object's name.
+            value: its new bytes.
+            generation: the generation last seen; None: there must be none.
+            same_is_success: finding exactly `value` there counts as having written it. Over a
+                network, a write whose answer was lost is tried again and then loses against
+                itself. Set this where the bytes are unique to this call, or equal is as good.
+
+        Raises:
+            PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
+            StoreFullError: no space or quota left.
+        """
+        condition = _absent_generation() if generation is None else generation
+        stamp = self._put(key, value, condition)
+        if stamp.generation:
+            return bytes(stamp.generation)
+        return self._lost(key, value, generation, self.read(key), same_is_success)
+
+    def _put(self, key: str, value: bytes, condition: bytes | None) -> Any:
+        """Write, if the generation is still `condition`; the stamp, empty if it is another.
+
+        What a writer that was killed has left beside a file is looked for before. Should one be
+        killed between this look and our write, what was written is seen to have an end that is not
+        ours, and is written again.
+        """
+        self._checked(key)
+        if self.uri.scheme != "file":
+            return self._wait(self._kv.write(key, value, if_equal=condition), key)
+        while True:
+            try:
+                remove_stale_lock(os.path.join(self.uri.local_path, key))
+            except OSError as exc:
+                raise translate(exc, path=f"{self.uri}/{key}") from exc
+            stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+            if not stamp.generation:
+                return stamp
+            found = self.read(key)
+            if found is None or found.generation != stamp.generation or found.value == value:
+                return stamp
+            condition = stamp.generation
+
+    def _lost(
+        self,
+        key: str,
+        value: bytes,
+        generation: bytes | None,
+        current: Versioned | None,
+        same_is_success: bool,
+    ) -> bytes:
+        if same_is_success and current is not None and current.value == value:
+            return current.generation
+        raise PreconditionFailedError(
+            "changed by someone else",
+            path=self.uri / key,
+            expected="no object" if generation is None else "the generation last read",
+            found="no object" if current is None else "another one",
+            next_step="Read it again and decide anew.",
+            current=current,
+        )
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; nothing happens if it does not exist."""
+        self._wait(self._kv.write(self._checked(key), None), key)
+
+    def delete_if(self, key: str, *, generation: bytes) -> None:
+        """Remove `key` if it is still as last seen; absent already is fine.
+
+        Raises:
+            PreconditionFailedError: it changed; `current` is a `Versioned`.
+        """
+        stamp = self._wait(self._kv.write(self._checked(key), None, if_equal=generation), key)
+        if not stamp.generation:
+            current = self.read(key)
+            if current is not None:
+                raise PreconditionFailedError(
+                    "changed by someone else",
+                    path=self.uri / key,
+                    expected="the generation last read",
+                    found="another one",
+                    next_step="Read it again and decide anew.",
+                    current=current,
+                )
+
+    def list(self, prefix: str = "") -> builtins.list[str]:
+        """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
+        if self.uri.scheme == "gs":
+            return self._listed(prefix)
+        found = self._wait(self._kv.list(_range(prefix)), prefix)
+        names = (key.decode("utf-8", "surrogateescape") for key in found)
+        return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
+
+    def _listed(self, prefix: str) -> builtins.list[str]:
+        """As `list`, past TensorStore: it takes a listing that GCS refuses for one that ends."""
+        _range(prefix)  # checks it
+        root = f"{self.uri.path}/" if self.uri.path else ""
+        return sorted(
+            item["name"][len(root) :]
+            for page in listed_pages(self.uri, f"{root}{prefix}")
+            for item in page.get("items", ())
+            if not item["name"].endswith("/")
+        )
+
+    def children(self, prefix: str) -> builtins.list[str]:
+        """Names of the objects directly in the folder `prefix`, sorted, without walking below it.
+
+        The names are whole keys: they start with `prefix`.
+        """
+        folder = f"{prefix.removesuffix('/')}/"
+        if self.uri.scheme not in ("file", "gs"):  # where no checkpoint lies
+            return [name for name in self.list(folder) if "/" not in name[len(folder) :]]
+        if self.uri.scheme == "file":
+            entries = LocalFiles(self.uri).list(folder)
+            return [f"{folder}{entry.name}" for entry in entries if not entry.is_dir]
+        root = f"{self.uri.path}/" if self.uri.path else ""
+        pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+        names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
+        return sorted(name for name in names if not name.endswith("/"))
+
+    def delete_prefix(self, prefix: str) -> None:
+        """Remove all keys that start with `prefix`, which must not be empty.
+
+        Raises:
+            InvalidURIError: `prefix` is empty or no path.
+        """
+        self._checked(prefix.removesuffix("/"))
+        if self.uri.scheme != "gs":
+            self._wait(self._kv.delete_range(_range(prefix)), prefix)
+            return
+        names = self.list(prefix)
+        for start in range(0, len(names), _READS_AT_ONCE):
+            window = names[start : start + _READS_AT_ONCE]
+            for name, future in [(name, self._kv.write(name, None)) for name in window]:
+                self._wait(future, name)
+
+    def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """(JSON object, generation) at `key`, or None.
+
+        Raises:
+            UnsupportedFormatError: it is no JSON object.
+        """
+        found = self.read(key)
+        if found is None:
+            return None
+        return load_json(found.value, path=self.uri / key), found.generation
+
+    def write_json_if(
+        self,
+        key: str,
+        value: dict[str, Any],
+        *,
+        generation: bytes | None,
+        same_is_success: bool = False,
+    ) -> bytes:
+        """`write_if` of the canonical JSON of `value`.
+
+        Raises:
+            PreconditionFailedError: it changed.
+            UnsupportedFormatError: `value` is not JSON.
+        """
+        data = canonical_json(value, path=self.uri / key)
+        return self.write_if(key, data, generation=generation, same_is_success=same_is_success)
+
+    def _checked(self, key: str) -> str:
+        for segment in key.split("/"):
+            check_segment(segment, within=f"{self.uri}/{key}")
+        return key
+
+    def _deadline(self) -> float:
+        return _PATIENT_DEADLINE_SECONDS if self._patient else DEADLINE_SECONDS
+
+    def _wait(self, future: Any, key: str) -> Any:
+        try:
+            return future.result(timeout=self._deadline())
+        except TimeoutError as exc:
+            future.cancel()
+            raise StoreUnavailableError(
+                "the store does not answer",
+                path=f"{self.uri}/{key}",
+                expected=f"an answer within {self._deadline():g} s",
+                found="none; a write may or may not have been done",
+                next_step="Check that the store can be reached from here, then try again.",
+            ) from exc
+        except (ValueError, OSError) as exc:
+            raise translate(exc, path=f"{self.uri}/{key}") from exc
+
+
+def _versioned(result: Any) -> Versioned | None:
+    if result.state != "value":
+        return None
+    return Versioned(bytes(result.value), bytes(result.stamp.generation))
+
+
+def _range(prefix: str) -> ts.KvStore.KeyRange:
+    if not prefix:
+        return ts.KvStore.KeyRange()
+    if any(segment in (".", "..") for segment in prefix.split("/")) or prefix.startswith("/"):
+        raise InvalidURIError("invalid prefix", expected="a relative prefix", found=repr(prefix))
+    low = prefix.encode()
+    return ts.KvStore.KeyRange(low, low[:-1] + bytes([low[-1] + 1]))

@@ -1,0 +1,28 @@
+"""Which `Files` speaks to which store."""
+
+import os
+
+from cairn.storage.store.files import Files
+from cairn.storage.store.files_gcs import GcsFiles
+from cairn.storage.store.files_local import LocalFiles
+from cairn.storage.store.files_remote import RemoteFiles
+from cairn.storage.store.uri import StoreURI, parse_uri
+
+__all__ = ["open_files"]
+
+
+def open_files(uri: StoreURI | str | os.PathLike[str]) -> Files:
+    """The files of the folder `uri`, which need not exist.
+
+    Raises:
+        InvalidURIError: `uri` is malformed.
+        StoreUnavailableError: the package that speaks to this store is missing.
+    """
+    parsed = parse_uri(uri)
+    match parsed.scheme:
+        case "file":
+            return LocalFiles(parsed)
+        case "gs":
+            return GcsFiles(parsed)
+        case _:
+            return RemoteFiles(parsed)

@@ -1,0 +1,239 @@
+"""Store URIs: parse, confine and join them, and nothing that could lead anywhere else.
+
+Allowed are gs://bucket/path, s3://bucket/path, file:///path, memory://path and plain paths. What
+other layers understand and we don't want (fsspec chains `a::b`, percent escapes, queries, `..`,
+backslashes, foreign schemes) is refused here, once.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal, cast, get_args
+
+from cairn.storage.errors import InvalidURIError
+
+__all__ = [
+    "Scheme",
+    "StoreURI",
+    "check_segment",
+    "confine",
+    "parse_uri",
+]
+
+Scheme = Literal["file", "gs", "s3", "memory"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+
+_ALLOWED = "gs://bucket/path, s3://bucket/path, file:///path, memory://path or a plain path"
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+_BUCKET = re.compile(r"^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$")
+_CONFINED = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_FORBIDDEN = re.compile(r"[\\%?#\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|::")
+_MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class StoreURI:
+    """A folder or object in a store. Made by `parse_uri`, `confine` and `/`, which check it.
+
+    Attributes:
+        scheme: which kind of store.
+        bucket: bucket name; "" for file and memory.
+        path: segments joined by "/", without a leading or a trailing one; "" is the store's root.
+    """
+
+    scheme: Scheme
+    bucket: str
+    path: str
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return f"file:///{self.path}"
+        if self.scheme == "memory":
+            return f"memory://{self.path}"
+        return f"{self.scheme}://{self.bucket}/{self.path}".removesuffix("/")
+
+    def __truediv__(self, relative: str) -> "StoreURI":
+        """The child at `relative` ("a" or "a/b"); each segment is checked.
+
+        Raises:
+            InvalidURIError: a segment is empty, "." or "..", or has a forbidden character.
+        """
+        for segment in relative.split("/"):
+            check_segment(segment, within=f"{self}/{relative}")
+        return StoreURI(self.scheme, self.bucket, "/".join(filter(None, (self.path, relative))))
+
+    @property
+    def name(self) -> str:
+        """The last segment; the bucket's name at a bucket's root."""
+        return self.path.rpartition("/")[2] or self.bucket
+
+    @property
+    def parent(self) -> "StoreURI":
+        """One level up.
+
+        Raises:
+            InvalidURIError: this is the store's root.
+        """
+        if not self.path:
+            raise InvalidURIError(
+                "no parent", path=self, expected="a path below the store's root", found="the root"
+            )
+        return StoreURI(self.scheme, self.bucket, self.path.rpartition("/")[0])
+
+    @property
+    def local_path(self) -> str:
+        """The absolute path on this machine.
+
+        Raises:
+            InvalidURIError: this is not a file URI.
+        """
+        if self.scheme != "file":
+            raise InvalidURIError(
+                "not on this machine", path=self, expected="a file URI", found=f"{self.scheme}://"
+            )
+        return f"/{self.path}"
+
+    def kvstore_spec(self) -> dict[str, Any]:
+        """TensorStore key-value store spec of the folder; its path ends in "/"."""
+        folder = f"{self.path}/" if self.path else ""
+        match self.scheme:
+            case "file":
+                return {"driver": "file", "path": f"/{folder}"}
+            case "memory":
+                return {"driver": "memory", "path": folder}
+            case "gs":
+                return {"driver": "gcs", "bucket": self.bucket, "path": folder}
+            case "s3":
+                return {"driver": "s3", "bucket": self.bucket, "path": folder}
+
+    def fsspec_url(self) -> str:
+        """The URL that fsspec opens, for stores of its own."""
+        return str(self)
+
+    def orbax_path(self) -> str:
+        """The text that Orbax and etils take: "/abs/path" or "gs://bucket/path"."""
+        return self.local_path if self.scheme == "file" else str(self)
+
+
+def check_segment(segment: str, *, within: object) -> str:
+    """`segment` itself, if it is safe as one part of a path in any store.
+
+    Raises:
+        InvalidURIError: it is empty, "." or "..", too long, or has a forbidden character.
+    """
+    forbidden = _FORBIDDEN.search(segment)
+    if segment in ("", ".", "..") or "/" in segment or forbidden or len(segment) > 255:
+        problem = repr(forbidden.group()) if forbidden else f"the segment {segment[:64]!r}"
+        raise InvalidURIError(
+            "invalid path",
+            path=repr(str(within)[:200]),
+            expected=r"non-empty segments other than . and .., without \ % ? # :: or controls",
+            found=problem,
+            next_step="Rename the folder, or give another path.",
+        )
+    return segment
+
+
+def parse_uri(text: StoreURI | str | os.PathLike[str]) -> StoreURI:
+    """The store URI that `text` names; a plain path is made absolute.
+
+    Raises:
+        InvalidURIError: a foreign scheme, a bad bucket name, "..", or a forbidden character.
+    """
+    if isinstance(text, StoreURI):
+        return text
+    given = os.fspath(text)
+    if not given or len(given) > _MAX_LENGTH:
+        raise InvalidURIError(
+            "invalid URI",
+            path=repr(given[:64]),
+            expected=_ALLOWED,
+            found=f"{len(given)} characters",
+            next_step=f"Give 1 to {_MAX_LENGTH} characters.",
+        )
+    forbidden = _FORBIDDEN.search(given)
+    if forbidden:
+        check_segment(forbidden.group(), within=given)
+    scheme = _SCHEME.match(given)
+    if scheme is None:
+        return _parse_plain(given)
+    if scheme.group(1) not in SCHEMES or not given.startswith(f"{scheme.group(1)}://"):
+        raise InvalidURIError(
+            "foreign URI",
+            path=repr(given),
+            expected=_ALLOWED,
+            found=repr(scheme.group()),
+            next_step="Use one of these schemes, in lower case.",
+        )
+    rest = given.removeprefix(f"{scheme.group(1)}://")
+    return _parse_rest(cast("Scheme", scheme.group(1)), rest, given)
+
+
+def _parse_plain(given: str) -> StoreURI:
+    """A path without a scheme: "." segments are fine, ".." and "~" are not."""
+    if given.startswith("~") or ".." in PurePosixPath(given).parts:
+        raise InvalidURIError(
+            "invalid path",
+            path=repr(given),
+            expected="a path without '..' or a leading '~'",
+            found="'~'" if given.startswith("~") else "'..'",
+            next_step="Give the absolute path.",
+        )
+    absolute = os.path.abspath(given)
+    return _parse_rest("file", f"/{absolute.lstrip('/')}", given)
+
+
+def _parse_rest(scheme: Scheme, rest: str, given: str) -> StoreURI:
+    if scheme == "memory":
+        bucket, path = "", rest
+    else:
+        bucket, _, path = rest.partition("/")
+    bucket_is_fine = not bucket if scheme in ("file", "memory") else _BUCKET.match(bucket)
+    if not bucket_is_fine or (scheme == "file" and not rest.startswith("/")):
+        raise InvalidURIError(
+            "invalid URI",
+            path=repr(given),
+            expected="file:///absolute/path"
+            if scheme == "file"
+            else "a bucket name of 3 or more lower-case letters, digits, '.', '_' or '-'",
+            found=repr(bucket),
+            next_step="Check the slashes and the name.",
+        )
+    path = path.removesuffix("/")
+    if path:
+        for segment in path.split("/"):
+            check_segment(segment, within=given)
+    return StoreURI(scheme, bucket, path)
+
+
+def confine(root: StoreURI, *segments: str) -> StoreURI:
+    """The child of `root` at `segments`, which come from outside and are trusted in nothing.
+
+    Raises:
+        InvalidURIError: a segment is not a plain name, or a symbolic link leads out of `root`.
+    """
+    for segment in segments:
+        if not _CONFINED.match(segment):
+            raise InvalidURIError(
+                "invalid name",
+                path=repr(segment[:200]),
+                expected="a letter or digit, then up to 127 letters, digits, '.', '_' or '-'",
+                found=f"{len(segment)} characters that don't fit",
+                next_step="Choose another name.",
+            )
+    child = root
+    for segment in segments:
+        child = child / segment
+    if root.scheme == "file":
+        real_root = os.path.realpath(root.local_path)
+        real_child = os.path.realpath(child.local_path)
+        if os.path.commonpath((real_root, real_child)) != real_root:
+            raise InvalidURIError(
+                "leads out of its root",
+                path=child,
+                expected=f"a folder below {root}",
+                found="a symbolic link to somewhere else",
+                next_step="Replace the link by a folder, or have the target added as a root.",
+            )
+    return child

@@ -1,0 +1,98 @@
+"""Retention in the background of a training job, after each durable save. No JAX."""
+
+import threading
+from collections.abc import Callable
+
+from cairn.storage.errors import translate
+from cairn.storage.runs import (
+    GRACE_SECONDS,
+    RetentionOutcome,
+    RetentionPolicy,
+    Run,
+    apply_retention,
+    collect_garbage,
+    read_tombstones,
+)
+from cairn.storage.store import Clock, utc_now
+from cairn.storage.training import exit_guard
+from cairn.storage.training.save_metrics import record_retention
+
+__all__ = ["RunRetention"]
+
+
+class RunRetention:
+    """Applies a policy to a run in the background, one pass at a time. Never raises.
+
+    Deleted steps go to the trash; once some have been there for the grace time, garbage is
+    collected.
+
+    Args:
+        run: the run.
+        policy: what to keep.
+        by: who asks.
+        grace: seconds during which a deleted step can be had back.
+        clock: tells the time.
+        told: called with what each pass did.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        policy: RetentionPolicy,
+        *,
+        by: str,
+        grace: float = GRACE_SECONDS,
+        clock: Clock = utc_now,
+        told: Callable[[RetentionOutcome], None] | None = None,
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._by = by
+        self._grace = grace
+        self._clock = clock
+        self._told = told
+        self._lock = threading.Lock()
+        self._wanted = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin a pass, or have another follow the one under way. Returns at once."""
+        with self._lock:
+            self._wanted = True
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="cairn-retention", daemon=True
+                )
+                self._thread.start()
+                exit_guard.guard(self)
+
+    def close(self) -> None:
+        """Return once nothing is under way. What is started later needs another `close`."""
+        exit_guard.release(self)
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._wanted:
+                    self._thread = None
+                    return
+                self._wanted = False
+            try:
+                self._pass()
+            except Exception as exc:
+                record_retention(self._run.uri, errors=(translate(exc, path=self._run.uri),))
+
+    def _pass(self) -> None:
+        outcome = apply_retention(
+            self._run, self._policy, by=self._by, grace=self._grace, clock=self._clock
+        )
+        record_retention(self._run.uri, deleted=len(outcome.deleted), errors=outcome.errors)
+        if self._told is not None:
+            self._told(outcome)
+        now = self._clock()
+        tombstones = read_tombstones(self._run.objects).values()
+        if any(one.removing or one.has_expired(now) for one in tombstones):
+            collect_garbage(self._run, by=self._by, clock=self._clock)

@@ -1,0 +1,439 @@
+"""Save a training job's state: asynchronous, sharded, fenced, durable. Imports JAX and Orbax.
+
+    caller's thread      check, claim an attempt, hold the arrays (device to host)  -> SaveHandle
+    background thread    write -> Orbax commits -> sync -> fence -> manifest        -> durable
+
+One save is in flight at a time; the next waits for it. Nothing is skipped. Every step is an
+ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
+"""
+
+import getpass
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, ClassVar, Final, Self
+
+import jax
+
+from cairn.storage.arrays import Compression
+from cairn.storage.errors import (
+    SaveError,
+    StepExistsError,
+)
+from cairn.storage.runs import (
+    LEASE_TTL_SECONDS,
+    AttemptKeeper,
+    ModelInfo,
+    Run,
+    noted_step,
+    step_dir,
+)
+from cairn.storage.store import Clock, StoreURI, parse_uri, utc_now
+from cairn.storage.training import exit_guard, processes
+from cairn.storage.training.background_work import BackgroundWork
+from cairn.storage.training.orbax_save import (
+    META_ITEM,
+    SaveResponse,
+    orbax_folder,
+    start_save,
+)
+from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.save_job import (
+    SaveJob,
+    failure,
+    job_environment,
+    outcome_key,
+    remove_leftovers,
+)
+from cairn.storage.training.save_metrics import (
+    prepare_metrics,
+    record_outcome,
+    record_refusal,
+    record_started,
+)
+from cairn.storage.training.save_request import PreparedSave, SaveRequest, prepare
+from cairn.storage.training.tree_handler import HeldItem
+from cairn.storage.training.unchanged import Unchanged
+
+__all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
+
+_ENDING_SECONDS: Final = 10.0
+"""How long the thread of a save may take from its last word to its end."""
+
+
+def default_writer_id() -> str:
+    """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
+    given = os.environ.get("CAIRN_WRITER_ID")
+    if given:
+        return given
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+class Checkpointer:
+    """Saves the steps of one run. Safe for use by many threads; all processes make the same calls.
+
+    Args:
+        run_uri: the run's folder; the run is created by the first save.
+        writer_id: who writes, the same over restarts; default `default_writer_id()`.
+        clock: tells the time.
+        lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
+
+    Raises:
+        InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
+    """
+
+    _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
+    _by_run_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self,
+        run_uri: StoreURI | str | os.PathLike[str],
+        *,
+        writer_id: str | None = None,
+        clock: Clock = utc_now,
+        lease_ttl: float = LEASE_TTL_SECONDS,
+    ) -> None:
+        self.uri = parse_uri(run_uri)
+        orbax_folder(self.uri)
+        self.writer_id = writer_id or default_writer_id()
+        self._clock = clock
+        self._run = Run(self.uri, clock=clock)
+        self._keeper = AttemptKeeper(
+            self._run.objects, writer=self.writer_id, clock=clock, ttl=lease_ttl
+        )
+        self._latest: int | None = None
+        self._goes_back = False
+        self._current: SaveHandle | None = None
+        self._unchanged: dict[str, Unchanged] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+        self._work: BackgroundWork | None = None
+        self._process = os.getpid()
+        prepare_metrics()
+
+    def __repr__(self) -> str:
+        return f"Checkpointer({str(self.uri)!r}, writer_id={self.writer_id!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @classmethod
+    def for_run(cls, uri: StoreURI | str | os.PathLike[str]) -> "Checkpointer":
+        """The one open checkpointer of this process for the run `uri`, made if there is none."""
+        key = str(parse_uri(uri))
+        with cls._by_run_lock:
+            known = cls._by_run.get(key)
+            if known is None or known._closed:
+                known = cls._by_run[key] = cls(uri)
+            return known
+
+    def begin(self) -> None:
+        """Take the run now, not at the first save; does nothing if it is taken already.
+
+        The first save then blocks no longer than later ones, which saves a second or so where a
+        store is far away, and a job that may not write the run learns that when it starts.
+
+        Raises:
+            LeaseHeldError: another writer holds the run.
+            FencedError: another writer has taken the run over.
+            InvalidURIError: this is the folder of a checkpoint.
+            SaveError: the checkpointer is closed.
+        """
+        with self._lock:
+            self._refuse_fork()
+            self._refuse_closed()
+            processes.agree(self._take_run)
+            exit_guard.guard(self)
+
+    def save(
+        self,
+        step: int,
+        items: Mapping[str, Any],
+        *,
+        meta: Mapping[str, Any],
+        model: ModelInfo | None = None,
+        assets: Mapping[str, bytes] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+        compression: Compression | None = None,
+    ) -> SaveHandle:
+        """Start to save `step`; when this returns, the arrays may be donated or deleted.
+
+        Waits for the save before it, if that still runs.
+
+        Args:
+            step: above the latest listed step, unless `overwrite`.
+            items: a tree of arrays by name, such as "model" and "optimizer".
+            meta: JSON, stored as the item "meta".
+            model: which model this is, for readers that know no JAX.
+            assets: small files that belong to the model, by name.
+            metrics: numbers to find the step by.
+            labels: text to find the step by.
+            overwrite: if `step` exists or later ones do, set them aside once the new one is
+                durable; until then they stay listed.
+            compression: "zstd" makes floating weights about a tenth smaller, and the save several
+                times slower; restores then go through TensorStore's decoder.
+
+        Raises:
+            StepExistsError: the run lists this step or a later one, and not `overwrite`.
+            UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+            UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is
+                not one we know.
+            LeaseHeldError: another writer holds the run.
+            FencedError: another writer has taken the run over.
+            SaveError: the save before this one failed, and nobody was told; this one did not start.
+        """
+        request = SaveRequest(
+            step=step,
+            items=items,
+            meta=meta,
+            model=model,
+            assets=assets,
+            metrics=metrics,
+            labels=labels,
+            overwrite=bool(overwrite),
+            compression=compression,
+        )
+        try:
+            handle = self._save(request)
+        except Exception as exc:
+            record_refusal(exc, step=step, uri=self.uri)
+            raise
+        record_started(handle)
+        return handle
+
+    def _save(self, request: SaveRequest) -> SaveHandle:
+        started = time.monotonic()
+        step = request.step
+        with self._lock:
+            prepared = processes.together(
+                lambda: self._prepare(request),
+                same={
+                    "run": lambda _: str(self.uri),
+                    "step": lambda _: step,
+                    "overwrite": lambda _: request.overwrite,
+                    "labels": lambda _: dict(request.labels or {}),
+                    "meta": lambda made: made.meta,
+                    "assets": lambda made: sorted(made.assets),
+                    "compression": lambda _: request.compression,
+                    "items": lambda made: [leaf[:4] for leaf in made.leaves],
+                },
+            )
+            number = processes.agree(lambda: self._claim(step, request.overwrite))
+            folder = self.uri / step_dir(number, step)
+            handle = SaveHandle(step=step, attempt=number, uri=folder)
+            handle.nbytes = prepared.nbytes
+            handle.when_done(record_outcome)
+            try:
+                held = prepared.hold(self._unchanged)
+                job = SaveJob(
+                    handle=handle,
+                    start=_starting(folder, held, prepared.meta),
+                    items=held,
+                    names=tuple(sorted([*request.items, META_ITEM])),
+                    leaves=prepared.leaves,
+                    model=request.model,
+                    assets=prepared.assets,
+                    annotation=prepared.annotation,
+                    goes_back=self._goes_back,
+                    objects=self._run.objects,
+                    keeper=self._keeper,
+                    clock=self._clock,
+                    writer=self.writer_id,
+                )
+                self._start(job)
+            except BaseException as exc:
+                # Whatever Orbax still writes into this attempt's folder, nobody looks at.
+                self._keeper.drop()
+                processes.report_failure(outcome_key(handle), exc)
+                if not isinstance(exc, Exception):  # an interrupt stays what it is
+                    raise
+                remove_leftovers(self._run.objects, handle)
+                raise failure(exc, folder) from exc
+        handle.blocked_seconds = time.monotonic() - started
+        return handle
+
+    def wait_until_finished(self) -> None:
+        """Return once nothing is in flight.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        with self._lock:
+            self._settle()
+
+    def close(self) -> None:
+        """Wait for the save in flight, then give the run back to other writers.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        with self._lock:
+            self._refuse_fork()
+            again, self._closed = self._closed, True
+            try:
+                self._settle()
+            finally:
+                if not again:
+                    self._release_when_over()
+
+    def _release_when_over(self) -> None:
+        """A save that was given up, or whose wait was interrupted, still needs the lease."""
+        if self._work is None:
+            self._release()
+            return
+        self._work.over.wait(_ENDING_SECONDS if self._current is None else 0)
+        self._work.when_over(self._release)
+
+    def _release(self) -> None:
+        exit_guard.release(self)
+        self._keeper.close()
+
+    def _start(self, job: SaveJob) -> None:
+        """Have the save finished in the background."""
+        work = BackgroundWork(lambda: job.run(self._saved), name=f"cairn-save-{job.handle.step}")
+        self._current, self._work = job.handle, work
+        exit_guard.guard(self)
+        try:
+            work.start()
+        except BaseException:
+            if not work.started:
+                self._current = self._work = None
+            raise
+
+    def _refuse_fork(self) -> None:
+        """A forked child has none of the threads that would do the work."""
+        if os.getpid() != self._process:
+            raise SaveError(
+                "the checkpointer is another process's",
+                path=self.uri,
+                expected=f"process {self._process}, which made it",
+                found=f"process {os.getpid()}, forked from it",
+                next_step="Make a new one in this process.",
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SaveError(
+                "the checkpointer is closed",
+                path=self.uri,
+                next_step="Make a new one, or use Checkpointer.for_run.",
+            )
+
+    def _settle(self) -> None:
+        if self._current is None:
+            return
+        try:
+            self._current.join()
+        finally:
+            if self._current.done:
+                self._current = None
+
+    def _saved(self, step: int) -> None:
+        self._latest = step
+
+    def _prepare(self, request: SaveRequest) -> PreparedSave:
+        """Once the save before this one has ended."""
+        self._refuse_fork()
+        self._refuse_closed()
+        self._settle()
+        if self._work is not None and not self._work.over.wait(_ENDING_SECONDS):
+            raise SaveError(
+                "a save that was given up is still being written",
+                path=self.uri,
+                expected="it to have ended",
+                found="it going on",
+                next_step="End this process: its next start goes on from the latest step.",
+            )
+        return prepare(request)
+
+    def _take_run(self) -> int:
+        """The attempt that is held, begun after the latest step if there is none; process 0."""
+        self._keeper.check()
+        if self._keeper.attempt is not None:
+            return self._keeper.attempt.number
+        self._create_run()
+
+        def base_step() -> int:
+            self._latest = self._run.latest_step()
+            return self._last_to_keep(self._latest)
+
+        return self._keeper.begin(base_step).number
+
+    def _create_run(self) -> None:
+        Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
+
+    def _last_to_keep(self, latest: int | None) -> int:
+        """The latest step that the store shows, or the one noted in the lease if that is later."""
+        return max(-1 if latest is None else latest, noted_step(self._run.objects))
+
+    def _claim(self, step: int, overwrite: bool) -> int:
+        """The attempt to write `step` in; on process 0 only."""
+        self._keeper.check()
+        self._goes_back = False
+        held = self._keeper.attempt
+        if held is None:
+            self._create_run()
+            self._latest = self._run.latest_step()
+        below = self._latest is not None and step <= self._latest
+        if below and not overwrite:
+            raise self._exists(step, self._latest)
+        if held is not None and not below:
+            return held.number
+
+        def base_step() -> int:
+            """Every listed step: what is overwritten stays until its successor is durable."""
+            latest = self._run.latest_step()
+            if latest is not None and step <= latest and not overwrite:
+                raise self._exists(step, latest)
+            self._goes_back = latest is not None and step < latest
+            return self._last_to_keep(latest)
+
+        return self._keeper.begin(base_step).number
+
+    def _exists(self, step: int, latest: int | None) -> StepExistsError:
+        return StepExistsError(
+            "the step exists",
+            path=self.uri,
+            expected=f"a step above {latest}, the latest",
+            found=f"step {step}",
+            next_step="Save a later step, or pass overwrite=True to go back to before it.",
+        )
+
+
+def _starting(
+    folder: StoreURI, held: Mapping[str, HeldItem], meta: Mapping[str, Any]
+) -> Callable[[], SaveResponse]:
+    """What has Orbax begin.
+
+    It takes some tens of milliseconds, which the caller need not wait for. With several processes
+    it uses devices, whose order of use must be the same in all: then it begins here.
+    """
+    if jax.process_count() == 1:
+        return lambda: start_save(folder, held, meta)
+    response = start_save(folder, held, meta)
+    return lambda: response
+
+
+def _forget_runs() -> None:
+    """A forked child saves in attempts of its own: its parent goes on in those that it has."""
+    Checkpointer._by_run, Checkpointer._by_run_lock = {}, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_runs)

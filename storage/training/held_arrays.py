@@ -1,0 +1,235 @@
+"""Hold the arrays of a save on the host, so that the caller may donate or delete them at once.
+
+On CPU the host's view of a buffer is the buffer: it is held, not copied, and XLA copies a leaf if
+it is donated meanwhile. From other devices all transfers are started before the first is waited
+for. Of an array that several processes hold, each writes its own part. Imports JAX. See ADR 0010.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+
+from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, outer_shard_shape
+from cairn.storage.errors import UnsupportedLeafError
+from cairn.storage.training.leaf_forms import is_key_dtype
+
+__all__ = ["ArrayLayout", "HeldArray", "HeldPart", "Transfers", "array_layout"]
+
+_LEAST_SPLIT_BYTES: Final = 1 << 20
+"""What several processes hold is divided among them from this size on."""
+
+_COLUMN_READ_ITEMS: Final = frozenset({"model"})
+"""Items whose leaves exports transpose; others are always cut into row strips."""
+
+
+class _Piece(NamedTuple):
+    """What this process writes of one of its device shards.
+
+    Attributes:
+        shard: the device shard, as `addressable_data` numbers it.
+        within: the part of it.
+        origin: index of the part's first element in the array.
+    """
+
+    shard: int
+    within: tuple[slice, ...]
+    origin: tuple[int, ...]
+
+
+class ArrayLayout(NamedTuple):
+    """How an array of some shape and sharding is stored.
+
+    Attributes:
+        cut: outer shards and inner chunks.
+        pieces: what this process writes.
+    """
+
+    cut: ChunkShapes
+    pieces: tuple[_Piece, ...]
+
+
+class HeldPart(NamedTuple):
+    """Elements that this process writes.
+
+    Attributes:
+        values: on the host; nobody changes them.
+        origin: index of the first in the array.
+    """
+
+    values: np.ndarray[Any, Any]
+    origin: tuple[int, ...]
+
+
+class HeldArray(NamedTuple):
+    """An array as it is stored, this process's parts of it held.
+
+    Attributes:
+        shape: of the whole array.
+        dtype: by which it is stored.
+        cut: outer shards and inner chunks.
+        parts: what this process writes.
+        sharding: None for a NumPy array.
+        key_impl: the implementation, if these are the words of typed PRNG keys.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    cut: ChunkShapes
+    parts: tuple[HeldPart, ...]
+    sharding: jax.sharding.Sharding | None
+    key_impl: str | None
+
+
+class Transfers:
+    """The leaves of an item on their way to the host; the transfers of all run at once.
+
+    Attributes:
+        layouts: by path, how each is stored.
+    """
+
+    def __init__(self, item: str, leaves: Mapping[str, Any]) -> None:
+        """Start them.
+
+        Args:
+            item: its name.
+            leaves: arrays of JAX and NumPy by path, as they are stored.
+
+        Raises:
+            UnsupportedLeafError: with several processes, arrays that only this one has.
+        """
+        self._keys = {
+            path: str(jax.random.key_impl(leaf))
+            for path, leaf in leaves.items()
+            if is_key_dtype(leaf.dtype)
+        }
+        self._leaves = {
+            path: jax.random.key_data(leaf) if path in self._keys else leaf
+            for path, leaf in leaves.items()
+        }
+        _refuse_local(self._leaves)
+        columns = item in _COLUMN_READ_ITEMS
+        self.layouts = {
+            path: array_layout(leaf, columns=columns) for path, leaf in self._leaves.items()
+        }
+        self._shards = {
+            path: [leaf.addressable_data(piece.shard) for piece in self.layouts[path].pieces]
+            for path, leaf in self._leaves.items()
+            if isinstance(leaf, jax.Array)
+        }
+        if jax.default_backend() != "cpu":
+            for shards in self._shards.values():
+                for shard in shards:
+                    shard.copy_to_host_async()
+
+    def wait(self) -> dict[str, HeldArray]:
+        """The leaves by path, once the host has all of them."""
+        return {path: self._held(path, leaf) for path, leaf in self._leaves.items()}
+
+    def _held(self, path: str, leaf: Any) -> HeldArray:
+        cut, pieces = self.layouts[path]
+        shards = self._shards.get(path)
+        if shards is None:
+            values = [np.array(leaf) for _ in pieces]
+        else:
+            values = [
+                np.asarray(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)
+            ]
+        return HeldArray(
+            shape=tuple(leaf.shape),
+            dtype=np.dtype(leaf.dtype),
+            cut=cut,
+            parts=tuple(
+                HeldPart(part, piece.origin) for part, piece in zip(values, pieces, strict=True)
+            ),
+            sharding=None if shards is None else leaf.sharding,
+            key_impl=self._keys.get(path),
+        )
+
+
+def _refuse_local(leaves: Mapping[str, Any]) -> None:
+    if jax.process_count() == 1:
+        return
+    local = [
+        path
+        for path, leaf in leaves.items()
+        if isinstance(leaf, jax.Array) and leaf.is_fully_addressable
+    ]
+    if local:
+        raise UnsupportedLeafError(
+            "arrays that only one process has",
+            path="; ".join(local),
+            expected="arrays over the devices of all processes",
+            found=f"{len(local)} on devices of process {jax.process_index()} alone",
+            next_step="Place them on a mesh of all devices, for example replicated.",
+        )
+
+
+def array_layout(array: Any, *, columns: bool) -> ArrayLayout:
+    """How `array` is stored, and what of it this process writes.
+
+    Args:
+        array: of JAX or NumPy, with elements.
+        columns: whether readers also read it by columns.
+    """
+    shape, itemsize = tuple(array.shape), np.dtype(array.dtype).itemsize
+    if isinstance(array, jax.Array):
+        return _layout(shape, itemsize, array.sharding, columns)
+    whole = _Piece(0, (slice(None),) * len(shape), (0,) * len(shape))
+    pieces = (whole,) if jax.process_index() == 0 else ()
+    return ArrayLayout(_cut(shape, shape, itemsize, columns), pieces)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout(
+    shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
+) -> ArrayLayout:
+    """The same for every array of this shape and sharding."""
+    holders: dict[tuple[int, ...], set[int]] = {}
+    first: dict[tuple[int, ...], int] = {}
+    mine: list[Any] = list(sharding.addressable_devices_indices_map(shape))
+    places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in places.items():
+        origin = origin_of(index)
+        holders.setdefault(origin, set()).add(device.process_index)
+        if device in mine:
+            first.setdefault(origin, mine.index(device))
+    shard = sharding.shard_shape(shape)
+    sharers = {len(processes) for processes in holders.values()}
+    axis = None
+    if len(sharers) == 1 and math.prod(shard) * itemsize >= _LEAST_SPLIT_BYTES:
+        axis = _split_axis(shard, next(iter(sharers)))
+    part = shard
+    if axis is not None:
+        (share,) = sharers
+        part = (*shard[:axis], shard[axis] // share, *shard[axis + 1 :])
+    pieces = []
+    for origin, number in first.items():
+        rank = sorted(holders[origin]).index(jax.process_index())
+        if axis is None:
+            if rank == 0:
+                pieces.append(_Piece(number, (slice(None),) * len(shape), origin))
+            continue
+        start = rank * part[axis]
+        within = [slice(None)] * len(shape)
+        within[axis] = slice(start, start + part[axis])
+        at = (*origin[:axis], origin[axis] + start, *origin[axis + 1 :])
+        pieces.append(_Piece(number, tuple(within), at))
+    return ArrayLayout(_cut(shape, part, itemsize, columns), tuple(pieces))
+
+
+def _split_axis(shard: tuple[int, ...], share: int) -> int | None:
+    """The first axis that so many processes can divide among them."""
+    if share == 1:
+        return None
+    return next((axis for axis, size in enumerate(shard) if size % share == 0), None)
+
+
+def _cut(
+    shape: tuple[int, ...], part: tuple[int, ...], itemsize: int, columns: bool
+) -> ChunkShapes:
+    shard = outer_shard_shape(part, itemsize)
+    return ChunkShapes(shard, inner_chunk_shape(shape, shard, itemsize, square=columns))

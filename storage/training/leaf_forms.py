@@ -1,0 +1,188 @@
+"""How each leaf is stored: as it is, as another dtype of the same information, or by shape alone.
+
+Orbax and TensorStore take most leaves as they are. The others are listed here, each with a form
+that loses nothing; the form is recorded with the checkpoint, so that reading undoes it. What has no
+such form is refused before anything is written. Imports JAX.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cairn.storage.arrays import FOUR_BITS, pack, packing_axis
+from cairn.storage.errors import UnsupportedLeafError
+
+__all__ = [
+    "STORED_DTYPES",
+    "LeafForm",
+    "dtype_name",
+    "is_key_dtype",
+    "store_form",
+]
+
+STORED_DTYPES: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64", "complex64", "complex128"),
+        *("float16", "bfloat16", "float32", "float64", "float4_e2m1fn", "float8_e3m4"),
+        *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+        *("float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
+)
+"""Dtypes that TensorStore's zarr3 driver writes and reads bit for bit (tested one by one). It takes
+a byte for an int4, so that those are packed where they can be."""
+
+WIDENED: Final = frozenset({"uint2", "uint4"})
+"""Stored as uint8 of equal value, unless packed: zarr3 has no unsigned type this small."""
+
+BITCAST: Final = frozenset({"float8_e4m3"})
+"""Stored as the uint8 of the same bits: zarr3 has no such type."""
+
+_INT64: Final = range(-(2**63), 2**63)
+
+
+class LeafForm(NamedTuple):
+    """A leaf that is not stored as it is.
+
+    Attributes:
+        kind: "empty" (nothing stored: it has no elements), "widened" (uint8 of equal value),
+            "bits" (uint8 of equal bits), "packed" (uint8 of two elements each, along the one axis
+            that is half as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
+        shape: logical shape.
+        dtype: logical dtype by name; for a key the name of its implementation.
+    """
+
+    kind: Literal["empty", "widened", "bits", "packed", "key"]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """True for the dtype of typed PRNG keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name under which a dtype is recorded, such as "bfloat16" or "key<fry>"."""
+    return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
+
+
+def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, LeafForm]]:
+    """(the leaves to hand to Orbax, the forms of those that differ), both by path.
+
+    Raises:
+        UnsupportedLeafError: leaves that can't be stored; lists all of them with the reason.
+    """
+    stored: dict[str, Any] = {}
+    forms: dict[str, LeafForm] = {}
+    problems: list[str] = []
+    for path, leaf in leaves.items():
+        value, reason = _plain(leaf)
+        if reason is not None:
+            problems.append(f"{path}: {reason}")
+            continue
+        form = _form_of(value)
+        if form is not None:
+            forms[path] = form
+        if form is None or form.kind == "key":
+            stored[path] = value
+        elif form.kind != "empty":
+            stored[path] = _carried(value, form)
+    if problems:
+        raise UnsupportedLeafError(
+            "leaves that can't be stored",
+            path="; ".join(problems),
+            expected="arrays and Python numbers",
+            found=f"{len(problems)} others",
+            next_step="Convert them to arrays, or keep them in the extras of the save.",
+        )
+    return stored, forms
+
+
+def _carried(value: Any, form: LeafForm) -> Any:
+    """The uint8 array that stands for `value`. On devices it is computed there, sharded alike."""
+    axis = _axis_to_pack(value) if form.kind == "packed" else None
+    if axis is not None:
+        if isinstance(value, jax.Array):
+            return _packing(value.sharding)(value, axis)
+        return pack(value, axis)
+    if form.kind == "widened":
+        return value.astype(jnp.uint8 if isinstance(value, jax.Array) else np.uint8)
+    if isinstance(value, jax.Array):
+        return jax.lax.bitcast_convert_type(value, jnp.uint8)
+    return value.view(np.uint8)
+
+
+def _form_of(value: Any) -> LeafForm | None:
+    shape = tuple(value.shape)
+    if is_key_dtype(value.dtype):
+        return LeafForm("key", shape, str(jax.random.key_impl(value)))
+    name = np.dtype(value.dtype).name
+    if value.size == 0:
+        return LeafForm("empty", shape, name)
+    if name in FOUR_BITS and _axis_to_pack(value) is not None:
+        return LeafForm("packed", shape, name)
+    if name in WIDENED:
+        return LeafForm("widened", shape, name)
+    return LeafForm("bits", shape, name) if name in BITCAST else None
+
+
+def _axis_to_pack(value: Any) -> int | None:
+    shape = tuple(value.shape)
+    return packing_axis(
+        value.sharding.shard_shape(shape) if isinstance(value, jax.Array) else shape
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _packing(place: jax.sharding.Sharding) -> Any:
+    """`pack`, compiled once for each shape, its result at `place`."""
+    return jax.jit(pack, static_argnames="axis", out_shardings=place)
+
+
+def _plain(leaf: Any) -> tuple[Any, str | None]:
+    """(the leaf as jax.Array or NumPy array, None) or (None, why it can't be).
+
+    Python numbers become arrays without axes: Orbax's own scalars lose their dtype, and those of
+    bool break its metadata.
+    """
+    if isinstance(leaf, jax.Array):
+        return leaf, _why_not_array(leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = np.asarray(leaf)
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        return native, _why_not_dtype(native.dtype)
+    match leaf:
+        case bool():
+            return np.asarray(leaf, np.bool_), None
+        case int():
+            if leaf not in _INT64:
+                return None, "an integer outside of int64"
+            return np.asarray(leaf, np.int64), None
+        case float():
+            return np.asarray(leaf, np.float64), None
+        case complex():
+            return np.asarray(leaf, np.complex128), None
+        case _:
+            return None, f"{type(leaf).__name__} is neither an array nor a number"
+
+
+def _why_not_array(array: jax.Array) -> str | None:
+    if isinstance(array, jax.core.Tracer):
+        return "a traced value; save outside of jit"
+    if array.is_deleted():
+        return "its buffer was deleted or donated before the save"
+    if is_key_dtype(array.dtype):
+        return "a key array without elements" if array.size == 0 else None
+    return _why_not_dtype(array.dtype)
+
+
+def _why_not_dtype(dtype: Any) -> str | None:
+    name = np.dtype(dtype).name
+    if name in STORED_DTYPES or name in WIDENED or name in BITCAST:
+        return None
+    return f"no lossless way to store dtype {name}"

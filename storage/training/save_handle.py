@@ -1,0 +1,213 @@
+"""The handle of one save: what became of it, or that it is still under way. No JAX."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from cairn.storage.errors import SaveError, StorageError
+from cairn.storage.store import StoreURI
+
+__all__ = ["SaveHandle", "SaveState", "refused_save", "superseded_save"]
+
+logger = logging.getLogger(__name__)
+
+
+class SaveState(StrEnum):
+    """What became of a save. It ends in one of these, and stays there.
+
+    saving: under way.
+    durable: data synced, Orbax committed, manifest published.
+    failed: it began and did not become durable; `SaveHandle.error` says why.
+    superseded: left out because another save was under way, as the save policy asked.
+    refused: it did not begin; the call raised.
+    skipped: left out because the caller said so (`enable=False`).
+    """
+
+    SAVING = "saving"
+    DURABLE = "durable"
+    FAILED = "failed"
+    SUPERSEDED = "superseded"
+    REFUSED = "refused"
+    SKIPPED = "skipped"
+
+
+class SaveHandle:
+    """One save. Any thread may wait on it.
+
+    Attributes:
+        step: the step being saved.
+        attempt: the attempt it is written in; 0 if nothing is written.
+        uri: the step's folder, an ordinary Orbax checkpoint once durable; the run's if nothing is
+            written.
+        blocked_seconds: how long `save` kept its caller.
+        nbytes: bytes of the arrays, where known.
+        reason: why it was saved, where a policy decided.
+    """
+
+    def __init__(self, *, step: int, attempt: int, uri: StoreURI) -> None:
+        self.step = step
+        self.attempt = attempt
+        self.uri = uri
+        self.blocked_seconds = 0.0
+        self.nbytes = 0
+        self.reason: str | None = None
+        self._began = time.monotonic()
+        self._seconds: float | None = None
+        self._finished = threading.Event()
+        self._telling: int | None = None
+        self._lock = threading.Lock()
+        self._state = SaveState.SAVING
+        self._error: BaseException | None = None
+        self._superseded_by: int | None = None
+        self._reported = False
+        self._callbacks: list[Callable[[SaveHandle], None]] = []
+
+    def __repr__(self) -> str:
+        return f"SaveHandle(step={self.step}, attempt={self.attempt}, {self.state}, {self.uri})"
+
+    @property
+    def state(self) -> SaveState:
+        """What became of the save so far."""
+        return self._state
+
+    @property
+    def done(self) -> bool:
+        """True once the save is no longer under way, whatever became of it."""
+        return self._state is not SaveState.SAVING
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the save failed or was refused; None while it runs and once it is durable."""
+        return self._error
+
+    @property
+    def superseded_by(self) -> int | None:
+        """The step whose save was under way when this one was due, if that is why it was not."""
+        return self._superseded_by
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start of the save to its end; None while it runs."""
+        return self._seconds
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the step is durable: data synced, Orbax committed, manifest published.
+
+        A superseded or skipped save has nothing to wait for: it returns at once, and `state` tells.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Raises:
+            SaveError: the save failed (`StoreFullError` if for lack of space).
+            FencedError: a later attempt took the run over; the step is not listed.
+            TimeoutError: it still runs after `timeout` seconds.
+        """
+        if not self.ended(timeout):
+            raise TimeoutError(
+                f"{self.uri}: expected to be durable within {timeout} s, still being saved. "
+                "Wait longer; the save goes on."
+            )
+        if self._error is not None:
+            self._reported = True
+            raise _again(self._error)
+
+    def ended(self, timeout: float | None = None) -> bool:
+        """Whether the save is no longer under way, after at most `timeout` seconds.
+
+        Raises nothing if it failed: `state` and `error` tell.
+        """
+        if self._telling == threading.get_ident():
+            return True  # asked by what `when_done` calls: it must not wait for itself
+        return self._finished.wait(timeout)
+
+    def join(self) -> None:
+        """`wait` for as long as it takes, but raise only an error that no call has raised yet."""
+        self.ended()
+        if not self._reported:
+            self.wait()
+
+    def when_done(self, call: Callable[["SaveHandle"], None]) -> None:
+        """Call `call` with this handle once the save has ended, before those who wait learn of it.
+
+        At once if it has ended; else in the thread that ends it. What it raises is only logged.
+        """
+        with self._lock:
+            if not self.done:
+                self._callbacks.append(call)
+                return
+        self._tell(call)
+
+    def finish(self, error: BaseException | None) -> bool:
+        """Tell all who wait that the save is durable, or why it failed.
+
+        Returns:
+            False if it had ended already, such as by `abandon`: then nothing changes.
+        """
+        return self._end(SaveState.DURABLE if error is None else SaveState.FAILED, error)
+
+    def skip(self) -> None:
+        """Tell that the caller wanted nothing saved."""
+        self._end(SaveState.SKIPPED, None)
+
+    def abandon(self, reason: str) -> bool:
+        """Give up on a save that is still under way: it has failed, for all who wait.
+
+        What it has begun goes on for as long as the process lives, and may yet be listed.
+
+        Returns:
+            False if it had ended already.
+        """
+        error = SaveError(
+            "the save was abandoned",
+            path=self.uri,
+            expected="a durable step",
+            found=reason,
+            next_step="See the run for what it lists; what was stored before is untouched.",
+        )
+        return self._end(SaveState.FAILED, error)
+
+    def _end(
+        self, state: SaveState, error: BaseException | None, superseded_by: int | None = None
+    ) -> bool:
+        with self._lock:
+            if self.done:
+                return False
+            self._error, self._superseded_by = error, superseded_by
+            self._seconds = time.monotonic() - self._began
+            self._state = state
+            callbacks, self._callbacks = self._callbacks, []
+        self._telling = threading.get_ident()
+        for call in callbacks:
+            self._tell(call)
+        self._finished.set()
+        self._telling = None
+        return True
+
+    def _tell(self, call: Callable[["SaveHandle"], None]) -> None:
+        try:
+            call(self)
+        except Exception:
+            logger.exception("what follows the save of step %d failed", self.step)
+
+
+def superseded_save(*, step: int, uri: StoreURI, by: int) -> SaveHandle:
+    """The handle of a save that was left out, because that of step `by` was under way."""
+    handle = SaveHandle(step=step, attempt=0, uri=uri)
+    handle._end(SaveState.SUPERSEDED, None, by)
+    return handle
+
+
+def refused_save(*, step: int, uri: StoreURI, error: BaseException) -> SaveHandle:
+    """The handle of a save that did not begin, because of `error`."""
+    handle = SaveHandle(step=step, attempt=0, uri=uri)
+    handle._end(SaveState.REFUSED, error)
+    return handle
+
+
+def _again(error: BaseException) -> BaseException:
+    """An error fit to be raised in one more thread: without the traceback of the last raise."""
+    known = error if isinstance(error, StorageError) else SaveError("the save failed", found=error)
+    return known.with_traceback(None)

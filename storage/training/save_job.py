@@ -1,0 +1,269 @@
+"""The background half of a save: from Orbax's commit to a durable step. Imports JAX.
+
+    Orbax commits -> sync -> list -> assets, labels -> fence -> manifest -> durable
+
+Until the manifest is written nothing lists the step; whatever fails before leaves it unlisted.
+"""
+
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+
+from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, StoredFile
+from cairn.storage.errors import FencedError, SaveError, StorageError, translate
+from cairn.storage.runs import (
+    COMMIT_FILE,
+    AttemptKeeper,
+    Manifest,
+    ModelInfo,
+    ObjectRecord,
+    annotation_file,
+    environment,
+    list_objects,
+    publish_manifest,
+    put_assets,
+    step_dir,
+    sync_folder,
+)
+from cairn.storage.store import Clock, ObjectStore, rfc3339
+from cairn.storage.training import processes
+from cairn.storage.training.leaf_records import LeafDraft, leaf_records
+from cairn.storage.training.orbax_save import SaveResponse
+from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.tree_handler import HeldItem
+
+__all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
+
+_WRITERS_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True)
+class SaveJob:
+    """One save, its arrays held.
+
+    Attributes:
+        handle: what the caller waits on.
+        start: has Orbax begin; called in the background.
+        items: what is written, by name, without the item of JSON.
+        names: of all items.
+        leaves: every leaf, without data.
+        model: for the manifest.
+        assets: small files by name.
+        annotation: labels and metrics as stored, if any.
+        goes_back: later steps are listed, and are set aside once this one is.
+        objects: the run's objects.
+        keeper: holds the attempt that this writes in.
+        clock: tells the time.
+        writer: id of the writer.
+    """
+
+    handle: SaveHandle
+    start: Callable[[], SaveResponse]
+    items: Mapping[str, HeldItem]
+    names: tuple[str, ...]
+    leaves: tuple[LeafDraft, ...]
+    model: ModelInfo | None
+    assets: Mapping[str, bytes]
+    annotation: bytes | None
+    goes_back: bool
+    objects: ObjectStore
+    keeper: AttemptKeeper
+    clock: Clock
+    writer: str
+
+    def run(self, durable: Callable[[int], None]) -> None:
+        """Wait for Orbax, publish, and finish the handle with what came of it.
+
+        Args:
+            durable: called with the step before those who wait learn that it is durable.
+        """
+        handle, error = self.handle, None
+        key = outcome_key(handle)
+        committed = False
+        try:
+            processes.wait_for(lambda: self.start().result(), key)
+            committed = True
+            if processes.is_primary():
+                self._publish()
+        except BaseException as exc:
+            error = failure(exc, handle.uri)
+            _let_go(exc)
+            if not committed:
+                processes.report_failure(key, error)
+        try:
+            if processes.is_primary() or error is None:
+                processes.share_outcome(key, error)
+        except BaseException as exc:
+            error = error or failure(exc, handle.uri)
+        if error is None:
+            for name, item in self.items.items():
+                item.durable(handle.uri / name)
+            durable(handle.step)
+        else:
+            self.keeper.drop()
+            if not committed:
+                remove_leftovers(self.objects, handle)
+        handle.finish(error)
+
+    def _publish(self) -> None:
+        step, attempt = self.handle.step, self.handle.attempt
+        sync_folder(self.handle.uri)
+        if self.annotation is not None:
+            self.objects.write(annotation_file(step, attempt), self.annotation)
+        manifest = Manifest(
+            step=step,
+            attempt=attempt,
+            created=rfc3339(self.clock()),
+            writer=self.writer,
+            items=self.names,
+            leaves=leaf_records(self.leaves, self._digests(), path=self.handle.uri),
+            objects=self._objects(),
+            assets=put_assets(self.objects, self.assets),
+            model=self.model,
+            environment=job_environment(),
+        )
+        publish_manifest(self.objects, manifest, self.keeper.fence)
+        self.keeper.note(step)
+        self.keeper.ensure_counts(step)
+        if self.goes_back:
+            self.keeper.begin(lambda: step)
+
+    def _objects(self) -> tuple[ObjectRecord, ...]:
+        """The files of the step, all those that this process wrote among them.
+
+        Raises:
+            SaveError: some are gone, or are not what was written: somebody else was in the folder.
+        """
+        written = {
+            f"{name}/{file.name}": file
+            for name, item in self.items.items()
+            for file in item.written.files
+        }
+        listed = list_objects(
+            self.handle.uri,
+            known={name: file.crc32c for name, file in written.items() if file.crc32c},
+            contents={name: file.content for name, file in written.items() if file.content},
+        )
+        found = {record.name: record for record in listed}
+        problems = [
+            f"{name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
+            + ("none" if found.get(name) is None else f"{found[name]}")
+            for name, file in written.items()
+            if not _is_as_written(found.get(name), file)
+        ]
+        if COMMIT_FILE not in found:
+            problems.append(f"{COMMIT_FILE}: missing")
+        if problems:
+            raise SaveError(
+                "files of the step are not what was written",
+                path=self.handle.uri,
+                expected="every file that was written, and Orbax's commit",
+                found=f"{len(problems)} that are not",
+                next_step="Find out who else writes there and save again; the step is not listed.",
+                problems=problems,
+            )
+        return listed
+
+    def _digests(self) -> dict[str, ChunkDigests]:
+        """Of all chunks, by item: this process's, and what the others wrote down of theirs."""
+        found = {}
+        for name, item in self.items.items():
+            digests = item.written.digests
+            others = [
+                f"{name}/{FILE_PREFIX}{process}.json"
+                for process in range(jax.process_count())
+                if item.written.saved is not None and process != jax.process_index()
+            ]
+            for file, value in ObjectStore.open(self.handle.uri).read_many(others).items():
+                if value is not None:  # leaves that are missing then are named
+                    path = self.handle.uri / file
+                    digests = digests.merged(ChunkDigests.parse(value.value, path=path))
+            found[name] = digests
+        return found
+
+
+def _is_as_written(found: ObjectRecord | None, written: StoredFile) -> bool:
+    return found is not None and (found.size, found.crc32c) == (written.size, written.crc32c)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Forget what the frames of a failure hold: among it arrays, for as long as it is known."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def outcome_key(handle: SaveHandle) -> str:
+    """Under what the processes of a job tell each other how a save went; each is used once."""
+    return processes.save_key(handle.uri)
+
+
+def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
+    """Make room after a save that Orbax did not commit: nobody will read what it wrote.
+
+    With several processes the others may still be writing: what is left then is for `cairn gc`.
+    """
+    if jax.process_count() > 1:
+        return
+    folder = handle.uri
+    _join_writers()
+    try:
+        if folder.scheme != "file":
+            objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
+            return
+        parent, temporary = folder.parent.local_path, f"{folder.name}.orbax-checkpoint-tmp"
+        for name in os.listdir(parent):
+            if name == folder.name or name.startswith(temporary):
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+    except (OSError, StorageError):
+        return  # the save has failed already, and that is what the caller is told
+
+
+def _join_writers() -> None:
+    """Wait for Orbax's other writers: it tells of the first item that fails while they go on.
+
+    Each would make the step's folder anew. Those of other runs' saves are waited for too, which
+    only delays the news of a save that failed.
+    """
+    deadline = time.monotonic() + _WRITERS_SECONDS
+    for thread in threading.enumerate():
+        if type(thread).__module__.startswith("orbax."):
+            # Past Orbax's own join, which raises what the thread raised.
+            threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
+
+
+def failure(exc: BaseException, path: object) -> StorageError:
+    """What a failed save raises: a SaveError, or the FencedError that it was."""
+    known = translate(exc, path=path)
+    if not isinstance(known, SaveError | FencedError):
+        known = SaveError(
+            "the save failed",
+            path=path,
+            expected="a durable step",
+            found=str(known),
+            next_step="What was stored before is untouched; mend the cause and save again.",
+        )
+    if known is not exc:
+        known.__cause__ = exc
+    return known
+
+
+def job_environment() -> dict[str, Any]:
+    """Versions, host and devices of this job."""
+    return environment(
+        {
+            "processes": jax.process_count(),
+            "devices": jax.device_count(),
+            "device_kind": jax.devices()[0].device_kind,
+        }
+    )

@@ -1,0 +1,154 @@
+"""What became of every save, for the log and for Prometheus. No JAX.
+
+The log is the logger "cairn.save": one line for each outcome, as key=value. The metrics are in
+prometheus_client's default registry; nothing here serves them.
+"""
+
+import functools
+import json
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any, Final
+from weakref import WeakSet
+
+from cairn.storage.errors import StorageError
+from cairn.storage.store import StoreURI
+from cairn.storage.training.save_handle import SaveHandle, SaveState, refused_save
+
+__all__ = [
+    "prepare_metrics",
+    "record_outcome",
+    "record_refusal",
+    "record_retention",
+    "record_started",
+]
+
+logger = logging.getLogger("cairn.save")
+
+_LEVELS: Final = {
+    SaveState.DURABLE: logging.INFO,
+    SaveState.SUPERSEDED: logging.INFO,
+    SaveState.SKIPPED: logging.INFO,
+    SaveState.REFUSED: logging.WARNING,
+    SaveState.FAILED: logging.ERROR,
+}
+_SECONDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+_lock = threading.Lock()
+_started: WeakSet[SaveHandle] = WeakSet()
+_ended: WeakSet[SaveHandle] = WeakSet()
+
+
+@functools.cache
+def _metrics() -> SimpleNamespace:
+    """The metrics, made when the first save is recorded."""
+    from prometheus_client import Counter, Gauge, Histogram
+
+    return SimpleNamespace(
+        saves=Counter("cairn_saves", "Saves by what became of them.", ["outcome"]),
+        seconds=Histogram(
+            "cairn_save_seconds", "From the start of a save until it was durable.", buckets=_SECONDS
+        ),
+        blocked=Histogram(
+            "cairn_save_blocked_seconds", "How long a save kept training.", buckets=_SECONDS
+        ),
+        nbytes=Counter("cairn_save_bytes", "Bytes of the arrays of durable saves."),
+        last=Gauge("cairn_save_last_durable_step", "The step that became durable last."),
+        deleted=Counter("cairn_retention_deleted_steps", "Steps that retention deleted."),
+        retention_failures=Counter("cairn_retention_failures", "Retention passes that failed."),
+    )
+
+
+def prepare_metrics() -> None:
+    """Make the metrics now, so that the first save is not kept by it. Any number of times."""
+    _metrics()
+
+
+def record_started(handle: SaveHandle) -> None:
+    """Record how long the caller was kept by a save that has begun; of each only once."""
+    if _is_new(handle, _started):
+        _metrics().blocked.observe(handle.blocked_seconds)
+
+
+def record_outcome(handle: SaveHandle) -> None:
+    """Record what became of a save that has ended; of each only once, however often it is called.
+
+    Give it to `SaveHandle.when_done`.
+    """
+    if not handle.done or not _is_new(handle, _ended):
+        return
+    metrics = _metrics()
+    metrics.saves.labels(outcome=handle.state.value).inc()
+    fields: dict[str, Any] = {
+        "outcome": handle.state.value,
+        "step": handle.step,
+        "attempt": handle.attempt or None,
+        "reason": handle.reason,
+        "superseded_by": handle.superseded_by,
+        "uri": str(handle.uri),
+    }
+    if handle.state in (SaveState.DURABLE, SaveState.FAILED):
+        fields |= {
+            "seconds": round(handle.seconds or 0.0, 3),
+            "blocked_seconds": round(handle.blocked_seconds, 3),
+            "bytes": handle.nbytes or None,
+        }
+    if handle.state is SaveState.DURABLE:
+        metrics.seconds.observe(handle.seconds or 0.0)
+        metrics.nbytes.inc(handle.nbytes)
+        metrics.last.set(handle.step)
+    if handle.error is not None:
+        fields |= {"error": type(handle.error).__name__, "found": _one_line(handle.error)}
+    logger.log(_LEVELS[handle.state], _line(fields))
+
+
+def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHandle:
+    """Record that a save raised instead of beginning; of each error and step only once.
+
+    Returns:
+        The handle of the refused save, which the error then carries as its attribute `save`.
+    """
+    known = vars(error).get("save")
+    if isinstance(known, SaveHandle) and (known.step, known.uri) == (step, uri):
+        return known
+    handle = refused_save(step=step, uri=uri, error=error)
+    vars(error)["save"] = handle
+    record_outcome(handle)
+    return handle
+
+
+def record_retention(
+    uri: StoreURI, *, deleted: int = 0, errors: tuple[StorageError, ...] = ()
+) -> None:
+    """Record what a pass of retention did."""
+    metrics = _metrics()
+    metrics.deleted.inc(deleted)
+    if deleted:
+        logger.info(_line({"retention": "deleted", "steps": deleted, "uri": str(uri)}))
+    for error in errors:
+        metrics.retention_failures.inc()
+        fields = {"error": type(error).__name__, "found": _one_line(error)}
+        logger.warning(_line({"retention": "failed", "uri": str(uri), **fields}))
+
+
+def _is_new(handle: SaveHandle, known: WeakSet[SaveHandle]) -> bool:
+    with _lock:
+        if handle in known:
+            return False
+        known.add(handle)
+        return True
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """As key=value; text with blanks or quotes in it is quoted as in JSON."""
+    return " ".join(f"{key}={_text(value)}" for key, value in fields.items() if value is not None)
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    plain = text and not any(sign.isspace() or sign in '"=' for sign in text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

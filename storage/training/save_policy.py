@@ -1,0 +1,188 @@
+"""When to save: a pure decision, taken from facts that are passed in.
+
+A step is saved if any rule of the policy asks for it. Rules look at what they have not looked at
+yet, so that none is missed when step numbers have gaps: every 100 steps means the first step seen
+at or after each multiple of 100.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from cairn.storage.errors import PolicyError
+from cairn.storage.runs import BestSteps
+
+__all__ = ["BestSoFar", "DueReason", "SaveFacts", "SavePolicy"]
+
+_SECONDS_PER_MINUTE: Final = 60.0
+
+
+class DueReason(StrEnum):
+    """Why a step is saved.
+
+    preemption: the process was told to end.
+    asked: the caller asked for this one.
+    at_step: the policy names it.
+    every_steps: it is the first at or after a multiple.
+    every_minutes: the last save began long enough ago.
+    best: it is among the best by a metric.
+    """
+
+    PREEMPTION = "preemption"
+    ASKED = "asked"
+    AT_STEP = "at_step"
+    EVERY_STEPS = "every_steps"
+    EVERY_MINUTES = "every_minutes"
+    BEST = "best"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFacts:
+    """What a decision needs to know.
+
+    Attributes:
+        step: the step that could be saved.
+        previous: the step that was looked at before it; None at the first.
+        seconds: since the last save began, or since training did.
+        metrics: numbers of this step by name.
+        best: values of the metric of `SavePolicy.best` at the best steps so far.
+        preempted: the process was told to end, and no step was saved since.
+    """
+
+    step: int
+    previous: int | None = None
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    best: Collection[float] = ()
+    preempted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavePolicy:
+    """When to save. Rules add up: what one asks for is saved.
+
+    Attributes:
+        every_steps: the first step at or after each multiple of this.
+        every_minutes: the first step this many minutes after the last save began, whatever that
+            was for; the first counts from the start of training.
+        at_steps: the first step at or after each of these.
+        best: a step that is better by a metric than the worst of the best so far. A step as good as
+            it is not better.
+        on_preemption: when the process is told to end (SIGTERM), the step it is at.
+        deadline_seconds: how long after the signal that save may take to become durable; past it
+            the save is abandoned. Choose some seconds less than what your scheduler grants.
+        when_busy: what becomes of a step that is due while an earlier save is under way: "wait"
+            keeps training until that one is durable, "supersede" leaves the step out. A save that
+            was asked for, or is for preemption, always waits.
+
+    Raises:
+        PolicyError: a number that is not above 0, a mode that does not exist, or no rule at all;
+            all are listed.
+    """
+
+    every_steps: int | None = None
+    every_minutes: float | None = None
+    at_steps: Collection[int] = ()
+    best: BestSteps | None = None
+    on_preemption: bool = True
+    deadline_seconds: float = 25.0
+    when_busy: Literal["wait", "supersede"] = "wait"
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value!r}, expected an integer of 1 or more"
+            for name, value in [
+                ("every_steps", self.every_steps),
+                ("best.count", None if self.best is None else self.best.count),
+            ]
+            if value is not None and (type(value) is not int or value < 1)
+        ]
+        problems += [
+            f"{name} is {value!r}, expected a number above 0"
+            for name, value in [
+                ("every_minutes", self.every_minutes),
+                ("deadline_seconds", self.deadline_seconds),
+            ]
+            if value is not None and not (value > 0 and math.isfinite(value))
+        ]
+        if any(type(step) is not int or step < 0 for step in self.at_steps):
+            problems.append(f"at_steps is {list(self.at_steps)!r}, expected integers from 0")
+        if self.best is not None and not self.best.metric:
+            problems.append("best has a metric without a name")
+        if self.best is not None and self.best.mode not in ("min", "max"):
+            problems.append(f"best mode is {self.best.mode!r}, expected 'min' or 'max'")
+        if self.when_busy not in ("wait", "supersede"):
+            problems.append(f"when_busy is {self.when_busy!r}, expected 'wait' or 'supersede'")
+        rules = (self.every_steps, self.every_minutes, self.best)
+        if not (self.on_preemption or self.at_steps or any(rule is not None for rule in rules)):
+            problems.append("no rule ever saves")
+        if problems:
+            raise PolicyError(
+                "the save policy can't act",
+                expected="rules that can act",
+                found="; ".join(problems),
+                next_step="Correct these, or leave them out.",
+            )
+        object.__setattr__(self, "at_steps", frozenset(self.at_steps))
+
+    def due(self, facts: SaveFacts) -> DueReason | None:
+        """Why to save now, or None. Of several reasons the first as `DueReason` lists them."""
+        if self.on_preemption and facts.preempted:
+            return DueReason.PREEMPTION
+        by_number = self.due_by_number(facts.step, facts.previous)
+        if by_number is not None:
+            return by_number
+        minutes = self.every_minutes
+        if minutes is not None and facts.seconds >= minutes * _SECONDS_PER_MINUTE:
+            return DueReason.EVERY_MINUTES
+        if self.best is not None and BestSoFar(self.best, facts.best).beaten_by(facts.metrics):
+            return DueReason.BEST
+        return None
+
+    def due_by_number(self, step: int, previous: int | None) -> DueReason | None:
+        """What the rules say that look at step numbers alone: the same in every process."""
+        before = step - 1 if previous is None else previous
+        if any(before < wanted <= step for wanted in self.at_steps):
+            return DueReason.AT_STEP
+        every = self.every_steps
+        if every is not None and step // every > before // every:
+            return DueReason.EVERY_STEPS
+        return None
+
+
+class BestSoFar:
+    """The best values of a metric so far; NaN is never among them.
+
+    Args:
+        rule: which metric, how many, and what is good.
+        values: what to begin with, in any order and number.
+    """
+
+    def __init__(self, rule: BestSteps, values: Collection[float] = ()) -> None:
+        self._rule = rule
+        self._sign = 1.0 if rule.mode == "min" else -1.0
+        self._costs: list[float] = []
+        for value in values:
+            self._keep(value)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values, best first."""
+        return tuple(self._sign * cost for cost in self._costs)
+
+    def beaten_by(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a step with these metrics would be among the best."""
+        cost = self._sign * float(metrics.get(self._rule.metric, math.nan))
+        if math.isnan(cost):
+            return False
+        return len(self._costs) < self._rule.count or cost < self._costs[-1]
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take in a step that is saved, for whatever reason."""
+        self._keep(float(metrics.get(self._rule.metric, math.nan)))
+
+    def _keep(self, value: float) -> None:
+        if not math.isnan(value):
+            self._costs = sorted([*self._costs, self._sign * value])[: self._rule.count]

@@ -1,0 +1,312 @@
+"""The `cairn` command against a control plane in a process of its own."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.service.client.client import Client
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import delete_step
+from examples.demo.servers import control_plane
+from tests.service.commands import cairn, cairn_on_a_terminal
+from tests.service.stores import begin_saving, make_run
+from tests.tiny import make_run as make_tiny_run
+
+LONG_NAME = "llama-3.2-1b-instruct-sft-with-a-name-that-is-longer-than-one-line-of-eighty-columns"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A store with a real run, a damaged copy, one with a long name, and one without steps."""
+    root = tmp_path_factory.mktemp("store")
+    make_tiny_run(str(root))
+    shutil.copytree(root / "tiny", root / "damaged")
+    for data in (root / "damaged" / "attempts" / "1" / "2" / "model").glob("**/d/*"):
+        data.write_bytes(bytes(data.stat().st_size))
+    make_run(root / LONG_NAME, [10])
+    begin_saving(make_run(root / "saving", [1]), 2)
+    make_run(root / "empty")
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(root, tmp_path_factory):
+    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+        yield url
+
+
+def refused(done: subprocess.CompletedProcess[str], *parts: str, status: int = 1) -> None:
+    """One line on standard error that says these things, and nothing on standard output."""
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip()
+    assert line.count("\n") == 0, line
+    assert line.startswith("cairn: ")
+    for part in parts:
+        assert part in line
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, str]]:
+    assert done.returncode == 0, done.stderr
+    titles, *lines = done.stdout.splitlines()
+    return [dict(zip(titles.split("\t"), line.split("\t"), strict=True)) for line in lines]
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+def test_runs_are_whole_tab_separated_values_in_a_pipe(url):
+    done = cairn("runs", url=url)
+    found = {row["run"]: row for row in rows(done)}
+    assert {"tiny", LONG_NAME} <= set(found)
+    assert found["tiny"]["latest"] == "2"
+    assert found["tiny"]["checkpoints"] == "2"
+    assert int(found["tiny"]["size"]) > 100_000
+    assert found["tiny"]["created (UTC)"].endswith("Z")
+    assert found["empty"]["latest"] == ""
+    assert "\x1b" not in done.stdout
+    assert "…" not in done.stdout
+
+
+def test_runs_are_whole_on_a_narrow_terminal(url):
+    status, shown = cairn_on_a_terminal("runs", url=url)
+    assert status == 0
+    assert LONG_NAME in shown
+    assert "…" not in shown
+    assert "created (UTC)" in shown
+
+
+def test_a_pipe_that_closes_early_is_no_traceback(url):
+    done = subprocess.run(
+        f"{sys.executable} -m cairn runs --url {url} | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+
+
+def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
+    assert [row["step"] for row in rows(cairn("checkpoints", "tiny", url=url))] == ["2", "1"]
+    assert [row["step"] for row in rows(cairn("checkpoints", "saving", url=url))] == ["1"]
+    every = rows(cairn("checkpoints", "saving", "--state", "all", url=url))
+    assert [(row["step"], row["state"]) for row in every] == [("2", "in_flight"), ("1", "listed")]
+
+
+def test_state_that_there_is_not_is_wrong_usage(url):
+    done = cairn("checkpoints", "tiny", "--state", "good", url=url)
+    assert done.returncode == 2
+    assert "in_flight" in done.stderr
+    assert "found 'good'" in done.stderr
+
+
+def test_alias_is_created_moved_and_refused_when_stale(url):
+    def promote(step, *more):
+        return cairn("promote", "tiny", step, "production", *more, url=url)
+
+    assert promote("1", "--create").stdout == "tiny@production is step 1 (sequence 1)\n"
+    refused(promote("2", "--create"), "expected no alias, found sequence 1, step 1")
+    refused(promote("2", "--expect", "7"), "expected sequence 7, found sequence 1, step 1")
+    moved = promote("2", "--expect", "1", "--reason", "[better] loss")
+    assert moved.stdout == "tiny@production is step 2 (sequence 2)\n"
+    assert promote("1").stdout == "tiny@production is step 1 (sequence 3)\n"
+    assert rows(cairn("checkpoints", "tiny", url=url))[1]["aliases"] == "production"
+    with Client(url) as client:
+        history = client.alias_history("tiny", "production").events
+    assert [event.reason for event in history] == ["", "[better] loss", ""]
+    assert promote("1", "--create", "--expect", "3").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["promote", "tiny", "9", "best"], ["expected step 9, found steps 1, 2"]),
+        (
+            ["promote", "nope", "1", "best"],
+            ["/nope: expected a folder with run.json", "cairn runs"],
+        ),
+        (["promote", "../tiny", "1", "best"], ["invalid run name", "'../tiny'"]),
+        (["promote", "tiny", "1", "latest"], ["'latest'"]),
+        (["checkpoints", "nope"], ["/nope: expected a folder with run.json", "cairn runs"]),
+        (["checkpoints", "tiny", "--root", "nope"], ["root 'nope': expected one of default"]),
+        (["runs", "--root", "nope"], ["root 'nope': expected one of default"]),
+        (["path", "tiny@unknown"], ["expected an alias 'unknown'"]),
+        (["path", "tiny/steps/9"], ["expected step 9, found steps 1, 2"]),
+        (["path", "tiny@@x"], ["'tiny@@x': expected RUN, RUN@ALIAS or RUN/steps/N"]),
+        (["path", "empty"], ["empty: expected a run with a checkpoint", "--state all"]),
+        (["convert", "saving/steps/2"], ["the step is being saved", "Try again once it is done"]),
+        (["convert", "tiny", "--dtype", "int3"], ["dtype: expected", "'int3'"]),
+        (["convert", "tiny", "--max-shard-size", "much"], ["not a size: 'much'"]),
+        (["fork", "tiny", "../evil"], ["invalid run name", "'../evil'"]),
+        (["watch", "op-00000000000000000000000000000000"], ["expected one, found none"]),
+        (["cancel", "nothing"], ["operation"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_1(url, arguments, parts):
+    refused(cairn(*arguments, url=url), *parts)
+
+
+def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(url, root):
+    done = cairn("convert", "tiny/steps/1", "--watch", url=url)
+    found = result(done)
+    assert found["existing"] == "false"
+    folder = Path(found["folder"])
+    assert folder.is_relative_to(root)
+    assert (folder / "model.safetensors").is_file()
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llama"
+    progress = done.stderr.splitlines()
+    assert progress[-1].startswith("convert: succeeded, ")
+    assert "\x1b" not in done.stderr
+    again = result(cairn("convert", "tiny/steps/1", "--watch", url=url))
+    assert (again["existing"], again["folder"]) == ("true", found["folder"])
+
+
+def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
+    status, shown = cairn_on_a_terminal(
+        "convert", "tiny", "--watch", "--max-shard-size", "30KB", url=url
+    )
+    assert status == 0
+    assert "━" in shown
+    assert "convert: succeeded" in shown
+    assert shown.count("\x1b[2K") > 1  # drawn more than once, over itself
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
+    assert "artifact_id: " in shown
+
+
+def test_job_that_fails_says_why_and_exits_with_1(url):
+    done = cairn("convert", "damaged", "--watch", url=url)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("cairn: operation op-")
+    assert " failed: " in last
+    operation = last.split()[2]
+    again = cairn("watch", operation, url=url)
+    assert (again.returncode, again.stderr.splitlines()[-1]) == (1, last)
+    listed = {row["operation"]: row for row in rows(cairn("operations", url=url))}
+    assert listed[operation]["state"] == "failed"
+    assert listed[operation]["of"] == "damaged/steps/2"
+
+
+def test_job_that_is_not_watched_prints_its_id_which_watch_takes(url):
+    done = cairn("gather", "tiny", "--dtype", "bfloat16", url=url)
+    assert done.returncode == 0
+    operation = done.stdout.strip()
+    assert f"cairn watch {operation}" in done.stderr
+    found = result(cairn("watch", operation, url=url))
+    assert int(found["bytes"]) > 0
+    assert Path(found["folder"]).is_dir()
+
+
+def test_forked_run_is_listed_with_its_parent(url):
+    found = result(cairn("fork", "tiny/steps/1", "forked", "--watch", url=url))
+    assert (found["run"], found["step"]) == ("forked", "1")
+    listed = {row["run"]: row for row in rows(cairn("runs", url=url))}
+    assert listed["forked"]["forked from"] == "tiny/steps/1"
+    taken = cairn("fork", "tiny/steps/2", "forked", "--watch", url=url)
+    assert taken.returncode == 1
+    assert "Choose another name" in taken.stderr
+
+
+def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path):
+    folder = str(root / "tiny" / "attempts" / "1" / "2")
+    assert cairn("path", "tiny", url=url).stdout == f"{folder}\n"
+    assert cairn("path", "tiny/steps/2", url=url).stdout == f"{folder}\n"
+    nowhere = "http://127.0.0.1:9"
+    assert cairn("path", f"file://{root}/tiny/steps/2", url=nowhere).stdout == f"{folder}\n"
+    assert cairn("path", f"{root}/tiny", url=nowhere).stdout == f"{folder}\n"
+    relative = cairn("path", "./tiny/steps/2", url=nowhere, cwd=root, PYTHONPATH=str(Path.cwd()))
+    assert relative.stdout == f"{folder}\n"
+    refused(cairn("path", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
+    refused(cairn("path", "ftp://host/run"), "found 'ftp:'")
+
+
+def test_index_is_rebuilt_without_a_server(root, tmp_path):
+    done = cairn("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert " checkpoints, " in done.stdout
+    assert (tmp_path / "catalog.sqlite").is_file()
+
+
+def test_damaged_catalog_is_named(root, tmp_path):
+    (tmp_path / "catalog.sqlite").write_text("no database at all, but long enough to be looked at")
+    refused(
+        cairn("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path)),
+        "CAIRN_DATABASE_URL",
+        "file is not a database",
+    )
+
+
+def test_garbage_is_listed_and_removed_only_when_asked_for(tmp_path):
+    run = make_run(tmp_path / "run", [1, 2])
+    (tmp_path / "run" / "attempts" / "1" / "1").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run" / "attempts" / "1" / "1" / "data").write_bytes(b"12345")
+    delete_step(run, run.step(1), by="me", reason="bad data", grace=0)
+    listed = cairn("gc", str(tmp_path / "run"))
+    (row,) = rows(listed)
+    assert (row["kind"], row["name"]) == ("trash", "attempts/1/1")
+    assert int(row["size"]) == 5
+    assert "by me" in row["why"]
+    assert "could be removed with --delete" in listed.stderr
+    assert rows(cairn("gc", str(tmp_path / "run"))) == [row]
+    removed = cairn("gc", str(tmp_path / "run"), "--delete")
+    assert rows(removed) == [row]
+    assert "removed" in removed.stderr
+    assert rows(cairn("gc", str(tmp_path / "run"))) == []
+    assert not (tmp_path / "run" / "attempts" / "1" / "1").exists()
+    assert [info.step for info in run.steps()] == [2]
+    refused(cairn("gc", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
+
+
+@pytest.mark.parametrize("command", [["runs"], ["convert", "tiny", "--watch"], ["path", "tiny"]])
+def test_no_server_is_one_line_that_says_how_to_start_one(command):
+    refused(cairn(*command, url="http://127.0.0.1:9"), "http://127.0.0.1:9", "cairn serve")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8321", "http://a:b:c", "ftp://127.0.0.1/"])
+def test_address_that_is_none_is_one_line(address):
+    refused(cairn("runs", "--url", address), address.rstrip("/"), "CAIRN_URL")
+
+
+def test_server_that_is_no_control_plane_is_one_line(url):
+    refused(cairn("runs", "--url", f"{url}/?"), "expected RunList", "text/html")
+
+
+def test_help_fits_one_line_per_command():
+    done = cairn("--help")
+    assert done.returncode == 0
+    assert "..." not in done.stdout.split("Commands:")[1]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for command in ("serve", "runs", "checkpoints", "promote", "convert", "gather", "fork", "path"):
+        assert f"\n  {command} " in done.stdout
+        assert cairn(command, "--help").returncode == 0
+
+
+LIGHT = """
+import sys
+import cairn.service.command.cli
+heavy = {"jax", "flax", "orbax", "torch", "fastapi", "dbos", "sqlalchemy", "tensorstore", "uvicorn"}
+print(*heavy & set(sys.modules))
+"""
+
+
+def test_commands_that_ask_load_neither_jax_nor_the_server():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_stored_names_are_what_the_command_prints(url, root):
+    run = Run.open(root / "tiny")
+    manifest: Manifest = run.manifest(run.step(2))
+    listed = rows(cairn("checkpoints", "tiny", url=url))
+    assert int(listed[0]["size"]) == manifest.nbytes
+    assert int(listed[0]["leaves"]) == len(manifest.leaves)

@@ -1,0 +1,123 @@
+"""`cairn delete`, `undelete` and `retain` against a control plane in a process of its own."""
+
+import pytest
+
+from cairn.service.command.durations import parse_duration
+from cairn.storage.runs.run import Run
+from examples.demo.servers import control_plane
+from tests.service.command.test_cli import refused, result, rows
+from tests.service.commands import cairn, cairn_on_a_terminal
+from tests.service.stores import annotate, make_run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="module")
+def url(root, tmp_path_factory):
+    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+        yield url
+
+
+def listed(root, run):
+    return [info.step for info in Run.open(root / run).steps()]
+
+
+def test_step_is_deleted_and_had_back(url, root):
+    make_run(root / "taken-back", [1, 2])
+    done = cairn("delete", "taken-back/steps/1", "--reason", "bad data", url=url)
+    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is trashed\n")
+    assert "`cairn undelete taken-back/steps/1` takes it back, until 20" in done.stderr
+    assert listed(root, "taken-back") == [2]
+    (row,) = rows(cairn("checkpoints", "taken-back", "--state", "trashed", url=url))
+    assert row["step"] == "1"
+    refused(cairn("delete", "taken-back/steps/1", url=url), "found step 1 trashed")
+    done = cairn("undelete", "taken-back/steps/1", url=url)
+    assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
+    assert listed(root, "taken-back") == [1, 2]
+    refused(cairn("undelete", "taken-back/steps/1", url=url), "expected step 1 in the trash")
+
+
+def test_grace_time_is_given_as_people_say_it(url, root):
+    run = make_run(root / "graceful", [1, 2, 3])
+    assert cairn("delete", "graceful/steps/1", "--grace", "0s", url=url).returncode == 0
+    assert cairn("delete", "graceful/steps/2", "--grace", "2w", url=url).returncode == 0
+    assert [row["name"] for row in rows(cairn("gc", str(root / "graceful")))] == ["attempts/1/1"]
+    wrong = cairn("delete", "graceful/steps/3", "--grace", "soon", url=url)
+    assert wrong.returncode == 2
+    assert "found 'soon'" in " ".join(wrong.stderr.split())
+    assert run.latest_step() == 3
+
+
+@pytest.mark.parametrize("address", ["kept", "kept@production"])
+def test_only_a_step_named_by_its_number_is_deleted(url, root, address):
+    make_run(root / "kept", [1, 2])
+    refused(cairn("delete", address, url=url), f"'{address}': expected a step as RUN/steps/N")
+    assert listed(root, "kept") == [1, 2]
+
+
+def test_step_that_an_alias_names_is_refused_in_one_line(url, root):
+    make_run(root / "named", [1, 2])
+    assert cairn("promote", "named", "1", "production", "--create", url=url).returncode == 0
+    refused(cairn("delete", "named/steps/1", url=url), "found alias production", "Move or delete")
+
+
+def test_policy_is_shown_and_then_applied(url, root):
+    run = make_run(root / "pruned", range(1, 9))
+    annotate(run, 2, labels={"eval": "passed"}, metrics={"eval/loss": 0.5})
+    annotate(run, 3, metrics={"eval/loss": 0.1})
+    policy = ["--keep-last", "2", "--keep-best", "eval/loss:min:1", "--keep-label", "eval"]
+    shown = cairn("retain", "pruned", *policy, url=url)
+    found = {row["step"]: (row["what"], row["why"]) for row in rows(shown)}
+    assert list(found) == [str(step) for step in range(8, 0, -1)]
+    assert found["8"] == ("keep", "latest, last 2")
+    assert found["3"] == ("keep", "best 1 by eval/loss (min)")
+    assert found["2"] == ("keep", "label eval")
+    assert found["1"] == ("delete", "no rule keeps it")
+    assert "4 kept, 4 not, 256 bytes; could be deleted with --apply" in shown.stderr
+    assert listed(root, "pruned") == list(range(1, 9))
+    done = cairn("retain", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
+    assert result(done)["kept"] == "4"
+    assert listed(root, "pruned") == [2, 3, 7, 8]
+    jobs = rows(cairn("operations", url=url))
+    assert [(row["kind"], row["state"], row["of"]) for row in jobs] == [
+        ("retention", "succeeded", "pruned")
+    ]
+    status, table = cairn_on_a_terminal("retain", "pruned", "--keep-within", "7d", url=url)
+    assert status == 0
+    assert "within 604800 s" in table
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ([], "expected a rule at least"),
+        (["--apply"], "expected a rule at least"),
+        (["--keep-last", "0"], "--keep-last"),
+        (["--keep-within", "-1d"], "found '-1d'"),
+        (["--keep-best", ":min"], "expected METRIC[:min|max][:COUNT]"),
+        (["--keep-best", "loss:0"], "found 'loss:0'"),
+    ],
+)
+def test_rule_that_cannot_work_is_wrong_usage(url, root, options, part):
+    make_run(root / "whole", [1, 2])
+    done = cairn("retain", "whole", *options, url=url)
+    assert done.returncode == 2
+    assert part in " ".join(done.stderr.split())
+    assert listed(root, "whole") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("7d", 604800), ("2w", 1209600)],
+)
+def test_duration_is_read_as_people_write_it(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "-1d", "7 d", "7D", "1e3", "inf", "nan", "٣d", "1y"])
+def test_text_that_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match="such as 12h or 7d, found"):
+        parse_duration(text)

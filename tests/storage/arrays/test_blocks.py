@@ -1,0 +1,128 @@
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.storage.arrays.blocks import (
+    BAND_BYTES,
+    PIECE_BYTES,
+    bands,
+    boxes,
+    chunk_boxes,
+    copy_permuted,
+)
+from cairn.storage.reading.block_stream import BlockPlan
+
+
+@st.composite
+def gridded(draw):
+    """(shape, chunk shape, position of the origin in its chunk)."""
+    shape = draw(st.lists(st.integers(0, 7), max_size=4).map(tuple))
+    grid = tuple(draw(st.integers(1, 5)) for _ in shape)
+    phase = tuple(draw(st.integers(0, chunk - 1)) for chunk in grid)
+    return shape, grid, phase
+
+
+def size_of(box):
+    return math.prod(part.stop - part.start for part in box)
+
+
+@given(gridded(), st.integers(1, 400))
+def test_boxes_cover_the_array_once_in_c_order_within_the_limit(case, limit):
+    shape, grid, phase = case
+    array = np.arange(math.prod(shape)).reshape(shape)
+    cut = list(boxes(shape, limit, grid=grid, phase=phase))
+    assert all(size_of(box) <= limit for box in cut)
+    parts = [array[box].ravel() for box in cut]
+    np.testing.assert_array_equal(np.concatenate([np.empty(0, int), *parts]), array.ravel())
+
+
+@given(gridded(), st.integers(1, 400))
+def test_bands_cover_the_array_once_in_c_order(case, max_bytes):
+    shape, grid, phase = case
+    array = np.arange(math.prod(shape)).reshape(shape)
+    parts = [array[box].ravel() for box in bands(shape, 4, max_bytes, grid=grid, phase=phase)]
+    np.testing.assert_array_equal(np.concatenate([np.empty(0, int), *parts]), array.ravel())
+
+
+def test_cuts_fall_on_chunk_borders():
+    cut = boxes((100, 10), 350, grid=(8, 10), phase=(3, 0))
+    assert [box[0].stop for box in cut] == [29, 61, 93, 100]
+
+
+def chunks_in(box, grid):
+    """Indices of the chunks that a box touches."""
+    return itertools.product(
+        *(range(part.start // chunk, -(-part.stop // chunk))
+          for part, chunk in zip(box, grid, strict=True))
+    )  # fmt: skip
+
+
+@settings(deadline=None)
+@given(gridded(), st.integers(1, 400))
+def test_boxes_of_chunks_cover_a_part_once_and_share_no_chunk(case, limit):
+    shape, grid, phase = case
+    window = tuple(slice(start, start + size) for start, size in zip(phase, shape, strict=True))
+    cut = list(chunk_boxes(window, grid, limit))
+    counts = np.zeros([part.stop for part in window], int)
+    for box in cut:
+        counts[box] += 1
+        chunks = [*chunks_in(box, grid)]
+        assert len(chunks) * math.prod(grid) <= max(limit, math.prod(grid))
+    assert (counts[window] == 1).all()
+    assert counts.sum() == math.prod(shape)
+    touched = [chunk for box in cut for chunk in chunks_in(box, grid)]
+    assert len(touched) == len(set(touched))
+
+
+def test_pieces_of_a_stream_decode_each_chunk_once():
+    window, grid = (slice(0, 8192), slice(0, 8192)), (1024, 1024)
+    for axes in ((0, 1), (1, 0)):
+        plan = BlockPlan(window, grid, axes, 0, 4, 16 << 20)
+        pieces = [piece for band in plan.bands() for piece in plan.pieces(band)]
+        touched = [chunk for piece in pieces for chunk in chunks_in(piece, grid)]
+        assert sorted(touched) == [*np.ndindex(8, 8)]
+        assert max(size_of(piece) * 4 for piece in pieces) <= PIECE_BYTES
+
+
+def decodes(shape, grid, itemsize, max_bytes):
+    """How often each chunk is touched, and the largest band in bytes."""
+    touched: dict[tuple[int, ...], int] = {}
+    largest = 0
+    for box in bands(shape, itemsize, max_bytes, grid=grid):
+        largest = max(largest, size_of(box) * itemsize)
+        for chunk in chunks_in(box, grid):
+            touched[chunk] = touched.get(chunk, 0) + 1
+    return max(touched.values()), largest
+
+
+def test_each_chunk_is_decoded_once_while_a_row_of_chunks_fits():
+    megabytes = 1 << 20
+    for shape, grid in (
+        ((32000, 2048), (1000, 1024)),  # an embedding in squares
+        ((2048, 8000), (1024, 1000)),  # a row of chunks above max_bytes
+        ((5632, 2048), (5632, 128)),  # columns of strips: the whole array is one row of chunks
+        ((64, 1024, 1024), (1, 1024, 1024)),  # stacked experts
+    ):
+        times, largest = decodes(shape, grid, 4, 16 * megabytes)
+        assert times == 1
+        assert largest <= BAND_BYTES
+
+
+def test_a_row_of_chunks_above_the_bound_is_read_in_parts():
+    times, largest = decodes((4096, 131072), (1024, 1024), 4, 16 << 20)
+    assert largest <= BAND_BYTES
+    assert times == math.ceil(1024 * 131072 * 4 / BAND_BYTES)
+
+
+@given(st.permutations(range(3)), st.integers(0, 40), st.integers(0, 40))
+def test_permuted_copies_equal_numpy(axes, rows, columns):
+    for dtype in (np.float32, ml_dtypes.bfloat16, np.bool_, np.complex128, ml_dtypes.int4):
+        source = (np.arange(2 * rows * columns) % 2).astype(dtype).reshape(2, rows, columns)
+        expected = source.transpose(axes)
+        out = np.zeros(expected.shape, dtype)
+        copy_permuted(source, axes, out)
+        assert out.tobytes() == expected.tobytes()

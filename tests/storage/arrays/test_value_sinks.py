@@ -1,0 +1,140 @@
+"""Files of every size reach a disk byte by byte, past its page cache or through it."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import queue
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cairn.storage.arrays import value_sinks
+from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.store.uri import parse_uri
+
+MEMORY = 16 * 4096
+SIZES = [0, 1, 4095, 4096, 4097, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY, 3 * MEMORY + 4097]
+DIRECT = value_sinks._O_DIRECT
+
+
+@pytest.fixture(autouse=True)
+def _small_memory(monkeypatch):
+    monkeypatch.setattr(value_sinks, "_BUFFER_BYTES", MEMORY)
+    monkeypatch.setattr(value_sinks, "_free_buffers", queue.SimpleQueue())
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What `os.write` was asked for: (whether past the page cache, how many bytes)."""
+    made = []
+    put = os.write
+
+    def write(descriptor, data):
+        made.append((bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT), len(data)))
+        return put(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    return made
+
+
+def written(folder, content, cuts=()):
+    """The file after `content` was written in parts that end at `cuts`."""
+    sink = open_sink(parse_uri(folder))
+    whole = memoryview(content)
+    parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
+    try:
+        sink.write("d/file", iter(parts)).result()
+    finally:
+        sink.close()
+    return Path(folder, "d", "file").read_bytes()
+
+
+def numbers(size):
+    return np.random.default_rng(size).bytes(size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("setting", ["1", "0"])
+def test_files_of_any_size_hold_what_was_given(tmp_path, monkeypatch, size, setting):
+    monkeypatch.setenv("CAIRN_DIRECT_IO", setting)
+    content = numbers(size)
+    assert written(tmp_path, content, cuts=(size // 3, size // 3, size // 2)) == content
+
+
+def test_all_but_the_end_of_a_file_goes_past_the_page_cache(tmp_path, calls):
+    content = numbers(2 * MEMORY + 4096 + 5)
+    assert written(tmp_path, content) == content
+    assert calls == [(True, MEMORY), (True, MEMORY), (True, 4096), (False, 5)]
+
+
+def test_the_page_cache_is_used_if_asked_for(tmp_path, monkeypatch, calls):
+    monkeypatch.setenv("CAIRN_DIRECT_IO", "0")
+    assert written(tmp_path, content := numbers(2 * MEMORY + 5)) == content
+    assert not any(direct for direct, _ in calls)
+
+
+def test_a_file_system_that_cannot_go_past_its_page_cache_is_written_through_it(
+    tmp_path, monkeypatch, calls
+):
+    control = fcntl.fcntl
+
+    def refuse(descriptor, command, flags=0):
+        if command == fcntl.F_SETFL and flags & DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return control(descriptor, command, flags)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    assert written(tmp_path, content := numbers(2 * MEMORY + 5)) == content
+    assert not any(direct for direct, _ in calls)
+
+
+def test_a_file_system_with_another_alignment_is_written_through_its_page_cache(
+    tmp_path, monkeypatch
+):
+    put = os.write
+
+    def write(descriptor, data):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return put(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    assert written(tmp_path, content := numbers(2 * MEMORY + 5)) == content
+
+
+@pytest.mark.parametrize("at", ["write", "fsync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_fails_is_told_with_the_file_and_leaves_no_descriptor(
+    tmp_path, monkeypatch, at, number
+):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, at, fail)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="file") as caught:
+        written(tmp_path, numbers(2 * MEMORY))
+    assert caught.value.errno == number
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_exists_is_not_written_over(tmp_path):
+    written(tmp_path, b"first")
+    with pytest.raises(FileExistsError):
+        written(tmp_path, b"second")
+    assert (tmp_path / "d" / "file").read_bytes() == b"first"
+
+
+def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
+    """The parent's is not in it."""
+    content = numbers(3 * MEMORY + 5)
+    assert written(tmp_path / "parent", content) == content
+    child = multiprocessing.get_context("fork").Process(
+        target=written, args=(tmp_path / "child", content)
+    )
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert (tmp_path / "child" / "d" / "file").read_bytes() == content

@@ -1,0 +1,120 @@
+import threading
+from datetime import timedelta
+
+import pytest
+
+from cairn.storage.errors import StepInUseError, StepNotFoundError
+from cairn.storage.runs.layout import manifest_file, trash_file
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
+from tests.storage.stored_runs import SetClock, begin, save
+
+
+@pytest.fixture
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def run(tmp_path, clock):
+    made = Run.create(tmp_path / "run", clock=clock)
+    attempt = begin(made, -1)
+    for step in (3, 6, 9):
+        save(made, step, attempt)
+    return made
+
+
+def delete(run, step, **options):
+    return delete_step(run, run.step(step), by="me", clock=run._clock, **options)
+
+
+def test_a_deleted_step_is_listed_no_more_and_can_be_had_back(run, clock):
+    tombstone = delete(run, 6, reason="bad data", grace=60)
+    assert (tombstone.by, tombstone.reason, tombstone.removing) == ("me", "bad data", False)
+    assert [info.step for info in run.steps()] == [3, 9]
+    assert {i.step for i in run.all_states() if i.state is StepState.TRASHED} == {6}
+    clock.now += timedelta(seconds=30)
+    undelete_step(run, 6, 1)
+    assert [info.step for info in run.steps()] == [3, 6, 9]
+    with pytest.raises(StepNotFoundError, match="no such deleted step"):
+        undelete_step(run, 6, 1)
+
+
+def test_deleting_twice_keeps_the_first_tombstone(run, clock):
+    info = run.step(6)
+    first = delete_step(run, info, by="me", clock=clock)
+    clock.now += timedelta(days=1)
+    assert delete_step(run, info, by="you", clock=clock) == first
+    assert read_tombstones(run.objects) == {(6, 1): first}
+
+
+def test_a_step_that_an_alias_names_is_not_deleted(run):
+    run.aliases.move("production", step=6, attempt=1, expect=None)
+    with pytest.raises(StepInUseError, match="found alias production"):
+        delete(run, 6)
+    assert [info.step for info in run.steps()] == [3, 6, 9]
+
+
+def test_a_step_whose_bytes_another_needs_is_not_deleted(run):
+    with pytest.raises(StepInUseError, match="found step 9 of attempt 1"):
+        delete(run, 6, needed_by=[(9, 1)])
+    assert read_tombstones(run.objects) == {}
+
+
+def test_a_promotion_during_a_deletion_wins(run, monkeypatch):
+    """The alias is moved after the aliases were read and before the tombstone is laid."""
+    write_if = type(run.objects).write_if
+
+    def promoted_first(self, key, value, **options):
+        if key == trash_file(6, 1):
+            run.aliases.move("production", step=6, attempt=1, expect=None)
+        return write_if(self, key, value, **options)
+
+    monkeypatch.setattr(type(run.objects), "write_if", promoted_first)
+    with pytest.raises(StepInUseError, match="alias production"):
+        delete(run, 6)
+    assert run.step(6).state is StepState.LISTED
+
+
+def test_removal_begins_only_after_the_grace_time(run, clock):
+    delete(run, 6, grace=60)
+    assert not begin_removal(run, (6, 1), now=clock())
+    clock.now += timedelta(seconds=60)
+    assert begin_removal(run, (6, 1), now=clock())
+    assert begin_removal(run, (6, 1), now=clock())  # an interrupted removal goes on
+    with pytest.raises(StepNotFoundError, match="too late"):
+        undelete_step(run, 6, 1)
+    assert not begin_removal(run, (9, 1), now=clock())
+    assert run.objects.read(manifest_file(6, 1)) is not None  # marking removes nothing
+
+
+def test_an_alias_found_at_removal_lifts_the_tombstone(run, clock):
+    delete(run, 6, grace=0)
+    run.aliases.move("production", step=6, attempt=1, expect=None)
+    assert not begin_removal(run, (6, 1), now=clock())
+    assert run.step(6).state is StepState.LISTED
+
+
+def test_undelete_and_removal_racing_agree_on_one_outcome(run, clock):
+    for _ in range(40):
+        delete(run, 6, grace=0)
+        together = threading.Barrier(2)
+        outcome = {}
+
+        def undelete(together=together, outcome=outcome):
+            together.wait()
+            try:
+                undelete_step(run, 6, 1)
+            except StepNotFoundError:
+                outcome["undeleted"] = False
+            else:
+                outcome["undeleted"] = True
+
+        thread = threading.Thread(target=undelete)
+        thread.start()
+        together.wait()
+        removing = begin_removal(run, (6, 1), now=clock())
+        thread.join()
+        assert outcome["undeleted"] is not removing
+        run.objects.delete(trash_file(6, 1))

@@ -1,0 +1,323 @@
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cairn.storage.errors import (
+    InvalidURIError,
+    PreconditionFailedError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
+from cairn.storage.store import objects as objects_module
+from cairn.storage.store.objects import ObjectStore
+
+
+def test_what_was_written_is_read_with_its_generation(objects):
+    assert objects.read("a/b.json") is None
+    generation = objects.write("a/b.json", b"one")
+    assert objects.read("a/b.json") == (b"one", generation)
+    assert objects.write("a/b.json", b"two") != generation
+
+
+def test_create_if_absent_happens_once(objects):
+    objects.write_if("x", b"first", generation=None)
+    with pytest.raises(PreconditionFailedError) as caught:
+        objects.write_if("x", b"second", generation=None)
+    assert caught.value.current.value == b"first"
+    assert objects.read("x").value == b"first"
+
+
+def test_a_stale_generation_loses_and_shows_the_current_value(objects):
+    old = objects.write_if("x", b"one", generation=None)
+    new = objects.write_if("x", b"two", generation=old)
+    with pytest.raises(PreconditionFailedError) as caught:
+        objects.write_if("x", b"three", generation=old)
+    assert caught.value.current == (b"two", new)
+
+
+def test_a_generation_of_a_deleted_object_loses(objects):
+    generation = objects.write("x", b"one")
+    objects.delete("x")
+    with pytest.raises(PreconditionFailedError) as caught:
+        objects.write_if("x", b"two", generation=generation)
+    assert caught.value.current is None
+    assert objects.read("x") is None
+
+
+def test_equal_bytes_count_as_written_only_when_asked(objects):
+    objects.write_if("x", b"same", generation=None)
+    objects.write_if("x", b"same", generation=None, same_is_success=True)
+    with pytest.raises(PreconditionFailedError):
+        objects.write_if("x", b"same", generation=None)
+    with pytest.raises(PreconditionFailedError):
+        objects.write_if("x", b"other", generation=None, same_is_success=True)
+
+
+def test_delete_if_needs_the_generation_and_accepts_absence(objects):
+    old = objects.write("x", b"one")
+    new = objects.write("x", b"two")
+    with pytest.raises(PreconditionFailedError):
+        objects.delete_if("x", generation=old)
+    objects.delete_if("x", generation=new)
+    assert objects.read("x") is None
+    objects.delete_if("x", generation=new)
+    objects.delete("x")
+
+
+def test_listing_names_what_starts_with_the_prefix(objects):
+    for key in ("run.json", "m/2.1.json", "m/10.1.json", "mm/x", "m2", "é/ü"):
+        objects.write(key, b"1")
+    assert objects.list("m/") == ["m/10.1.json", "m/2.1.json"]
+    assert objects.list() == sorted(["run.json", "m/2.1.json", "m/10.1.json", "mm/x", "m2", "é/ü"])
+    assert objects.list("absent/") == []
+    assert objects.list("m/1") == ["m/10.1.json"]
+
+
+def test_children_are_one_level(objects):
+    for key in ("a/1.json", "a/2.json", "a/1/data/x", "ab/3.json"):
+        objects.write(key, b"1")
+    assert objects.children("a/") == objects.children("a") == ["a/1.json", "a/2.json"]
+    assert objects.children("absent") == []
+
+
+def test_deleting_a_prefix_leaves_its_neighbours(objects):
+    for key in ("a/1", "a/b/2", "ab/3", "a0"):
+        objects.write(key, b"1")
+    objects.delete_prefix("a/")
+    assert objects.list() == ["a0", "ab/3"]
+    objects.delete_prefix("a/")
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "..", "../x/", "a/../b/"])
+def test_deleting_everything_by_mistake_is_refused(objects, prefix):
+    objects.write("keep", b"1")
+    with pytest.raises(InvalidURIError):
+        objects.delete_prefix(prefix)
+    assert objects.list() == ["keep"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/", "../x", "a/../../x", "/etc/passwd", "a//b", "a\\b", "a%2f"]
+)
+def test_keys_that_lead_elsewhere_are_refused(objects, key):
+    for action in (
+        objects.read,
+        objects.delete,
+        lambda name: objects.write(name, b"1"),
+        lambda name: objects.write_if(name, b"1", generation=None),
+        lambda name: objects.read_many([name]),
+    ):
+        with pytest.raises(InvalidURIError):
+            action(key)
+
+
+def test_reading_many_keeps_the_absent_as_none(objects):
+    for number in range(150):
+        objects.write(f"n/{number}", str(number).encode())
+    found = objects.read_many([*(f"n/{number}" for number in range(150)), "n/none"])
+    assert found.pop("n/none") is None
+    assert {key: int(item.value) for key, item in found.items()} == {
+        f"n/{number}": number for number in range(150)
+    }
+
+
+def test_parsing_many_parses_again_only_what_changed(objects):
+    parsed = []
+
+    def parse(data, path):
+        parsed.append(str(path))
+        return int(data)
+
+    objects.write("n/1", b"1")
+    objects.write("n/2", b"2")
+    keys = ["n/1", "n/2", "n/3"]
+    assert objects.parse_many(keys, parse) == {"n/1": 1, "n/2": 2}
+    objects.write("n/2", b"22")
+    objects.write("n/3", b"3")
+    assert objects.parse_many(keys, parse) == {"n/1": 1, "n/2": 22, "n/3": 3}
+    objects.delete("n/1")
+    assert objects.parse_many(keys, parse) == {"n/2": 22, "n/3": 3}
+    assert [path.rpartition("/")[2] for path in parsed] == ["1", "2", "2", "3"]
+
+
+def test_the_cache_of_parsed_objects_is_bounded(objects, monkeypatch):
+    monkeypatch.setattr(objects_module, "_PARSED_KEPT", 10)
+    for number in range(30):
+        objects.write(f"n/{number}", str(number).encode())
+    parse = lambda data, path: int(data)  # noqa: E731
+    found = objects.parse_many([f"n/{number}" for number in range(30)], parse)
+    assert sorted(found.values()) == list(range(30))
+    assert len(objects._parsed) == 10
+
+
+def test_json_is_canonical_and_comes_back(objects):
+    generation = objects.write_json_if("x.json", {"b": 1, "a": "é"}, generation=None)
+    assert objects.read("x.json").value == '{"a":"é","b":1}'.encode()
+    assert objects.read_json("x.json") == ({"a": "é", "b": 1}, generation)
+    assert objects.read_json("none.json") is None
+
+
+@pytest.mark.parametrize("value", [{"x": float("nan")}, {"x": object()}, {"x": b"bytes"}])
+def test_what_is_no_json_is_refused_before_writing(objects, value):
+    with pytest.raises(UnsupportedFormatError, match="not JSON"):
+        objects.write_json_if("x.json", value, generation=None)
+    assert objects.read("x.json") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"1", b"[" * 100_000])
+def test_stored_bytes_that_are_no_json_object_are_refused(objects, data):
+    objects.write("x.json", data)
+    with pytest.raises(UnsupportedFormatError, match=r"x\.json"):
+        objects.read_json("x.json")
+
+
+def test_racing_increments_lose_nothing(objects):
+    writers, rounds = 4, 20
+    start = threading.Barrier(writers)
+
+    def count_up(_):
+        start.wait()
+        for _ in range(rounds):
+            while True:
+                found = objects.read("counter")
+                value = str(int(found.value) + 1 if found else 1).encode()
+                try:
+                    objects.write_if(
+                        "counter", value, generation=found.generation if found else None
+                    )
+                    break
+                except PreconditionFailedError:
+                    continue
+
+    with ThreadPoolExecutor(writers) as pool:
+        list(pool.map(count_up, range(writers)))
+    assert int(objects.read("counter").value) == writers * rounds
+
+
+def test_one_store_per_folder(tmp_path):
+    assert ObjectStore.open(tmp_path / "a") is ObjectStore.open(f"file://{tmp_path}/a")
+    assert ObjectStore.open(tmp_path / "a") is not ObjectStore.open(tmp_path / "b")
+
+
+def test_listings_of_a_run_do_not_walk_checkpoint_data(tmp_path):
+    store = ObjectStore.open(tmp_path)
+    store.write("manifests/1.1.json", b"1")
+    data = tmp_path / "attempts" / "1"
+    data.mkdir(parents=True)
+    data.chmod(0)
+    try:
+        assert store.list("manifests/") == ["manifests/1.1.json"]
+    finally:
+        data.chmod(0o700)
+
+
+def test_lock_files_of_the_driver_are_not_listed(tmp_path):
+    store = ObjectStore.open(tmp_path)
+    store.write("m/1", b"1")
+    (tmp_path / "m" / "2.__lock").write_text("")
+    assert store.list("m/") == ["m/1"]
+
+
+def test_a_file_size_limit_is_a_full_store_and_keeps_what_was_there(tmp_path):
+    script = f"""
+import resource
+from cairn.storage.errors import StoreFullError
+from cairn.storage.store.objects import ObjectStore
+store = ObjectStore.open({str(tmp_path)!r})
+store.write("x", b"before")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    store.write("x", b"a" * 5000)
+except StoreFullError as error:
+    print(error.errno, error)
+assert store.read("x").value == b"before"
+assert store.list() == ["x"], store.list()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the store is full" in done.stdout
+    assert str(tmp_path) in done.stdout
+
+
+def test_a_folder_that_is_a_file_is_an_error_not_a_hang(tmp_path):
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(OSError, match="blocked"):
+        ObjectStore.open(tmp_path / "blocked").write("x", b"1")
+
+
+@pytest.mark.parametrize("status", [403, 507])
+def test_a_bucket_over_its_quota_is_a_full_store(gcs, status):
+    store = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    store.write("x", b"before")
+    gcs.set_quota(10, status=status)
+    with pytest.raises(StoreFullError, match="run/x"):
+        store.write("x", b"a" * 100)
+    assert store.read("x").value == b"before"
+
+
+def test_passing_failures_of_the_store_are_ridden_out(gcs):
+    store = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    for status in (429, 503):
+        gcs.faults.add("status", status=status, count=2)
+        store.write("x", str(status).encode())
+        assert store.read("x").value == str(status).encode()
+
+
+def test_a_store_that_keeps_failing_is_unavailable_soon(gcs, monkeypatch):
+    store = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    gcs.faults.add("hold", count=None)
+    monkeypatch.setattr(objects_module, "DEADLINE_SECONDS", 0.5)
+    with pytest.raises(StoreUnavailableError, match=r"run/x.*within 0\.5 s"):
+        store.read("x")
+
+
+def test_refused_credentials_are_told_as_such(gcs):
+    store = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    gcs.faults.add("status", status=403, count=None)
+    with pytest.raises(StoreUnavailableError, match="refused access"):
+        store.read("x")
+
+
+def test_a_create_whose_answer_was_lost_does_not_lose_against_itself(gcs):
+    store = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    gcs.faults.add("lost_response", operation=r".*(insert|upload).*")
+    store.write_if("x", b"mine", generation=None, same_is_success=True)
+    assert store.read("x").value == b"mine"
+
+
+def test_a_missing_bucket_is_told(gcs):
+    store = ObjectStore.open("gs://no-such-bucket-here/run")
+    with pytest.raises(OSError, match="no-such-bucket-here"):
+        store.write("x", b"1")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "cairn",
+        "cairn.storage",
+        "cairn.storage.errors",
+        "cairn.storage.store.uri",
+        "cairn.storage.store.objects",
+        "cairn.storage.store.files",
+        "cairn.storage.store.files_gcs",
+        "cairn.storage.runs.layout",
+        "cairn.storage.runs.manifest",
+        "cairn.storage.runs.attempts",
+        "cairn.storage.runs.aliases",
+        "cairn.storage.runs.run",
+    ],
+)
+def test_importing_storage_loads_no_array_framework(module):
+    script = (
+        f"import {module}, sys\n"
+        "assert not {'jax', 'flax', 'orbax', 'torch'} & set(sys.modules), sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=os.environ)

@@ -1,0 +1,95 @@
+"""Each kind of JSON object in a run tells that a bit of it was flipped, as the manifest does."""
+
+import json
+
+import pytest
+
+from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.runs.aliases import Alias
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.attempts import list_attempts
+from cairn.storage.runs.exports import ExportFile, ExportManifest
+from cairn.storage.runs.layout import attempt_file
+from cairn.storage.runs.lease import Lease, begin_attempt
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.trash import Tombstone
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.records import Record, canonical_json
+
+AT = "2026-11-21T12:00:00Z"
+RECORDS = [
+    Alias(alias="production", step=3, attempt=1, at=AT, sequence=1, by="é", reason='"checksum":"'),
+    Annotation(labels={"checksum": "sha256:" + "0" * 64}, metrics={"loss": 0.5, "other": 2.0}),
+    ExportManifest(
+        kind="convert",
+        step=3,
+        attempt=1,
+        source="sha256:0",
+        options={"checksum": "sha256:" + "0" * 64, "dtype": "bfloat16"},
+        rule_version=1,
+        folder="a",
+        created=AT,
+        files=(ExportFile(name="config.json", size=2, crc32c="0" * 8),),
+    ),
+    Lease(writer="job", attempt=3, expires=AT, durable=(5, 3)),
+    Manifest(step=3, attempt=1, created=AT, writer="job", items=("model",)),
+    RunInfo(name="run", created=AT, labels={"checksum": "sha256:" + "0" * 64}),
+    Tombstone(at=AT, expires=AT, by="job", reason="old"),
+]
+
+
+def kinds(base=Record):
+    return {each for one in base.__subclasses__() for each in (one, *kinds(one))}
+
+
+def old(record):
+    """The object as the first version wrote it, without a checksum."""
+    body = json.loads(record.to_bytes())
+    del body["checksum"]
+    return canonical_json(body | {"version": 1})
+
+
+def test_every_kind_of_object_is_tried_here():
+    ours = {kind for kind in kinds() if kind.__module__.startswith("cairn.storage.")}
+    assert {type(record).__name__ for record in RECORDS} | {"_AttemptRecord"} == {
+        kind.__name__ for kind in ours
+    }
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_every_flipped_bit_of_an_object_is_an_error(record):
+    data = record.to_bytes()
+    assert type(record).parse(data, "p") == record
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises((CorruptionError, UnsupportedFormatError), match=r": a/1\.json: "):
+            type(record).parse(bytes(flipped), "a/1.json")
+
+
+def test_a_flipped_digit_of_an_attempt_does_not_change_which_steps_count(tmp_path):
+    objects = ObjectStore.open(tmp_path)
+    begin_attempt(objects, writer="job", base_step=12)
+    stored = objects.read(attempt_file(1)).value
+    objects.write(attempt_file(1), stored.replace(b'"base_step":12', b'"base_step":13'))
+    with pytest.raises(
+        CorruptionError, match=r"the attempt is not what was written: .*attempts/1\.json"
+    ):
+        list_attempts(objects)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_an_object_of_version_1_is_read_and_written_again_as_it_was(record):
+    read = type(record).parse(old(record), "p")
+    assert read.model_dump() == record.model_dump()
+    assert read.to_bytes() == old(record)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_the_fields_before_the_checksum_hold_no_keys_of_users(record):
+    """Else the first `checksum` in the JSON could be one of theirs."""
+    before = {
+        name: value for name, value in record.model_dump(mode="json").items() if name < "checksum"
+    }
+    assert not [name for name, value in before.items() if isinstance(value, dict)]

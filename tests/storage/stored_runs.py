@@ -1,0 +1,52 @@
+"""Runs made of names and small files, without arrays: what listings and deletions look at."""
+
+from datetime import UTC, datetime
+
+from cairn.storage.runs.layout import manifest_file, step_dir
+from cairn.storage.runs.lease import begin_attempt
+from cairn.storage.runs.manifest import Manifest, ObjectRecord
+from cairn.storage.store.open_files import open_files
+
+
+class SetClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+    def __call__(self):
+        return self.now
+
+
+def begin(run, base_step, writer="w"):
+    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run._clock).number
+
+
+def write_data(run, step, attempt, committed=True, suffix=""):
+    files = open_files(run.uri)
+    folder = step_dir(attempt, step) + suffix
+    for name in ["model/data", *(["commit_success.txt"] if committed else [])]:
+        with files.open_write(f"{folder}/{name}") as stream:
+            stream.write(b"data")
+
+
+def publish(run, step, attempt):
+    manifest = Manifest(
+        step=step,
+        attempt=attempt,
+        created="2026-11-21T12:00:00Z",
+        writer="w",
+        items=("model",),
+        objects=(ObjectRecord(name="model/data", size=4),),
+    )
+    run.objects.write_if(manifest_file(step, attempt), manifest.to_bytes(), generation=None)
+    return manifest
+
+
+def save(run, step, attempt):
+    write_data(run, step, attempt)
+    return publish(run, step, attempt)
+
+
+def states(run):
+    return {(info.step, info.attempt): info.state.value for info in run.all_states()}

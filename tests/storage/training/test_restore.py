@@ -1,0 +1,489 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from orbax.checkpoint import v1 as ocp
+
+from cairn.storage.arrays.dtypes import dtype_named
+from cairn.storage.errors import (
+    CorruptionError,
+    NotACheckpointError,
+    NotFoundError,
+    StepNotFoundError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+)
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.leaf_forms import BITCAST, STORED_DTYPES, WIDENED
+from cairn.storage.training.restore import (
+    read_meta,
+    restore_item,
+    restore_leaves,
+    stored_items,
+    stored_tree,
+)
+from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
+
+DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
+WIDE = {"int64", "uint64", "float64", "complex128"}  # JAX has these only with x64 on
+
+
+@pytest.fixture
+def step(tmp_path):
+    """Saves items as step 1 of a new run and gives the step's folder."""
+
+    def saved(uri=None, **items):
+        with Checkpointer(uri or tmp_path / "run", writer_id="job") as made:
+            handle = made.save(1, items, meta={"step": 1, "name": "ü"})
+            handle.wait()
+        return handle.uri
+
+    return saved
+
+
+def test_a_state_comes_back_bit_equal_in_its_own_containers(step, root_uri):
+    params = state()["model"]
+    optimizer = optax.adamw(1e-3).init(params)
+    uri = step(root_uri / "run", model=params, optimizer=optimizer)
+    assert_same(restore_item(uri, "model", abstract(params)), params)
+    assert_same(restore_item(uri, "optimizer", abstract(optimizer)), optimizer)
+    assert read_meta(uri) == {"step": 1, "name": "ü"}
+    assert stored_items(uri) == ["meta", "model", "optimizer"]
+
+
+@pytest.mark.parametrize("count", [8, 4, 1])
+def test_a_state_saved_on_8_devices_restores_onto_fewer_and_back(step, tmp_path, count):
+    expected = state()["model"]
+    uri = step(model=expected)
+    smaller = restore_item(uri, "model", abstract(expected, on=mesh(count)))
+    assert raws(smaller) == raws(expected)
+    for leaf in jax.tree.leaves(smaller):
+        assert leaf.sharding.mesh == mesh(count)
+    again = step(tmp_path / "again", model=smaller)
+    assert_same(restore_item(again, "model", abstract(expected)), expected)
+
+
+def test_another_partitioning_restores_the_same_bits(step):
+    expected = {"w": put(floats(64, 32), "fsdp", None)}
+    uri = step(model=expected)
+    other = {"w": put(floats(64, 32, seed=1), None, ("dp", "fsdp"))}
+    found = restore_item(uri, "model", abstract(other))
+    assert found["w"].sharding.spec == PartitionSpec(None, ("dp", "fsdp"))
+    assert raws(found) == raws(expected)
+
+
+def pattern(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Every bit pattern that the dtype has, as far as the shape has room; NaNs included."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    if name in ("bool", "int2", "int4", "uint2", "uint4", "float4_e2m1fn"):
+        count = {"bool": 2, "int2": 4, "uint2": 4}.get(name, 16)
+        if name == "float4_e2m1fn":
+            codes = (np.arange(np.prod(shape)) % count).astype(np.uint8)
+            return codes.view(dtype).reshape(shape)
+        low = -count // 2 if name.startswith("int") else 0
+        return (np.arange(np.prod(shape)) % count + low).astype(dtype).reshape(shape)
+    size = int(np.prod(shape)) * dtype.itemsize
+    bits = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+    return bits.view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_comes_back_bit_equal(step, name):
+    host = pattern(name, (16, 24))
+    tree = {"host": host, "point": host[0, 0].reshape(())}
+    if name not in WIDE:
+        tree["device"] = put(host, "fsdp", None)
+    uri = step(model=tree)
+    assert_same(restore_item(uri, "model", abstract(tree)), tree)
+    assert str(stored_tree(uri, "model")["host"].dtype) == name
+
+
+@pytest.fixture
+def x64():
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def test_wide_dtypes_come_back_on_devices_with_x64_on(step, x64):
+    tree = {name: put(pattern(name, (16, 24)), "fsdp") for name in sorted(WIDE)}
+    assert_same(restore_item(step(model=tree), "model", abstract(tree)), tree)
+
+
+def test_a_wide_dtype_is_never_narrowed_in_silence_with_x64_off(step):
+    tree = {"n": np.arange(8, dtype=np.int64) + 2**40}
+    uri = step(model=tree)
+    wide = jax.ShapeDtypeStruct((8,), np.int64, sharding=SingleDeviceSharding(jax.devices()[0]))
+    with pytest.raises(TreeMismatchError, match=r"n: expected dtype int64.*jax_enable_x64"):
+        restore_item(uri, "model", {"n": wide})
+    assert_same(restore_item(uri, "model", tree), tree)
+
+
+def test_numbers_and_numpy_scalars_come_back_as_what_the_target_is(step):
+    tree = {
+        "i": -(2**63),
+        "f": 0.1,
+        "t": True,
+        "c": 1 + 2j,
+        "np": np.float32(2.5),
+        "bf": ml_dtypes.bfloat16(3),
+        "nothing": None,
+        "empty": {},
+    }
+    found = restore_item(step(model=tree), "model", tree)
+    assert found == tree
+    assert {name: type(leaf) for name, leaf in found.items()} == {
+        name: type(leaf) for name, leaf in tree.items()
+    }
+
+
+def test_arrays_without_elements_come_back(step):
+    tree = {
+        "host": np.zeros((0, 3), np.int16),
+        "device": put(np.zeros((8, 0), ml_dtypes.bfloat16), "fsdp"),
+        "full": floats(2),
+    }
+    uri = step(model=tree, optimizer={"only": np.zeros(0)})
+    assert_same(restore_item(uri, "model", abstract(tree)), tree)
+    assert_same(restore_item(uri, "optimizer", {"only": np.zeros(0)}), {"only": np.zeros(0)})
+
+
+def test_random_keys_come_back_typed(step):
+    tree = {
+        "key": jax.random.key(7),
+        "keys": jax.device_put(
+            jax.random.split(jax.random.key(1, impl="rbg"), 8),
+            NamedSharding(mesh(), PartitionSpec("fsdp")),
+        ),
+        "legacy": jax.random.PRNGKey(3),
+    }
+    found = restore_item(step(model=tree), "model", abstract(tree))
+    assert_same(found, tree)
+    assert found["keys"].dtype == tree["keys"].dtype
+    assert found["keys"].sharding.spec == PartitionSpec("fsdp")
+    np.testing.assert_array_equal(
+        jax.random.normal(found["key"], 4), jax.random.normal(tree["key"], 4)
+    )
+
+
+def test_foreign_byte_order_and_strides_are_kept_by_value(step):
+    whole = floats(8, 8)
+    tree = {"big": whole.astype(">f4"), "turned": whole.T, "every other": whole[::2]}
+    found = restore_item(step(model=tree), "model", {**tree, "big": whole})
+    for name, leaf in found.items():
+        np.testing.assert_array_equal(leaf, tree[name])
+
+
+def test_an_nnx_state_comes_back_with_its_variables_and_names(step):
+    model = nnx.Linear(4, 8, rngs=nnx.Rngs(0))
+    graph = nnx.state(model)
+    found = restore_item(step(model=graph), "model", jax.eval_shape(lambda: graph))
+    assert_same(found, graph)
+    assert isinstance(found["kernel"], nnx.Param)
+
+
+def test_what_is_stored_can_be_asked_without_reading_it(step):
+    tree = {"a": {"w": put(floats(16, 8), "fsdp")}, "key": jax.random.key(0), "u": jnp.uint4(3)}
+    found = stored_tree(step(model=tree), "model")
+    assert {path: (leaf.shape, str(leaf.dtype)) for path, leaf in found.items()} == {
+        "a/w": ((16, 8), "float32"),
+        "key": ((), "key<fry>"),
+        "u": ((), "uint4"),
+    }
+
+
+def test_all_mismatches_are_listed_in_one_error(step):
+    uri = step(
+        model={
+            "extra": floats(2),
+            "shape": floats(4, 4),
+            "dtype": floats(3),
+            "key": jax.random.key(0),
+            "count": np.int32(1),
+            "split": floats(6),
+            "fine": floats(2),
+        }
+    )
+    uneven = NamedSharding(mesh(), PartitionSpec("fsdp"))
+    target = {
+        "missing": np.zeros(2, np.float32),
+        "shape": jax.ShapeDtypeStruct((4, 5), np.float32),
+        "dtype": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+        "key": jax.ShapeDtypeStruct((2,), np.uint32),
+        "count": 1.0,
+        "split": jax.ShapeDtypeStruct((6,), np.float32, sharding=uneven),
+        "fine": np.zeros(2, np.float32),
+    }
+    with pytest.raises(TreeMismatchError) as caught:
+        restore_item(uri, "model", target, path_for_errors="run@best")
+    text = "\n".join(caught.value.problems)
+    for expected in (
+        "missing: expected by the target, not stored",
+        "extra: stored, not in the target",
+        "shape: expected shape (4, 5), stored (4, 4)",
+        "dtype: expected dtype bfloat16, stored dtype float32",
+        "key: expected shape (2,), stored ()",
+        "key: expected dtype uint32, stored dtype key<fry>",
+        "count: expected a Python float, stored dtype int32",
+        "split: shape (6,) does not fit its sharding",
+    ):
+        assert expected in text
+    assert "fine" not in text
+    assert "run@best" in str(caught.value)
+    assert text.splitlines()[0] in str(caught.value)
+
+
+def test_casting_is_only_for_floating_leaves_and_only_if_asked(step):
+    tree = {"w": put(floats(8, 4), "fsdp"), "n": put(np.arange(8, dtype=np.int32))}
+    uri = step(model=tree)
+    target = abstract(tree)
+    half = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16, sharding=tree["w"].sharding)
+    with pytest.raises(TreeMismatchError, match="expected dtype bfloat16"):
+        restore_item(uri, "model", {**target, "w": half})
+    found = restore_item(uri, "model", {**target, "w": half}, cast=True)
+    assert raw(found["w"]) == raw(tree["w"].astype(jnp.bfloat16))
+    wrong = jax.ShapeDtypeStruct((8,), jnp.int8, sharding=tree["n"].sharding)
+    with pytest.raises(TreeMismatchError, match="expected dtype int8"):
+        restore_item(uri, "model", {**target, "n": wrong}, cast=True)
+
+
+@pytest.mark.parametrize("stored", ["float32", "float8_e4m3"])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float8_e4m3", "float8_e5m2"])
+def test_a_cast_gives_the_dtype_that_was_asked_for(step, stored, wanted):
+    """Also from and to the one that TensorStore does not know."""
+    device = put(floats(8, 4).astype(dtype_named(stored)), "fsdp")
+    tree = {"device": device, "host": np.asarray(device)}
+    uri = step(model=tree)
+    dtype = dtype_named(wanted)
+    target = {
+        "device": jax.ShapeDtypeStruct((8, 4), dtype, sharding=device.sharding),
+        "host": np.zeros((8, 4), dtype),
+    }
+    found = restore_item(uri, "model", target, cast=True)
+    assert raw(found["device"]) == raw(found["host"]) == raw(tree["host"].astype(dtype))
+    assert found["device"].sharding == device.sharding
+
+
+def test_without_a_sharding_a_leaf_goes_to_the_first_device(step):
+    tree = {"w": put(floats(8, 4), "fsdp")}
+    found = restore_item(step(model=tree), "model", {"w": jax.ShapeDtypeStruct((8, 4), "float32")})
+    assert found["w"].sharding == SingleDeviceSharding(jax.devices()[0])
+    assert raw(found["w"]) == raw(tree["w"])
+
+
+def damage(folder, leaf: jax.Array) -> None:
+    """Flip one bit in the middle of the first shard of `leaf`."""
+    shard = np.asarray(leaf.addressable_shards[0].data).tobytes()
+    (file,) = (file for file in Path(folder).rglob("d/*") if shard in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    data[data.find(shard) + len(shard) // 2] ^= 4
+    file.write_bytes(data)
+
+
+def test_a_corrupt_chunk_is_an_error_that_names_the_leaf(step):
+    tree = state()["model"]
+    uri = step(model=tree)
+    damage(uri.local_path, tree["layers"]["1"]["kernel"])
+    with pytest.raises(CorruptionError, match=r"model: layers/1/kernel, chunk \[0, 0\]: .*crc32c"):
+        restore_item(uri, "model", abstract(tree))
+
+
+def test_a_lost_data_file_is_an_error(step):
+    tree = {"w": put(floats(256, 256), "fsdp")}
+    uri = step(model=tree)
+    max(Path(uri.local_path).rglob("d/*"), key=os.path.getsize).unlink()
+    with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: missing"):
+        restore_item(uri, "model", abstract(tree))
+
+
+def test_a_truncated_data_file_is_an_error(step):
+    tree = {"w": put(floats(256, 256), "fsdp")}
+    uri = step(model=tree)
+    file = max(Path(uri.local_path).rglob("d/*"), key=os.path.getsize)
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: \d+ bytes, \d+ expected"):
+        restore_item(uri, "model", abstract(tree))
+
+
+def test_a_changed_digit_in_the_meta_is_an_error(step):
+    uri = step(model={"a": floats(2)})
+    file = Path(uri.local_path) / "meta/data.json"
+    file.write_text(file.read_text().replace('"step": 1', '"step": 2').replace(":1", ":2"))
+    with pytest.raises(CorruptionError, match=r"meta/data\.json: crc32c"):
+        read_meta(uri)
+    without_manifest = CheckpointReader.open(uri)
+    with pytest.raises(CorruptionError, match="the JSON item changed"):
+        read_meta(without_manifest)
+
+
+def test_unreadable_tree_metadata_is_an_error(step):
+    uri = step(model={"a": floats(2)})
+    (Path(uri.local_path) / "model/_METADATA").write_text("{")
+    with pytest.raises(CorruptionError, match=r"model/_METADATA|1: model"):
+        restore_item(uri, "model", {"a": floats(2)})
+
+
+def test_what_is_no_checkpoint_is_said_so(step, tmp_path):
+    uri = step(model={"a": floats(2)})
+    with pytest.raises(NotFoundError, match="items meta, model"):
+        restore_item(uri, "optimizer", {})
+    with pytest.raises(StepNotFoundError, match="no such step"):
+        restore_item(uri.parent / "9", "model", {})
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file.txt").write_text("x")
+    for read in (read_meta, stored_items, lambda one: stored_tree(one, "model")):
+        with pytest.raises(NotACheckpointError, match=r"file\.txt"):
+            read(parse_uri(tmp_path / "folder"))
+
+
+def test_a_checkpoint_that_plain_orbax_wrote_restores_too(tmp_path):
+    tree = {"layers": [{"w": floats(4, 4)}, {"w": floats(4, 4, seed=1)}], "scale": 2.5, "n": 3}
+    ocp.save_checkpointables(tmp_path / "plain", {"model": tree})
+    found = restore_item(parse_uri(tmp_path / "plain"), "model", tree)
+    assert_same(found, tree)
+
+
+def test_leaves_that_cannot_be_stored_are_refused(step):
+    from cairn.storage.training.leaf_forms import store_form
+
+    bad = {
+        "object": np.array([object()]),
+        "text": np.array(["a"]),
+        "date": np.array(["2026-01-01"], "datetime64[D]"),
+        "record": np.zeros(2, [("a", "i4")]),
+        "fp6": np.zeros(2, ml_dtypes.float6_e2m3fn),
+    }
+    with pytest.raises(UnsupportedLeafError) as caught:
+        store_form(bad)
+    for name in bad:
+        assert f"{name}: no lossless way to store dtype" in str(caught.value)
+
+
+TWO_PROCESSES = """
+import os, sys
+import jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.errors import StepExistsError
+from cairn.storage.training.restore import read_meta, restore_item
+mesh = Mesh(np.array(jax.devices()), ("fsdp",))
+host = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+def make(scale, spec):
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index] * scale)
+def items(scale):
+    return {"model": {"w": make(scale, P("fsdp"))}, "optimizer": {"r": make(scale, P())}}
+counts = []
+preadv = os.preadv
+def counting(*args):
+    counts.append(preadv(*args))
+    return counts[-1]
+os.preadv = counting
+with Checkpointer(sys.argv[3], writer_id="job") as made:
+    made.save(1, items(1), meta={"a": 1})
+    handle = made.save(2, items(2), meta={"a": 2})
+    handle.wait()
+    try:
+        made.save(2, items(2), meta={})
+        print("not refused")
+    except StepExistsError:
+        print("refused")
+def target(*spec):
+    return jax.ShapeDtypeStruct(host.shape, host.dtype, sharding=NamedSharding(mesh, P(*spec)))
+w = restore_item(handle.uri, "model", {"w": target("fsdp")})["w"]
+read = sum(counts)
+r = restore_item(handle.uri, "optimizer", {"r": target(None, "fsdp")})["r"]
+for array in (w, r):
+    for shard in array.addressable_shards:
+        np.testing.assert_array_equal(shard.data, host[shard.index] * 2)
+print("meta", read_meta(handle.uri)["a"])
+print("bytes", read)
+"""
+
+
+def test_two_processes_save_together_and_each_reads_its_own_shards(tmp_path, step):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    root = Path(__file__).parents[3]
+    flags = "--xla_force_host_platform_device_count=2"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_PROCESSES, address, str(index), str(tmp_path / "run")],
+            env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flags},
+            cwd=root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # does nothing to one that has ended
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    run = Run.open(tmp_path / "run")
+    assert [(info.step, info.attempt) for info in run.steps()] == [(1, 1), (2, 1)]
+    own = 2 << 20
+    for out, _ in outputs:
+        lines = dict(one.split() for one in out.splitlines() if one.startswith(("meta", "bytes")))
+        assert "refused" in out.splitlines()
+        assert lines["meta"] == "2"
+        assert own <= int(lines["bytes"]) < 1.1 * own
+    expected = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024) * 2
+    folder = run.step_uri(run.step(2))
+    for item, name in (("model", "w"), ("optimizer", "r")):
+        found = restore_item(folder, item, {name: np.zeros_like(expected)})
+        np.testing.assert_array_equal(found[name], expected)
+
+
+def test_some_leaves_come_alone_and_the_others_are_not_read(step):
+    tree = {"a": put(floats(16, 8), "fsdp"), "b": {"c": floats(4), "d": jnp.uint4(3)}}
+    uri = step(model=tree)
+    found = restore_leaves(uri, "model", abstract(tree), ["b/c", "a"])
+    assert sorted(found) == ["a", "b/c"]
+    assert_same({"a": found["a"], "b": {"c": found["b/c"]}}, {**tree, "b": {"c": tree["b"]["c"]}})
+    found = restore_leaves(uri, "model", abstract(tree), ["b/d"])
+    assert_same({"d": found.pop("b/d")}, {"d": tree["b"]["d"]})
+    assert not found
+    with pytest.raises(TreeMismatchError, match="b/c: stored, not in the target"):
+        restore_leaves(uri, "model", {"a": tree["a"]}, ["a"])
+
+
+def test_what_jax_may_move_in_the_target_it_may_move_in_what_is_restored(step):
+    """Else a counter that sits on the first device keeps a sharded state out of `jit`."""
+    tree = {
+        "w": put(floats(64, 8), "fsdp"),
+        "count": jnp.float32(3),
+        "key": jax.random.key(1),
+        "none": jnp.zeros((0, 2)),
+        "fixed": jax.device_put(floats(3), jax.devices()[1]),
+    }
+    uri = step(model=tree)
+    found = restore_item(uri, "model", tree)
+    assert_same(found, tree)
+    assert {name for name, leaf in found.items() if not leaf.committed} == {"count", "key", "none"}
+    assert found["fixed"].devices() == {jax.devices()[1]}
+    together = jax.jit(lambda tree: tree["w"] * tree["count"])(
+        {name: found[name] for name in ("w", "count")}
+    )
+    np.testing.assert_array_equal(np.asarray(together), np.asarray(tree["w"]) * 3)
+    described = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in tree.items()}
+    assert not any(leaf.committed for leaf in restore_item(uri, "model", described).values())

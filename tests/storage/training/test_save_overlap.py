@@ -1,0 +1,139 @@
+"""Saves that were given up or left alone: nothing else may write where they still do."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from cairn.storage.errors import LeaseHeldError, SaveError
+from cairn.storage.runs.lease import noted_step
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import delete_step
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.training import checkpointer as checkpointer_module
+from cairn.storage.training import save_job
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.restore import restore_item
+from cairn.storage.training.save_handle import SaveHandle
+from tests.storage.states import abstract, assert_same, state
+
+
+@pytest.fixture
+def made(tmp_path):
+    with Checkpointer(tmp_path / "run", writer_id="job") as checkpointer:
+        yield checkpointer
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Saves stop before they are published, until this is set."""
+    go_on, sync = threading.Event(), save_job.sync_folder
+
+    def waiting(folder):
+        assert go_on.wait(60)
+        sync(folder)
+
+    monkeypatch.setattr(save_job, "sync_folder", waiting)
+    yield go_on
+    go_on.set()
+
+
+def save(checkpointer, step):
+    return checkpointer.save(step, state(step), meta={"step": step})
+
+
+def assert_listed(checkpointer, *steps):
+    run = Run.open(checkpointer.uri)
+    assert [info.step for info in run.steps()] == list(steps)
+    for info in run.steps():
+        for item, tree in state(info.step).items():
+            assert_same(restore_item(run.step_uri(info), item, abstract(tree)), tree)
+
+
+def test_a_save_that_was_given_up_keeps_others_out_until_it_has_ended(made, held_back, monkeypatch):
+    monkeypatch.setattr(checkpointer_module, "_ENDING_SECONDS", 0.05)
+    first = save(made, 1)
+    assert first.abandon("no time left")
+    with pytest.raises(SaveError, match="abandoned"):
+        first.wait()
+    for step in (1, 2):
+        with pytest.raises(SaveError, match="given up is still being written"):
+            save(made, step)
+    held_back.set()
+    assert made._work.over.wait(60)
+    save(made, 2).wait()
+    assert_listed(made, 1, 2)
+
+
+def test_an_interrupted_close_keeps_the_run_until_the_save_has_ended(
+    tmp_path, held_back, monkeypatch
+):
+    made = Checkpointer(tmp_path / "run", writer_id="job")
+    handle = save(made, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(SaveHandle, "join", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.close()
+    with (
+        Checkpointer(made.uri, writer_id="other") as other,
+        pytest.raises(LeaseHeldError, match="job"),
+    ):
+        save(other, 2)
+    held_back.set()
+    handle.wait(60)
+    assert made._work.over.wait(60)
+    with Checkpointer(made.uri, writer_id="other") as other:
+        save(other, 2).wait()
+    assert_listed(made, 1, 2)
+
+
+def _interrupted(_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("lost", ["model/d", "commit_success.txt"])
+def test_a_step_whose_files_went_before_it_was_published_is_not_listed(made, monkeypatch, lost):
+    sync = save_job.sync_folder
+
+    def then_lost(folder):
+        sync(folder)
+        path = Path(folder.local_path) / lost
+        (next(path.iterdir()) if path.is_dir() else path).unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(save_job, "sync_folder", then_lost)
+        with pytest.raises(SaveError, match="are not what was written"):
+            save(made, 1).wait()
+    assert_listed(made)
+    save(made, 1).wait()
+    assert_listed(made, 1)
+
+
+def test_a_forked_child_is_told_that_the_checkpointer_is_not_its_own(made, monkeypatch):
+    save(made, 1).wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: made._process + 1)
+        with pytest.raises(SaveError, match="another process's"):
+            save(made, 2)
+    save(made, 2).wait()
+    assert_listed(made, 1, 2)
+
+
+def test_a_restart_does_not_keep_a_line_that_was_deleted(made):
+    for step in (1, 2, 3):
+        save(made, step).wait()
+    objects = ObjectStore.open(made.uri)
+    assert noted_step(objects) == 3
+    made.close()
+    run = Run.open(made.uri)
+    delete_step(run, run.step(3), by="test", reason="diverged")
+    assert noted_step(objects) == -1
+
+
+def test_what_is_called_when_a_save_is_done_may_wait_for_it(made):
+    seen = []
+    handle = save(made, 1)
+    handle.when_done(lambda one: seen.append((one.wait(5), one.state)))
+    handle.wait(60)
+    assert [state for _, state in seen] == ["durable"]

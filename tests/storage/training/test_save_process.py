@@ -1,0 +1,237 @@
+"""What a whole process does: how it exits, what it leaves behind when it is killed or runs full."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.training.restore import restore_item
+from tests.storage.states import abstract, assert_same, state
+
+ROOT = Path(__file__).parents[3]
+PRELUDE = """
+import os, resource, sys
+import numpy as np
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.errors import SaveError, StoreFullError
+from cairn.storage.runs.run import Run
+from tests.storage.states import floats, put, state
+uri = sys.argv[1]
+def save(step, items=None):
+    made = Checkpointer.for_run(uri)
+    return made.save(step, items or state(step), meta={"step": step})
+"""
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CAIRN_WRITER_ID": "job",
+        "PYTHONUNBUFFERED": "1",
+        **extra,
+    }
+
+
+def start(script: str, uri: object, **extra: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + script, str(uri)],
+        env=environment(**extra),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(script: str, uri: object, **extra: str) -> tuple[int, str, str]:
+    process = start(script, uri, **extra)
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+def listed(uri: object) -> list[int]:
+    return [info.step for info in Run.open(uri).steps()]
+
+
+def test_a_script_whose_last_line_is_a_save_exits_once_durable(root_uri):
+    uri = root_uri / "run"
+    status, _, err = run("save(1); save(2)", uri)
+    assert status == 0, err
+    assert listed(uri) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("", 1),
+        ("sys.exit(0)", 1),
+        ("raise SystemExit", 1),
+        ("raise ValueError('the training broke')", 1),
+    ],
+)
+def test_a_script_whose_last_save_fails_exits_with_a_failure(tmp_path, last, expected):
+    script = f"""
+import atexit
+atexit.register(print, "other exit handlers run too", flush=True)
+import cairn.storage.training.save_job
+def broken(folder):
+    raise OSError(5, "the disk is on fire")
+save(1).wait()
+cairn.storage.training.save_job.sync_folder = broken
+save(2)
+{last}
+"""
+    status, out, err = run(script, tmp_path / "run")
+    assert status == expected, err
+    assert "the disk is on fire" in err
+    assert "other exit handlers run too" in out
+    assert listed(tmp_path / "run") == [1]
+
+
+def test_a_failure_that_was_told_does_not_change_the_exit_status(tmp_path):
+    script = """
+import cairn.storage.training.save_job
+def broken(folder):
+    raise OSError(5, "the disk is on fire")
+cairn.storage.training.save_job.sync_folder = broken
+try:
+    save(1).wait()
+except SaveError as error:
+    print("told:", error)
+"""
+    status, out, err = run(script, tmp_path / "run")
+    assert status == 0, err
+    assert "told: the save failed" in out
+
+
+def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path):
+    status, _, err = run("save(1); raise ValueError('the training broke')", tmp_path / "run")
+    assert status == 1
+    assert "the training broke" in err
+    assert listed(tmp_path / "run") == [1]
+
+
+FORKED = """
+import multiprocessing
+import cairn.storage.training.save_job
+def broken(folder):
+    raise OSError(5, "the disk is on fire")
+def child(fails):
+    if fails:
+        cairn.storage.training.save_job.sync_folder = broken
+    save(1, {"model": {"w": np.zeros((1024, 1024), np.float32)}})
+for fails in (False, True):
+    uri = f"{sys.argv[1]}-{fails}"
+    process = multiprocessing.get_context("fork").Process(target=child, args=(fails,))
+    process.start()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def test_a_forked_child_too_exits_once_durable_or_with_a_failure(tmp_path):
+    status, out, err = run(FORKED, tmp_path / "run")
+    assert status == 0, err
+    assert out.split() == ["0", "1"], err
+    assert "the disk is on fire" in err
+    assert listed(tmp_path / "run-False") == [1]
+
+
+KILLED_WHILE_WRITING = """
+save(3).wait()
+big = {"model": {"w": put(floats(8192, 8192), "fsdp")}}
+save(6, big)
+print("saving", flush=True)
+sys.stdin.read()
+"""
+KILLED_AFTER_COMMIT = """
+import cairn.storage.training.save_job, threading
+save(3).wait()
+def stuck(*args):
+    print("saving", flush=True)
+    threading.Event().wait()
+cairn.storage.training.save_job.publish_manifest = stuck
+save(6)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        (KILLED_WHILE_WRITING, {StepState.IN_FLIGHT, StepState.ABANDONED}),
+        (KILLED_AFTER_COMMIT, {StepState.IN_FLIGHT, StepState.UNVERIFIED}),
+    ],
+    ids=["while writing", "between commit and manifest"],
+)
+def test_a_kill_in_the_middle_of_a_save_leaves_the_previous_step_latest(tmp_path, script, left):
+    uri = tmp_path / "run"
+    process = start(script, uri)
+    assert process.stdout.readline() == "saving\n", process.communicate()[1]
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    found = Run.open(uri)
+    assert found.latest().step == 3
+    assert {info.state for info in found.all_states() if info.step == 6} <= left
+    expected = state(3)["model"]
+    assert_same(restore_item(found.step_uri(found.latest()), "model", abstract(expected)), expected)
+
+    status, _, err = run("save(6)", uri)
+    assert status == 0, err
+    assert listed(uri) == [3, 6]
+    assert found.step(6).attempt == 2
+    expected = state(6)["model"]
+    assert_same(restore_item(found.step_uri(found.step(6)), "model", abstract(expected)), expected)
+
+
+def test_a_full_disk_leaves_the_previous_step_and_the_next_save_works(tmp_path):
+    """RLIMIT_FSIZE makes every write beyond it fail with EFBIG, as a quota would."""
+    script = """
+save(3).wait()
+limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limit[1]))
+big = {"model": {"w": put(floats(2048, 1024), "fsdp")}}
+try:
+    save(6, big).wait()
+except StoreFullError as error:
+    print("full:", error)
+found = Run.open(uri)
+print([(info.step, info.state.value) for info in found.all_states()])
+print(sorted(os.listdir(f"{uri}/attempts/1")))
+resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+save(6, big).wait()
+print([info.step for info in found.steps()])
+"""
+    uri = tmp_path / "run"
+    status, out, err = run(script, uri)
+    assert status == 0, err
+    full, states, folders, after = out.splitlines()
+    assert "the store is full" in full
+    assert "Free space" in full
+    assert states == "[(3, 'listed')]"
+    assert folders == "['3']"
+    assert after == "[3, 6]"
+    expected = state(3)["model"]
+    found = Run.open(uri)
+    assert_same(restore_item(found.step_uri(found.step(3)), "model", abstract(expected)), expected)
+
+
+def test_a_save_to_gs_needs_no_writable_local_disk(gcs):
+    """RLIMIT_FSIZE of 0: not one byte can be written to any file."""
+    script = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+save(1).wait()
+print("durable")
+"""
+    uri = f"{gcs.bucket_uri}/run"
+    status, out, err = run(script, uri, TMPDIR="/nonexistent", HOME="/nonexistent", **gcs.env)
+    assert status == 0, err
+    assert "durable" in out
+    assert listed(uri) == [1]

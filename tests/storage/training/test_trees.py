@@ -1,0 +1,130 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
+from cairn.storage.training import trees
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+KEYS = st.text(
+    st.characters(blacklist_characters="/.\x00", blacklist_categories=("Cs",)),
+    min_size=1,
+    max_size=8,
+)
+NESTED = st.recursive(
+    st.integers(0, 99),
+    lambda inner: st.one_of(
+        st.dictionaries(KEYS, inner, min_size=1, max_size=3),
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+        st.none(),
+    ),
+    max_leaves=12,
+)
+
+
+def test_keys_attributes_and_positions_become_the_path():
+    tree = {"a": [1, (2, 3)], "b": Pair(4, {"c": 5}), "d": {7: 6}}
+    assert trees.flatten(tree) == {
+        "a/0": 1,
+        "a/1/0": 2,
+        "a/1/1": 3,
+        "b/left": 4,
+        "b/right/c": 5,
+        "d/7": 6,
+    }
+
+
+def test_none_and_empty_containers_have_no_leaves():
+    assert trees.flatten({"a": None, "b": {}, "c": (), "d": optax.EmptyState()}) == {}
+
+
+def test_a_variable_stands_for_its_value():
+    class Block(nnx.Module):
+        def __init__(self):
+            self.kernel = nnx.Param(jnp.ones((2, 3)), axes=("embed", "mlp"))
+            self.layers = nnx.List([nnx.Linear(3, 2, rngs=nnx.Rngs(0))])
+
+    state = nnx.state(Block())
+    leaves = trees.flatten(state)
+    assert sorted(leaves) == ["kernel", "layers/0/bias", "layers/0/kernel"]
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves.values())
+    rebuilt = trees.unflatten(state, {path: leaf + 1 for path, leaf in leaves.items()})
+    assert jax.tree.structure(rebuilt) == jax.tree.structure(state)
+    np.testing.assert_array_equal(rebuilt["kernel"][...], np.full((2, 3), 2.0))
+    assert rebuilt["kernel"].axes == ("embed", "mlp")
+
+
+def test_optimizer_states_come_back_in_their_own_containers():
+    params = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
+    state = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init(params)
+    leaves = trees.flatten(state)
+    assert "1/0/mu/w" in leaves
+    assert jax.tree.structure(trees.unflatten(state, leaves)) == jax.tree.structure(state)
+
+
+@given(st.dictionaries(KEYS, NESTED, max_size=3))
+def test_unflatten_undoes_flatten(tree):
+    leaves = trees.flatten(tree)
+    assert trees.unflatten(tree, leaves) == tree
+    assert list(leaves) == trees.paths(tree)
+
+
+@given(st.dictionaries(KEYS, NESTED, max_size=3))
+def test_nest_gives_plain_dicts_of_the_same_leaves(tree):
+    leaves = trees.flatten(tree)
+    assert trees.flatten(trees.nest(leaves)) == leaves
+    assert trees.unnest(trees.nest(leaves)) == leaves
+
+
+@pytest.mark.parametrize("key", ["a/b", "a.b", "", "a\x00b"])
+def test_a_key_that_cannot_be_stored_is_refused_by_name(key):
+    with pytest.raises(UnsupportedLeafError, match="Rename these keys") as caught:
+        trees.flatten({"fine": 1, "outer": {key: 2}, "other.one": 3})
+    assert repr(f"outer/{key}") in caught.value.path
+    assert repr("other.one") in caught.value.path
+
+
+def test_keys_that_read_alike_are_refused():
+    with pytest.raises(UnsupportedLeafError, match="twice"):
+        trees.flatten({"a": FlatTwice()})
+
+
+class FlatTwice:
+    """A node whose two children have one key."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    FlatTwice,
+    lambda node: (((jax.tree_util.DictKey(0), 1), (jax.tree_util.DictKey("0"), 2)), None),
+    lambda _, children: FlatTwice(),
+)
+
+
+def test_a_bare_leaf_has_no_path_and_is_refused():
+    with pytest.raises(UnsupportedLeafError):
+        trees.flatten(jnp.ones(3))
+
+
+def test_all_differences_are_listed_at_once():
+    with pytest.raises(TreeMismatchError) as caught:
+        trees.unflatten({"a": 0, "b": 0, "c": 0}, {"c": 1, "d": 2, "e": 3})
+    assert caught.value.problems == (
+        "a: expected by the target, not stored",
+        "b: expected by the target, not stored",
+        "d: stored, not in the target",
+        "e: stored, not in the target",
+    )
