@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results" / "export_memory.json"

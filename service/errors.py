@@ -13,7 +13,6 @@ ServiceError
     ├── UnknownRootError          404
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
-    ├── StepChangedError          409
     ├── InvalidRequestError       422
     └── NotReadyError             503
 """
@@ -101,12 +100,6 @@ class AliasMovedError(ProblemError):
     """The alias is not as the request expects; `.extra["current"]` is it, or None."""
 
     status, slug, title = 412, "precondition-failed", "Precondition failed"
-
-
-class StepChangedError(ProblemError):
-    """The step was deleted or set aside while it was being promoted."""
-
-    status, slug, title = 409, "step-changed", "The step changed meanwhile"
 
 
 class InvalidRequestError(ProblemError):

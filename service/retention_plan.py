@@ -5,19 +5,20 @@ from datetime import datetime
 from typing import Any
 
 from cairn.service.schemas import RetentionDecision, RetentionPlan, RetentionPolicy
-from cairn.storage.runs import BestSteps, Decision, Run, StepInfo, decide, retention, step_facts
+from cairn.storage import runs
+from cairn.storage.runs import BestSteps, Decision, Run, StepInfo, judge_retention
 from cairn.storage.store import from_rfc3339
 
 Judged = tuple[StepInfo, Decision]
 
 
-def stored_policy(policy: RetentionPolicy) -> retention.RetentionPolicy:
+def stored_policy(policy: RetentionPolicy) -> runs.RetentionPolicy:
     """A policy of the API as `storage` takes it.
 
     Raises:
         PolicyError: It can't act.
     """
-    return retention.RetentionPolicy(
+    return runs.RetentionPolicy(
         keep_last=policy.keep_last,
         keep_every=policy.keep_every,
         keep_within=policy.keep_within_seconds,
@@ -52,13 +53,7 @@ def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
         UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias can't be
             read.
     """
-    rules = stored_policy(policy)
-    infos = {(info.step, info.attempt): info for info in run.steps()}
-    facts = step_facts(run, infos.values())
-    # Last: a promotion that comes after this is seen when the step is deleted.
-    aliases = {alias.alias: (alias.step, alias.attempt) for alias in run.aliases.list()}
-    decisions = decide(facts, rules, now=now, aliases=aliases)
-    return [(infos[one.step, one.attempt], one) for one in decisions]
+    return judge_retention(run, stored_policy(policy), now=now)
 
 
 def plan_body(root: str, run: Run, judged: list[Judged]) -> RetentionPlan:

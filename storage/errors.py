@@ -19,6 +19,7 @@ StorageError
 ├── StepExistsError                         a save at or below the latest step
 ├── StepInFlightError                       the step is being written now
 ├── StepInUseError                          a deletion of what an alias or another step needs
+├── StepChangedError                        a promotion of a step that was deleted meanwhile
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
 ├── SaveError                               a save failed in the background
@@ -45,6 +46,7 @@ __all__ = [
     "PreconditionFailedError",
     "RunNotFoundError",
     "SaveError",
+    "StepChangedError",
     "StepExistsError",
     "StepInFlightError",
     "StepInUseError",
@@ -194,6 +196,10 @@ class StepInFlightError(StorageError):
 
 class StepInUseError(StorageError):
     """A step that an alias names, or that other steps refer to, can't be deleted."""
+
+
+class StepChangedError(StorageError):
+    """The step was deleted while it was being promoted; the alias is as it was."""
 
 
 class LeaseHeldError(StorageError):

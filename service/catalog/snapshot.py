@@ -7,7 +7,20 @@ from datetime import datetime
 
 from cairn.service.schemas import CheckpointState
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.runs import Alias, Annotation, Manifest, Run, RunInfo, counting, layout
+from cairn.storage.runs import (
+    MANIFESTS,
+    TRASH,
+    Alias,
+    Annotation,
+    Manifest,
+    Run,
+    RunInfo,
+    annotation_file,
+    counting,
+    manifest_file,
+    parse_manifest_file,
+    parse_trash_file,
+)
 from cairn.storage.store import from_rfc3339, sha256_of
 
 logger = logging.getLogger(__name__)
@@ -57,7 +70,7 @@ def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
     A manifest that cannot be read is left out and logged; the others do not suffer from it.
     """
     # Manifests before attempts: an attempt begun in between can then only set steps aside.
-    keys = _keys(run, layout.MANIFESTS, layout.parse_manifest_file)
+    keys = _keys(run, MANIFESTS, parse_manifest_file)
     added = _read_manifests(run, keys.difference(known))
     return Snapshot(
         info=info,
@@ -70,7 +83,7 @@ def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
 
 def read_annotations(run: Run, keys: Iterable[Key]) -> dict[Key, Annotation]:
     """Labels and metrics of these steps, as they are in the store now."""
-    names = {layout.annotation_file(step, attempt): (step, attempt) for step, attempt in keys}
+    names = {annotation_file(step, attempt): (step, attempt) for step, attempt in keys}
     found = run.objects.parse_many(names, _parse_annotation)
     return {key: found.get(name, NO_ANNOTATION) for name, key in names.items()}
 
@@ -88,7 +101,7 @@ def _keys(run: Run, folder: str, parse: Callable[[str], Key | None]) -> set[Key]
 
 
 def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
-    names = {layout.manifest_file(step, attempt): (step, attempt) for step, attempt in keys}
+    names = {manifest_file(step, attempt): (step, attempt) for step, attempt in keys}
     read: dict[Key, Checkpoint] = {}
     for name, found in run.objects.read_many(names).items():
         if found is None:  # deleted since it was listed
@@ -112,7 +125,7 @@ def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
 
 
 def _states(run: Run, keys: Collection[Key]) -> dict[Key, CheckpointState]:
-    trashed = _keys(run, layout.TRASH, layout.parse_trash_file)
+    trashed = _keys(run, TRASH, parse_trash_file)
     counts = counting(keys, run.attempts())
     return {
         (step, attempt): CheckpointState.TRASHED

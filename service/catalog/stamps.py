@@ -9,18 +9,18 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from cairn.storage.runs import layout
+from cairn.storage.runs import ALIASES, ATTEMPTS, MANIFESTS, RUN_FILE, TRASH
 from cairn.storage.store import StoreURI
 
 # A change within one tick of the file system's clock leaves no trace in a time taken between; the
 # coarsest clock in use (FAT) has ticks of two seconds.
 SETTLED_NANOSECONDS: Final = 2_500_000_000
 _WATCHED: Final = (
-    layout.RUN_FILE,
-    layout.MANIFESTS,
-    layout.ATTEMPTS,
-    layout.ALIASES,
-    layout.TRASH,
+    RUN_FILE,
+    MANIFESTS,
+    ATTEMPTS,
+    ALIASES,
+    TRASH,
 )
 
 

@@ -31,8 +31,7 @@ from cairn.storage.runs import (
     withdraw_export,
 )
 from cairn.storage.safetensors import Shard, write_shard
-from cairn.storage.store import Files, ObjectStore, StoreURI, confine, rfc3339, utc_now
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import Files, ObjectStore, StoreURI, confine, open_files, rfc3339, utc_now
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,7 @@ from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
 from cairn.storage.errors import StepNotFoundError
-from cairn.storage.runs import (
-    Attempt,
-    Run,
-    StepInfo,
-    StepState,
-    abandon_fork,
-    begin_attempt,
-    counting,
-    fork_run,
-    release,
-)
+from cairn.storage.runs import Run, StepInfo, StepState, abandon_fork, fork_run, roll_back
 from cairn.storage.store import StoreURI, confine
 
 KIND: Final = "restore"
@@ -68,35 +58,16 @@ def _fork(context: JobContext, request: Request) -> Result:
 def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
-    writer = writer_id(context.operation_id)
-    begun = [attempt for attempt in run.attempts() if attempt.writer == writer]
-    attempt = begun[-1] if begun else None
-    if attempt is None:
-        attempt = begin_attempt(run.objects, writer=writer, base_step=step.step)
-    release(run.objects, attempt)
-    stranded = [alias.alias for alias in run.aliases.list() if alias.step > step.step]
+    done = roll_back(run, step, by=writer_id(context.operation_id))
     context.progress.set(message="done")
     return {
         "root": request["root"],
         "run": request["run"],
-        "step": step.step,
-        "attempt": attempt.number,
-        "set_aside": _set_aside_by(run, attempt),
-        "aliases_set_aside": stranded,
+        "step": done.step,
+        "attempt": done.attempt,
+        "set_aside": list(done.set_aside),
+        "aliases_set_aside": list(done.aliases),
     }
-
-
-def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
-    """Steps that counted until `attempt` began; read off the store, however often it is asked."""
-    saved = [
-        (info.step, info.attempt)
-        for info in run.all_states()
-        if info.attempt < attempt.number
-        and info.manifest_digest is not None
-        and info.state is not StepState.TRASHED
-    ]
-    earlier = [other for other in run.attempts() if other.number < attempt.number]
-    return [step for step in counting(saved, earlier) if step > attempt.base_step]
 
 
 def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepInfo]:

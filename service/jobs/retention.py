@@ -1,20 +1,17 @@
 """The retention job: deletes the steps that a policy does not keep. Each can be undeleted."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cairn.service.deletion import read_deletions
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.runs import open_run
-from cairn.service.retention_plan import judge, policy_text
+from cairn.service.retention_plan import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy
-from cairn.storage.errors import StepInUseError
-from cairn.storage.runs import TRASH, Run, StepInfo, delete_step, parse_trash_file
-from cairn.storage.store import StoreURI, utc_now
+from cairn.storage.runs import Run, StepInfo, apply_retention
+from cairn.storage.store import StoreURI
 
 KIND: Final = "retention"
-STEPS_AT_ONCE: Final = 8
 
 
 def retention_request(
@@ -37,46 +34,43 @@ def _run(context: JobContext, request: Request) -> Result:
 def _delete(context: JobContext, request: Request) -> Result:
     """Judge and delete; a step that is taken up again judges anew, and goes on where it was."""
     run = open_run(context.roots, request)
-    reason = f"{_mark(context)}{policy_text(request['policy'])}"
-    judged = judge(run, RetentionPolicy.model_validate(request["policy"]), now=utc_now())
-    going = [info for info, decision in judged if not decision.keep]
-    context.progress.set(
-        done_bytes=0,
-        total_bytes=sum(info.nbytes or 0 for info in going),
-        message=f"deleting {len(going)} steps",
+    policy = stored_policy(RetentionPolicy.model_validate(request["policy"]))
+    done_bytes = 0
+
+    def advanced(done: Sequence[StepInfo], total_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += sum(info.nbytes or 0 for info in done)
+        total = done_bytes + total_bytes if done else total_bytes
+        context.progress.set(
+            done_bytes=done_bytes, total_bytes=max(total, done_bytes), message="deleting steps"
+        )
+        context.check()
+
+    outcome = apply_retention(
+        run,
+        policy,
+        by=request["by"],
+        reason=f"{_mark(context)}{policy_text(request['policy'])}",
+        grace=request["grace_seconds"],
+        progress=advanced,
     )
-
-    def delete(info: StepInfo) -> StepInUseError | None:
-        try:
-            delete_step(run, info, by=request["by"], reason=reason, grace=request["grace_seconds"])
-        except StepInUseError as exc:  # promoted since it was judged
-            return exc
-        return None
-
-    refused = []
-    with ThreadPoolExecutor(STEPS_AT_ONCE) as pool:
-        for batch in _batches(going):
-            context.check()
-            for info, refusal in zip(batch, pool.map(delete, batch), strict=True):
-                if refusal is not None:
-                    refused.append({**_key(info.step, info.attempt), "detail": str(refusal)})
-                context.progress.advance(info.nbytes or 0)
+    if outcome.errors:
+        raise outcome.errors[0]
     context.progress.set(message="done")
     return {
         "root": request["root"],
         "run": request["run"],
-        "kept": len(judged) - len(going),
+        "kept": sum(decision.keep for decision in outcome.decisions),
         "deleted": _deleted_by(run, _mark(context)),
-        "refused": refused,
+        "refused": [{**_key(*key), "detail": why} for key, why in sorted(outcome.in_use.items())],
     }
 
 
 def _deleted_by(run: Run, mark: str) -> list[dict[str, int]]:
     """Steps that this operation deleted; read off the store, however often it was taken up."""
-    keys = [key for name in run.objects.list(TRASH) if (key := parse_trash_file(name)) is not None]
     return [
         _key(*key)
-        for key, tombstone in sorted(read_deletions(run, keys).items())
+        for key, tombstone in sorted(read_deletions(run, run.trashed()).items())
         if tombstone.reason.startswith(mark)
     ]
 
@@ -88,11 +82,6 @@ def _mark(context: JobContext) -> str:
 
 def _key(step: int, attempt: int) -> dict[str, int]:
     return {"step": step, "attempt": attempt}
-
-
-def _batches(steps: Sequence[StepInfo]) -> Iterator[Sequence[StepInfo]]:
-    for start in range(0, len(steps), STEPS_AT_ONCE):
-        yield steps[start : start + STEPS_AT_ONCE]
 
 
 def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:

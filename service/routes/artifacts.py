@@ -16,8 +16,7 @@ from cairn.service.schemas import Artifact, ArtifactFile, OperationKind
 from cairn.service.settings import Settings
 from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
 from cairn.storage.runs import ExportFile, ExportManifest
-from cairn.storage.store import Files, StoreURI, from_rfc3339
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import Files, StoreURI, from_rfc3339, open_files
 
 router: Final = APIRouter(prefix="/artifacts", tags=["artifacts"])
 

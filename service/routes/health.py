@@ -15,8 +15,7 @@ from cairn.service.errors import NotReadyError
 from cairn.service.problems import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import StoreURI, open_files
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,20 @@ import google_crc32c
 import numpy as np
 import tensorstore as ts
 
-from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, orbax_tree
+from cairn.storage.arrays import (
+    FILE_PREFIX,
+    JSON_FILES,
+    STEP_METADATA,
+    STRINGS_FILE,
+    TREE_METADATA,
+    ChunkDigests,
+    StepMetadata,
+    StoredTree,
+    nest,
+    parse_json_object,
+    parse_step_metadata,
+    parse_tree_metadata,
+)
 from cairn.storage.errors import (
     CorruptionError,
     InvalidSliceError,
@@ -32,9 +45,8 @@ from cairn.storage.reading.array_index import Index, explicit_index, permutation
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
-from cairn.storage.runs import Manifest, layout
-from cairn.storage.store import ObjectStore, StoreURI, store_context
-from cairn.storage.store.open_files import open_files
+from cairn.storage.runs import COMMIT_FILE, Manifest
+from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
@@ -56,9 +68,7 @@ class CheckpointReader:
         manifest: the step's manifest, if one was given.
     """
 
-    def __init__(
-        self, uri: StoreURI, step: orbax_tree.StepMetadata, manifest: Manifest | None
-    ) -> None:
+    def __init__(self, uri: StoreURI, step: StepMetadata, manifest: Manifest | None) -> None:
         self.uri = uri
         self.manifest = manifest
         self._step = step
@@ -87,15 +97,13 @@ class CheckpointReader:
             CorruptionError: its metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
-        found = ObjectStore(step_uri).read_many([orbax_tree.STEP_METADATA, layout.COMMIT_FILE])
-        described, marker = found[orbax_tree.STEP_METADATA], found[layout.COMMIT_FILE]
+        found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
+        described, marker = found[STEP_METADATA], found[COMMIT_FILE]
         if manifest is not None and (described or marker):
             check_step_files(step_uri, manifest)
-        step = orbax_tree.StepMetadata(None, committed=False)
+        step = StepMetadata(None, committed=False)
         if described is not None:
-            step = orbax_tree.parse_step_metadata(
-                described.value, path=step_uri / orbax_tree.STEP_METADATA
-            )
+            step = parse_step_metadata(described.value, path=step_uri / STEP_METADATA)
         # Older Orbax commits on a disk by a rename alone.
         renamed = step_uri.scheme == "file" and step.committed and "-tmp" not in step_uri.name
         if marker is None and not renamed:
@@ -105,7 +113,7 @@ class CheckpointReader:
             step = dataclasses.replace(step, items=tuple(folders))
         reader = cls(step_uri, step, manifest)
         if described is not None:
-            reader._checked(orbax_tree.STEP_METADATA, described.value)
+            reader._checked(STEP_METADATA, described.value)
         return reader
 
     @property
@@ -228,10 +236,10 @@ class CheckpointReader:
         """
         if META_ITEM not in self._names:
             return {}
-        for name in orbax_tree.JSON_FILES:
+        for name in JSON_FILES:
             data = self._file(f"{META_ITEM}/{name}")
             if data is not None:
-                return orbax_tree.parse_json_object(data, path=self.uri / META_ITEM / name)
+                return parse_json_object(data, path=self.uri / META_ITEM / name)
         return self._meta_tree()
 
     def _meta_tree(self) -> dict[str, Any]:
@@ -239,11 +247,11 @@ class CheckpointReader:
         tree = self._item(META_ITEM).tree
         values: dict[str, Any] = dict(tree.empties)
         if tree.strings:
-            name = f"{META_ITEM}/{orbax_tree.STRINGS_FILE}"
-            texts = orbax_tree.parse_json_object(self._file(name) or b"", path=self.uri / name)
+            name = f"{META_ITEM}/{STRINGS_FILE}"
+            texts = parse_json_object(self._file(name) or b"", path=self.uri / name)
             values |= {path: texts.get(key) for path, key in tree.strings.items()}
         values |= {path: self.read(META_ITEM, path).tolist() for path in tree.arrays}
-        nested = orbax_tree.nest(values, tree.sequences)
+        nested = nest(values, tree.sequences)
         return nested if isinstance(nested, dict) else {"": nested}
 
     def _item(self, name: str) -> ItemArrays:
@@ -263,17 +271,17 @@ class CheckpointReader:
         if name not in self._names:
             return None
         if name not in self._items:
-            file = f"{name}/{orbax_tree.TREE_METADATA}"
+            file = f"{name}/{TREE_METADATA}"
             data = self._file(file)
             tree = None
             if data is not None:
-                tree = orbax_tree.parse_tree_metadata(data, path=self.uri / file)
+                tree = parse_tree_metadata(data, path=self.uri / file)
             elif name in self._step.ours and name != META_ITEM:
-                tree = orbax_tree.StoredTree()
+                tree = StoredTree()
             self._items[name] = None if tree is None else self._arrays_of(name, tree)
         return self._items[name]
 
-    def _arrays_of(self, name: str, tree: orbax_tree.StoredTree) -> ItemArrays:
+    def _arrays_of(self, name: str, tree: StoredTree) -> ItemArrays:
         records = None
         if self.manifest is not None:
             leaves = (record for record in self.manifest.leaves if record.item == name)
@@ -325,7 +333,7 @@ def _no_checkpoint(step_uri: StoreURI) -> StorageError:
     return NotACheckpointError(
         "no committed checkpoint",
         path=step_uri,
-        expected=f"{layout.COMMIT_FILE}, which a save writes last",
+        expected=f"{COMMIT_FILE}, which a save writes last",
         found=", ".join(names[:8]) + (", …" if len(names) > 8 else ""),
         next_step="Name a step's folder; a step being saved can be read once it is committed.",
     )

@@ -12,8 +12,7 @@ from typing import Final
 from cairn.storage.arrays import VALUE_FOLDER
 from cairn.storage.errors import CorruptionError
 from cairn.storage.runs import Manifest, ObjectRecord
-from cairn.storage.store import Entry, FileChecksum, StoreURI, read_files
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import Entry, FileChecksum, StoreURI, open_files, read_files
 
 __all__ = ["NEXT_STEP", "check_step_files", "file_problem", "holds_values", "listed_problems"]
 

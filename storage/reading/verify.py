@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, digest_text, orbax_tree, parse_digest
+from cairn.storage.arrays import (
+    FILE_PREFIX,
+    STEP_METADATA,
+    TREE_METADATA,
+    ChunkDigests,
+    digest_text,
+    parse_digest,
+    parse_step_metadata,
+    parse_tree_metadata,
+)
 from cairn.storage.errors import (
     CorruptionError,
     NotFoundError,
@@ -32,8 +41,7 @@ from cairn.storage.runs import (
     manifest_file,
     read_asset,
 )
-from cairn.storage.store import ObjectStore, StoreURI, read_files
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files
 
 __all__ = ["VerifyReport", "verify_step"]
 
@@ -221,17 +229,17 @@ class _StepCheck:
 
     def _wrong_trees(self) -> Iterator[str]:
         """Items whose leaves, as Orbax lists them, are not the manifest's."""
-        data = self._read(orbax_tree.STEP_METADATA)
+        data = self._read(STEP_METADATA)
         if data is None:
             return
-        step = orbax_tree.parse_step_metadata(data, path=self._uri / orbax_tree.STEP_METADATA)
+        step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
         for item in sorted({leaf.item for leaf in self._manifest.leaves}):
-            name = f"{item}/{orbax_tree.TREE_METADATA}"
+            name = f"{item}/{TREE_METADATA}"
             forms = step.forms.get(item, {})
             found = {path for path, form in forms.items() if form.kind == "empty"}
             described = self._read(name)
             if described is not None:
-                found |= set(orbax_tree.parse_tree_metadata(described, path=name).arrays)
+                found |= set(parse_tree_metadata(described, path=name).arrays)
             elif name in {record.name for record in self._manifest.objects}:
                 continue  # damaged, and listed as such
             expected = {leaf.path for leaf in self._leaves_of(item)}

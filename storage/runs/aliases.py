@@ -10,7 +10,7 @@ from cairn.storage.errors import AliasNotFoundError, PreconditionFailedError
 from cairn.storage.runs.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, Versioned, rfc3339, utc_now
 
-__all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "Aliases"]
+__all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 
 HISTORY_KEPT = 100
 """How many moves an alias remembers."""
@@ -77,11 +77,10 @@ class Alias(Record):
 
 
 class Aliases:
-    """The aliases of one run. Safe for use by many threads, processes and machines."""
+    """Where the aliases of one run point, and pointed. Safe for use by many threads."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock = utc_now) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._clock = clock
 
     def get(self, name: str) -> Alias | None:
         """The alias, or None if it does not exist or was deleted.
@@ -113,6 +112,34 @@ class Aliases:
         if found is None:
             raise self._not_found(name)
         return list(reversed(found.history))
+
+    def _read(self, name: str) -> tuple[Alias | None, Versioned | None]:
+        key = alias_file(name)
+        read = self._objects.read(key)
+        if read is None:
+            return None, None
+        return Alias.parse(read.value, self._objects.uri / key), read
+
+    def _not_found(self, name: str) -> AliasNotFoundError:
+        known = ", ".join(alias.alias for alias in self.list()) or "none"
+        return AliasNotFoundError(
+            "no such alias",
+            path=self._objects.uri,
+            expected=f"an alias {name!r}",
+            found=f"aliases: {known}",
+            next_step="Promote a step to it first, or use one of these.",
+        )
+
+
+class AliasWriter(Aliases):
+    """Moves aliases by compare-and-swap, wherever it is told to: only for `runs.promotion`.
+
+    Safe for use by many threads, processes and machines.
+    """
+
+    def __init__(self, objects: ObjectStore, clock: Clock = utc_now) -> None:
+        super().__init__(objects)
+        self._clock = clock
 
     def move(
         self,
@@ -181,13 +208,6 @@ class Aliases:
         )
         return self._write(name, found, read, event, expect)
 
-    def _read(self, name: str) -> tuple[Alias | None, Versioned | None]:
-        key = alias_file(name)
-        read = self._objects.read(key)
-        if read is None:
-            return None, None
-        return Alias.parse(read.value, self._objects.uri / key), read
-
     def _write(
         self,
         name: str,
@@ -228,14 +248,4 @@ class Aliases:
             found=f"sequence {current.sequence}, step {current.step}" if current else "no alias",
             next_step="Read the alias again and decide anew.",
             current=current,
-        )
-
-    def _not_found(self, name: str) -> AliasNotFoundError:
-        known = ", ".join(alias.alias for alias in self.list()) or "none"
-        return AliasNotFoundError(
-            "no such alias",
-            path=self._objects.uri,
-            expected=f"an alias {name!r}",
-            found=f"aliases: {known}",
-            next_step="Promote a step to it first, or use one of these.",
         )

@@ -16,7 +16,6 @@ from pydantic import Field
 from cairn.storage.errors import FencedError, PreconditionFailedError
 from cairn.storage.runs.layout import ATTEMPTS, MAX_NUMBER, attempt_file, parse_attempt_file
 from cairn.storage.store import ObjectStore, Record
-from cairn.storage.store.open_files import open_files
 
 __all__ = [
     "Attempt",
@@ -25,6 +24,7 @@ __all__ = [
     "ensure_newest",
     "free_number",
     "list_attempts",
+    "newest_number",
     "set_aside",
 ]
 
@@ -129,7 +129,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
     Raises:
         FencedError: a later attempt exists.
     """
-    newest = _newest_number(objects)
+    newest = newest_number(objects)
     if newest > attempt.number:
         raise FencedError(
             "this writer was replaced",
@@ -142,15 +142,13 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 def free_number(objects: ObjectStore) -> int:
     """The number of the next attempt, if nobody else takes it."""
-    if objects.uri.scheme == "memory":  # holds no checkpoints
-        return _newest_number(objects) + 1
     # Of folders too: one that was put there by hand must not be written into.
-    entries = open_files(objects.uri).list(ATTEMPTS)
-    names = (f"{ATTEMPTS}{one.name}{'.json' if one.is_dir else ''}" for one in entries)
-    return _highest(names) + 1
+    folders = (f"{folder}.json" for folder in objects.folders(ATTEMPTS))
+    return max(_highest(folders), newest_number(objects)) + 1
 
 
-def _newest_number(objects: ObjectStore) -> int:
+def newest_number(objects: ObjectStore) -> int:
+    """The number of the newest attempt; 0 if there is none."""
     return _highest(objects.children(ATTEMPTS))
 
 

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs.layout import MAX_NUMBER, export_dir, export_manifest
-from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json, open_files
 
 __all__ = [
     "ExportFile",

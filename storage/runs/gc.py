@@ -10,9 +10,9 @@ is long gone. Set-aside steps stay: a rollback can be undone.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from functools import partial
 
 from cairn.storage.errors import (
     CorruptionError,
@@ -30,17 +30,14 @@ from cairn.storage.runs.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.lease import Lease, begin_attempt, noted_step, read_lease, release
+from cairn.storage.runs.lease import begin_attempt, is_dead, noted_step, read_lease, release
+from cairn.storage.runs.retention import PolicyJudge
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import begin_removal, read_tombstones
-from cairn.storage.store import Clock, Entry, from_rfc3339, utc_now
-from cairn.storage.store.open_files import open_files
+from cairn.storage.runs.trash import begin_removal, clear_announcements, read_tombstones
+from cairn.storage.store import Clock, Entry, utc_now
 
-__all__ = ["DEAD_AFTER_SECONDS", "Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
-
-DEAD_AFTER_SECONDS: Final = 24 * 3600.0
-"""How long after its lease has expired a writer counts as dead rather than paused."""
+__all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
 
 
 class GarbageKind(StrEnum):
@@ -112,14 +109,16 @@ def collect_garbage(
         StorageError: the store refuses; what was removed until then stays removed.
     """
     _end_dead_attempt(run, by=by, clock=clock)
-    files = open_files(run.uri)
+    clear_announcements(run, now=clock())
+    files = run.files
+    judge = PolicyJudge(run, clock=clock)
     removed = []
     for garbage in find_garbage(run, clock=clock):
         if garbage.kind is GarbageKind.TRASH:
             assert garbage.step is not None
             assert garbage.attempt is not None
             key = garbage.step, garbage.attempt
-            if not begin_removal(run, key, now=clock()):
+            if not begin_removal(run, key, now=clock(), keeps=partial(judge.keeps, key)):
                 continue
             run.objects.delete(manifest_file(*key))
             files.delete_tree(garbage.name)
@@ -164,7 +163,7 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
     parent, _, last = own.rpartition("/")
     return [
         f"{parent}/{entry.name}"
-        for entry in open_files(run.uri).list(parent)
+        for entry in run.files.list(parent)
         if entry.is_dir
         and (entry.name == last or entry.name.startswith(f"{last}.orbax-checkpoint-tmp"))
     ]
@@ -172,7 +171,7 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
 
 def _exports(run: Run) -> Iterator[Garbage]:
     """Exports whose step has no manifest, and tries that lost to one that was published."""
-    files = open_files(run.uri)
+    files = run.files
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
             continue
@@ -232,20 +231,16 @@ def _ended_attempts(run: Run, now: datetime) -> set[int]:
     numbers = [attempt.number for attempt in list_attempts(run.objects)]
     ended = set(numbers[:-1])
     lease = read_lease(run.objects)
-    if numbers and lease is not None and (lease.released or _is_dead(lease, now)):
+    if numbers and lease is not None and (lease.released or is_dead(lease, now)):
         ended.add(numbers[-1])
     return ended
-
-
-def _is_dead(lease: Lease, now: datetime) -> bool:
-    return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
 
 
 def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
     """Begin an attempt after a dead writer's, so that it could publish nothing if it woke up."""
     lease = read_lease(run.objects)
     now = clock()
-    if lease is None or lease.released or not _is_dead(lease, now):
+    if lease is None or lease.released or not is_dead(lease, now):
         return
     if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
         return  # it left nothing that would have to go
@@ -260,7 +255,7 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
 
 
 def _bytes_below(run: Run, name: str) -> int:
-    files = open_files(run.uri)
+    files = run.files
     with contextlib.suppress(StorageError):
         found = files.walk(name)
         return sum(entry.size for entry in found) if found else files.stat(name).size

@@ -33,6 +33,8 @@ __all__ = [
     "check_step",
     "export_dir",
     "export_manifest",
+    "hold_file",
+    "intent_file",
     "is_run_name",
     "manifest_file",
     "parse_alias_file",
@@ -40,6 +42,8 @@ __all__ = [
     "parse_asset_file",
     "parse_attempt_file",
     "parse_export_manifest",
+    "parse_hold_file",
+    "parse_intent_file",
     "parse_manifest_file",
     "parse_step_folder",
     "parse_trash_file",
@@ -69,9 +73,11 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TRY = re.compile(_NAME)
+_TOKEN = re.compile(r"[0-9a-f]{16}")
 
 _ATTEMPT_FILE = re.compile(rf"attempts/{_NUMBER}\.json")
 _STEP_ATTEMPT = re.compile(rf"{_NUMBER}\.{_NUMBER}\.json")
+_HOLD_FILE = re.compile(rf"trash/{_NUMBER}\.{_NUMBER}\.({_TOKEN.pattern})\.hold\.json")
 _STEP_FOLDER = re.compile(rf"{_NUMBER}(\.orbax-checkpoint-tmp[A-Za-z0-9._-]{{0,64}})?")
 _EXPORT_MANIFEST = re.compile(
     rf"exports/{_NUMBER}\.{_NUMBER}/({_KIND.pattern})-({_DIGEST.pattern})\.json"
@@ -208,6 +214,17 @@ def trash_file(step: int, attempt: int) -> str:
     return f"trash/{_stem(step, attempt)}.json"
 
 
+def intent_file(step: int, attempt: int) -> str:
+    """What somebody writes who is about to lay the tombstone of a step."""
+    return f"trash/{_stem(step, attempt)}.intent.json"
+
+
+def hold_file(step: int, attempt: int, token: str) -> str:
+    """What somebody writes who is about to need a step; `token` is 16 hexadecimal digits."""
+    rule = "16 lower-case hexadecimal digits"
+    return f"trash/{_stem(step, attempt)}.{_check(_TOKEN, token, 'token', rule)}.hold.json"
+
+
 def alias_file(alias: str) -> str:
     """The object that an alias is."""
     return f"aliases/{check_alias(alias)}.json"
@@ -258,6 +275,18 @@ def parse_annotation_file(name: str) -> tuple[int, int] | None:
 def parse_trash_file(name: str) -> tuple[int, int] | None:
     """(step, attempt) that `trash_file` made this name from."""
     return _parse_stem(name, TRASH)
+
+
+def parse_intent_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `intent_file` made this name from."""
+    stem = name.removesuffix(".intent.json")
+    return None if stem == name else _parse_stem(f"{stem}.json", TRASH)
+
+
+def parse_hold_file(name: str) -> tuple[int, int] | None:
+    """(step, attempt) that `hold_file` made this name from."""
+    match = _HOLD_FILE.fullmatch(name)
+    return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def _parse_stem(name: str, folder: str) -> tuple[int, int] | None:

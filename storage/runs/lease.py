@@ -19,10 +19,12 @@ from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339
 
 __all__ = [
     "CLOCK_MARGIN_SECONDS",
+    "DEAD_AFTER_SECONDS",
     "LEASE_TTL_SECONDS",
     "Lease",
     "begin_attempt",
     "holds_lease",
+    "is_dead",
     "note_durable",
     "noted_step",
     "read_lease",
@@ -32,6 +34,9 @@ __all__ = [
 
 LEASE_TTL_SECONDS = 60.0
 """How long a lease lasts unless it is renewed."""
+
+DEAD_AFTER_SECONDS = 24 * 3600.0
+"""How long after its lease has expired a writer counts as dead rather than paused."""
 
 CLOCK_MARGIN_SECONDS = 15.0
 """How far two clocks may be apart: another writer waits this long after an expiry."""
@@ -67,6 +72,11 @@ class Lease(Record):
         """True until it is released or has expired, the clock margin included."""
         margin = timedelta(seconds=CLOCK_MARGIN_SECONDS)
         return not self.released and now < from_rfc3339(self.expires) + margin
+
+
+def is_dead(lease: Lease, now: datetime) -> bool:
+    """Whether the writer of a lease is gone for good, not only paused."""
+    return now >= from_rfc3339(lease.expires) + timedelta(seconds=DEAD_AFTER_SECONDS)
 
 
 def read_lease(objects: ObjectStore) -> Lease | None:

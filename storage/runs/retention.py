@@ -1,4 +1,7 @@
-"""Which steps of a run to keep: a pure decision, taken from facts that are passed in.
+"""Which steps of a run to keep: a decision, and its carrying out.
+
+`decide` is pure: it is taken from facts that are passed in. `apply_retention` reads the facts, and
+deletes through the trash.
 
 A step is kept if any rule of the policy keeps it, or if it must be kept whatever the policy says:
 the latest step, a step that an alias names, one that somebody works with, and every step whose
@@ -6,17 +9,44 @@ bytes a kept step refers to. A policy without rules deletes nothing.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Final, Literal
 
-from cairn.storage.errors import PolicyError
+from cairn.storage.errors import PolicyError, StepInUseError, StorageError
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.attempts import Attempt, newest_number
+from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.runs.trash import (
+    GRACE_SECONDS,
+    RunUse,
+    StepKey,
+    Tombstone,
+    declare,
+    lay_tombstone,
+    lift,
+    read_tombstones,
+    withdraw,
+)
+from cairn.storage.store import Clock, canonical_json, from_rfc3339, rfc3339, utc_now
 
-__all__ = ["BestSteps", "Decision", "RetentionPolicy", "StepFacts", "decide"]
+__all__ = [
+    "BestSteps",
+    "Decision",
+    "PolicyJudge",
+    "RetentionOutcome",
+    "RetentionPolicy",
+    "StepFacts",
+    "apply_retention",
+    "decide",
+    "judge_retention",
+    "step_facts",
+]
 
-StepKey = tuple[int, int]
-"""(step, attempt)."""
+_STEPS_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +115,30 @@ class RetentionPolicy:
             )
         object.__setattr__(self, "keep_best", tuple(self.keep_best))
         object.__setattr__(self, "keep_labelled", tuple(self.keep_labelled))
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy as JSON; `from_json` gives it back."""
+        rules = asdict(self)
+        rules["keep_best"] = [asdict(best) for best in self.keep_best]
+        return {name: rule for name, rule in rules.items() if rule not in (None, (), [])}
+
+    @classmethod
+    def from_json(cls, rules: Mapping[str, Any]) -> "RetentionPolicy":
+        """The policy that `to_json` gave.
+
+        Raises:
+            PolicyError: there are rules that this release does not know, or can't act on.
+        """
+        try:
+            best = [BestSteps(**one) for one in rules.get("keep_best", ())]
+            return cls(**{**rules, "keep_best": best})
+        except TypeError as exc:
+            raise PolicyError(
+                "an unknown retention policy",
+                expected=f"the rules {', '.join(one.name for one in fields(cls))}",
+                found=str(exc),
+                next_step="Upgrade Cairn to the release that wrote it, or a later one.",
+            ) from exc
 
     @property
     def deletes(self) -> bool:
@@ -170,6 +224,10 @@ def decide(
                 reasons[key].append(reason)
 
     keep([one.key for one in facts[-1:]], "latest")
+    # In an attempt after that of the latest: an overwrite that has yet to set the latest aside.
+    last = max(facts, key=lambda one: (one.attempt, one.step), default=None)
+    if last is not None and last is not facts[-1]:
+        keep([last.key], "written last")
     for alias, key in sorted(aliases.items()):
         keep([key], f"alias {alias}")
     keep(sorted(set(held)), "in use")
@@ -221,3 +279,293 @@ def _keep_needed(
                 if not reasons[key]:
                     waiting.append(key)
                 reasons[key].append(f"holds bytes of step {step}.{attempt}")
+
+
+@dataclass(frozen=True)
+class RetentionOutcome:
+    """What a pass of retention did.
+
+    Attributes:
+        decisions: one for each listed step, as it was judged last.
+        deleted: the steps that are now in the trash, as (step, attempt).
+        in_use: those that were to go, and came into use meanwhile; with who uses them.
+        errors: why others that were to go are still there.
+    """
+
+    decisions: tuple[Decision, ...]
+    deleted: tuple[StepKey, ...] = ()
+    in_use: Mapping[StepKey, str] = field(default_factory=dict)
+    errors: tuple[StorageError, ...] = ()
+
+
+def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFacts]:
+    """What a decision needs to know of steps of a run.
+
+    Args:
+        run: the run.
+        steps: which; by default every listed one.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: an annotation can't be read: it might have said to
+            keep its step.
+    """
+    steps = run.steps() if steps is None else steps
+    names = {annotation_file(info.step, info.attempt): info for info in steps}
+    found = run.objects.parse_many(names, Annotation.parse)
+    facts = []
+    for name, info in names.items():
+        notes = found.get(name) or Annotation()
+        created = from_rfc3339(info.created or "")
+        facts.append(StepFacts(info.step, info.attempt, created, notes.metrics, notes.labels))
+    return facts
+
+
+def judge_retention(
+    run: Run,
+    policy: RetentionPolicy,
+    *,
+    now: datetime,
+    held: Collection[StepKey] = (),
+    undeleted: Collection[StepKey] = (),
+) -> list[tuple[StepInfo, Decision]]:
+    """What a policy means for a run as it is: one decision for each listed step, lowest first.
+
+    Args:
+        run: the run.
+        policy: what to keep.
+        now: the present moment.
+        held: steps that somebody works with now, as (step, attempt).
+        undeleted: deleted steps that are judged as if they were not.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: a manifest, an annotation or an alias can't be
+            read: it might have said to keep a step.
+    """
+    keys = run.step_attempts(undeleted=undeleted).items()
+    infos = {
+        (info.step, info.attempt): info
+        for info in run.described([(key, StepState.LISTED) for key in keys])
+    }
+    facts = step_facts(run, infos.values())
+    # Aliases after facts: one that was moved meanwhile is seen here, or once tombstones are laid.
+    aliases = {one.alias: (one.step, one.attempt) for one in run.aliases.list()}
+    decisions = decide(facts, policy, now=now, aliases=aliases, held=held)
+    return [(infos[one.step, one.attempt], one) for one in decisions]
+
+
+def apply_retention(
+    run: Run,
+    policy: RetentionPolicy,
+    *,
+    by: str,
+    reason: str = "retention policy",
+    held: Collection[StepKey] = (),
+    grace: float = GRACE_SECONDS,
+    progress: Callable[[Sequence[StepInfo], int], None] | None = None,
+    clock: Clock = utc_now,
+) -> RetentionOutcome:
+    """Delete the listed steps that a policy does not keep; each can be had back for a while.
+
+    Nothing is deleted that the policy keeps, judged on the history as it is in the end: should the
+    run go back meanwhile, what was deleted is judged again.
+
+    Args:
+        run: the run.
+        policy: what to keep.
+        by: who asks.
+        reason: why, as the tombstones say it.
+        held: steps that somebody works with now, as (step, attempt).
+        grace: seconds during which a deleted step can be had back.
+        progress: called before steps are deleted, and once more in the end, with the steps that
+            were done since, and with how many bytes there are to be deleted in all. What it
+            raises ends the pass; what was deleted until then stays deleted.
+        clock: tells the time.
+
+    Raises:
+        StorageError: the facts could not be read; nothing was deleted that is not still right.
+    """
+    one = _Pass(run, policy, by, reason, held, grace, clock)
+    one.judge()
+    while batch := one.next_batch():
+        one.report(progress)
+        one.delete(batch)
+    one.report(progress)
+    return one.outcome()
+
+
+class _Pass:
+    """A pass of retention under way."""
+
+    def __init__(
+        self,
+        run: Run,
+        policy: RetentionPolicy,
+        by: str,
+        reason: str,
+        held: Collection[StepKey],
+        grace: float,
+        clock: Clock,
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._by = by
+        self._reason = reason
+        self._held = held
+        self._grace = grace
+        self._clock = clock
+        self._judged: list[tuple[StepInfo, Decision]] = []
+        self._attempts: list[Attempt] = []
+        self._laid: dict[StepKey, bytes] = {}
+        self._in_use: dict[StepKey, str] = {}
+        self._errors: dict[StepKey, StorageError] = {}
+        self._done: list[StepInfo] = []
+
+    def judge(self) -> None:
+        """Ask the policy about the history as it is, this pass's own deletions undone."""
+        self._attempts = self._run.attempts()  # first: what comes later is seen by `_changed`
+        self._judged = judge_retention(
+            self._run, self._policy, now=self._clock(), held=self._held, undeleted=self._laid
+        )
+
+    def next_batch(self) -> list[StepInfo]:
+        """Steps to delete now; empty once all are done."""
+        seen = self._laid.keys() | self._in_use.keys() | self._errors.keys()
+        going = (info for info, decision in self._judged if not decision.keep)
+        left = [info for info in going if (info.step, info.attempt) not in seen]
+        return left[:_STEPS_AT_ONCE]
+
+    def delete(self, batch: Sequence[StepInfo]) -> None:
+        """Declare the intent, look who needs the steps, and lay the tombstones of the others."""
+        intents: dict[StepKey, bytes] = {}
+        try:
+            for info in batch:
+                self._trying(info, lambda key: intents.__setitem__(key, self._declared(key)))
+            use = RunUse.of(self._run, self._clock())
+            if self._changed(use.attempts):
+                self.judge()
+            kept = self._kept()
+            tombstone = self._tombstone()
+            for info in batch:
+                key = info.step, info.attempt
+                uses = [*use.of_step(info), *kept.get(key, ())]
+                if uses:
+                    self._in_use.setdefault(key, ", ".join(uses))
+                elif key in intents:
+                    self._trying(info, lambda key: self._lay(key, tombstone))
+            self._look_back(kept)
+        finally:
+            for key, intent in intents.items():
+                withdraw(self._run, key, intent)
+        self._done += batch
+
+    def _trying(self, info: StepInfo, do: Callable[[StepKey], None]) -> None:
+        """One step that can't be deleted does not keep the others."""
+        key = info.step, info.attempt
+        try:
+            do(key)
+        except StepInUseError as exc:
+            self._in_use[key] = str(exc)
+        except StorageError as exc:
+            self._errors[key] = exc
+
+    def _declared(self, key: StepKey) -> bytes:
+        return declare(self._run, key, by=self._by, reason=self._reason, now=self._clock())
+
+    def _tombstone(self) -> Tombstone:
+        now = self._clock()
+        return Tombstone(
+            at=rfc3339(now),
+            expires=rfc3339(now + timedelta(seconds=self._grace)),
+            by=self._by,
+            reason=self._reason,
+            policy=self._policy.to_json(),
+            judged=self._attempts[-1].number if self._attempts else 0,
+        )
+
+    def _lay(self, key: StepKey, tombstone: Tombstone) -> None:
+        laid = lay_tombstone(self._run, key, tombstone)
+        if isinstance(laid, bytes):
+            self._laid[key] = laid
+        else:
+            self._in_use[key] = "somebody else has deleted it"
+
+    def _kept(self) -> dict[StepKey, tuple[str, ...]]:
+        """Why each step is kept that is."""
+        return {(one.step, one.attempt): one.reasons for _, one in self._judged if one.keep}
+
+    def _look_back(self, kept: Mapping[StepKey, tuple[str, ...]]) -> None:
+        """Lift what the policy keeps by now, or somebody needs that slept longer than an intent."""
+        use = RunUse.of(self._run, self._clock())
+        if self._changed(use.attempts):
+            self.judge()
+            kept = self._kept()
+        for key in list(self._laid):
+            uses = [*use.of_step(StepInfo(*key, StepState.LISTED)), *kept.get(key, ())]
+            if uses:
+                lift(self._run, key, self._laid.pop(key))
+                self._in_use[key] = ", ".join(uses)
+
+    def _changed(self, attempts: list[Attempt]) -> bool:
+        """Whether the history is another than the one that was judged."""
+        if attempts != self._attempts:
+            return True
+        listed = self._run.step_attempts()
+        kept = (info for info, decision in self._judged if decision.keep)
+        return any(listed.get(info.step) != info.attempt for info in kept)
+
+    def report(self, progress: Callable[[Sequence[StepInfo], int], None] | None) -> None:
+        """Tell what was done since the last report."""
+        done, self._done = self._done, []
+        if progress is not None:
+            going = [info for info, decision in self._judged if not decision.keep]
+            progress(done, sum(info.nbytes or 0 for info in going))
+
+    def outcome(self) -> RetentionOutcome:
+        return RetentionOutcome(
+            tuple(decision for _, decision in self._judged),
+            tuple(sorted(self._laid)),
+            self._in_use,
+            tuple(self._errors.values()),
+        )
+
+
+class PolicyJudge:
+    """Asks the policies that laid tombstones again, about the history as it is now.
+
+    All that policies have deleted, and that is still there, is judged as if it were not. For one
+    collection of garbage: what it read is read again only once another attempt has begun.
+    """
+
+    def __init__(self, run: Run, *, clock: Clock = utc_now) -> None:
+        self._run = run
+        self._clock = clock
+        self._kept: dict[tuple[bytes, int], set[StepKey]] = {}
+
+    def keeps(self, key: StepKey, tombstone: Tombstone) -> bool:
+        """Whether the policy that laid the tombstone of the step `key` keeps it by now.
+
+        False for a tombstone that somebody laid by hand. A policy is asked only if an attempt was
+        begun since: until then no step was set aside.
+
+        Raises:
+            PolicyError: a later release wrote the policy.
+            UnsupportedFormatError, CorruptionError: what it has to know can't be read.
+        """
+        if tombstone.policy is None:
+            return False
+        newest = newest_number(self._run.objects)
+        if newest == tombstone.judged:
+            return False
+        known = canonical_json(tombstone.policy), newest
+        if known not in self._kept:
+            self._kept[known] = self._judged(RetentionPolicy.from_json(tombstone.policy))
+        return key in self._kept[known]
+
+    def _judged(self, policy: RetentionPolicy) -> set[StepKey]:
+        undeleted = [
+            key
+            for key, one in read_tombstones(self._run.objects).items()
+            if one.policy is not None and not one.removing
+        ]
+        judged = judge_retention(self._run, policy, now=self._clock(), undeleted=undeleted)
+        return {(one.step, one.attempt) for _, one in judged if one.keep}

@@ -4,7 +4,7 @@ Nothing here opens checkpoint data: states are read off names and small objects.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cairn.storage.errors import (
@@ -34,14 +34,15 @@ from cairn.storage.runs.run_info import Lineage, RunInfo, no_such_run, refuse_in
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
 from cairn.storage.store import (
     Clock,
+    Files,
     ObjectStore,
     StoreURI,
+    open_files,
     parse_uri,
     rfc3339,
     sha256_of,
     utc_now,
 )
-from cairn.storage.store.open_files import open_files
 
 __all__ = [
     "Lineage",
@@ -59,11 +60,20 @@ _NAMED_IN_ERRORS = 20
 class Run:
     """One run. It keeps no state of its own: every call asks the store."""
 
-    def __init__(self, uri: StoreURI, *, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, uri: StoreURI, *, clock: Clock = utc_now, objects: ObjectStore | None = None
+    ) -> None:
+        """In the folder `uri`, which is not looked at.
+
+        Args:
+            uri: the run's folder.
+            clock: tells the time.
+            objects: its small objects, if they are not to be had by its folder.
+        """
         self.uri = uri
-        self.objects = ObjectStore.open(uri)
-        self.aliases = Aliases(self.objects, clock)
-        self._clock = clock
+        self.objects = ObjectStore.open(uri) if objects is None else objects
+        self.aliases = Aliases(self.objects)
+        self.clock = clock
 
     def __repr__(self) -> str:
         return f"Run({str(self.uri)!r})"
@@ -140,19 +150,38 @@ class Run:
         found = self.objects.read(RUN_FILE)
         return None if found is None else RunInfo.parse(found.value, self.uri / RUN_FILE)
 
+    @property
+    def files(self) -> Files:
+        """The large files of the run."""
+        return open_files(self.uri)
+
     def attempts(self) -> list[Attempt]:
         """Every attempt, by number."""
         return list_attempts(self.objects)
 
-    def step_attempts(self) -> dict[int, int]:
-        """The attempt that holds each listed step, by step; from names alone."""
-        judged = self._judged(*self._names())
+    def published(self) -> list[tuple[int, int]]:
+        """(step, attempt) of every manifest, by step; from names alone."""
+        names = (parse_manifest_file(name) for name in self.objects.list(MANIFESTS))
+        return sorted(key for key in names if key is not None)
+
+    def trashed(self) -> set[tuple[int, int]]:
+        """(step, attempt) of every deleted step; from names alone."""
+        names = (parse_trash_file(name) for name in self.objects.list(TRASH))
+        return {key for key in names if key is not None}
+
+    def step_attempts(self, *, undeleted: Collection[tuple[int, int]] = ()) -> dict[int, int]:
+        """The attempt that holds each listed step, by step; from names alone.
+
+        Args:
+            undeleted: (step, attempt) of deleted steps that are regarded as not deleted.
+        """
+        judged = self._judged(*self._names(), undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
 
     def steps(self) -> list[StepInfo]:
         """All listed steps, by number."""
         keys = list(self.step_attempts().items())
-        return self._described([(key, StepState.LISTED) for key in keys])
+        return self.described([(key, StepState.LISTED) for key in keys])
 
     def latest_step(self) -> int | None:
         """The highest listed step, or None; from names alone."""
@@ -201,7 +230,7 @@ class Run:
     def all_states(self) -> list[StepInfo]:
         """Every step in whatever state, by step and attempt."""
         published, attempts = self._names()
-        found = self._described(self._judged(published, attempts))
+        found = self.described(self._judged(published, attempts))
         found += self._without_manifest(published, attempts)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
@@ -317,14 +346,17 @@ class Run:
 
         In this order: the attempt that wrote a manifest must be among those that judge it.
         """
-        published = sorted(self._published())
+        published = self.published()
         return published, self.attempts()
 
     def _judged(
-        self, published: list[tuple[int, int]], attempts: list[Attempt]
+        self,
+        published: list[tuple[int, int]],
+        attempts: list[Attempt],
+        undeleted: Collection[tuple[int, int]] = (),
     ) -> list[tuple[tuple[int, int], StepState]]:
         """The state of every step that has a manifest."""
-        trashed = self._trashed()
+        trashed = self.trashed().difference(undeleted)
         held = counting(published, attempts)
         judged = []
         for step, number in published:
@@ -341,7 +373,7 @@ class Run:
         self, published: list[tuple[int, int]], attempts: list[Attempt]
     ) -> list[StepInfo]:
         return unpublished_steps(
-            self.objects, published=set(published), attempts=attempts, now=self._clock()
+            self.objects, published=set(published), attempts=attempts, now=self.clock()
         )
 
     def _other_states(self, number: int) -> list[StepInfo]:
@@ -352,15 +384,7 @@ class Run:
         others = self._without_manifest(published, attempts)
         return found + [info for info in others if info.step == number]
 
-    def _published(self) -> list[tuple[int, int]]:
-        names = (parse_manifest_file(name) for name in self.objects.list(MANIFESTS))
-        return [key for key in names if key is not None]
-
-    def _trashed(self) -> set[tuple[int, int]]:
-        names = (parse_trash_file(name) for name in self.objects.list(TRASH))
-        return {key for key in names if key is not None}
-
-    def _described(self, steps: list[tuple[tuple[int, int], StepState]]) -> list[StepInfo]:
+    def described(self, steps: list[tuple[tuple[int, int], StepState]]) -> list[StepInfo]:
         """Steps with what their manifests say; one deleted meanwhile is left out."""
         names = [manifest_file(*key) for key, _ in steps]
         summaries = self.objects.parse_many(names, ManifestSummary.parse)
@@ -371,7 +395,7 @@ class Run:
         ]
 
     def _describe(self, step: int, attempt: int, state: StepState) -> StepInfo:
-        described = self._described([((step, attempt), state)])
+        described = self.described([((step, attempt), state)])
         if not described:
             raise StepNotFoundError(
                 "the step is gone",

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import InvalidURIError, RunNotFoundError, StorageError
 from cairn.storage.runs.layout import MAX_NUMBER, RUN_FILE
-from cairn.storage.store import Moment, ObjectStore, Record, StoreURI
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, open_files
 
 __all__ = ["Lineage", "RunInfo", "no_such_run", "refuse_inside_checkpoint"]
 

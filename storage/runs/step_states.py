@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from cairn.storage.errors import NotFoundError
 from cairn.storage.runs.attempts import Attempt, set_aside
 from cairn.storage.runs.layout import (
     ATTEMPTS,
@@ -15,8 +14,7 @@ from cairn.storage.runs.layout import (
     step_dir,
 )
 from cairn.storage.runs.lease import read_lease
-from cairn.storage.store import Files, ObjectStore
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]
 
@@ -76,7 +74,6 @@ def unpublished_steps(
         attempts: every attempt.
         now: the present moment, to tell whether the lease is alive.
     """
-    files = open_files(objects.uri)
     lease = read_lease(objects)
     writing = lease.attempt if lease and lease.is_alive(now) else None
     is_aside = set_aside(attempts)
@@ -84,16 +81,16 @@ def unpublished_steps(
     # Within an attempt, steps only go up.
     last = {number: step for step, number in sorted(published)}
     states: dict[tuple[int, int], StepState] = {}
-    for entry in files.list(ATTEMPTS):
-        number = parse_attempt_file(f"{ATTEMPTS}{entry.name}.json")
-        if number is None or not entry.is_dir:
+    for attempt in objects.folders(ATTEMPTS):
+        number = parse_attempt_file(f"{attempt}.json")
+        if number is None:
             continue
-        for folder in files.list(attempt_dir(number)):
-            name = parse_step_folder(folder.name) if folder.is_dir else None
+        for folder in objects.folders(attempt_dir(number)):
+            name = parse_step_folder(folder.rpartition("/")[2])
             key = (name.step, number) if name else None
             if name is None or key is None or key in published:
                 continue
-            committed = not name.temporary and _is_committed(files, step_dir(number, name.step))
+            committed = not name.temporary and _is_committed(objects, number, name.step)
             alive = number == writing and newest in (None, number)
             if committed and is_aside(name.step, number):
                 states[key] = StepState.SET_ASIDE
@@ -106,9 +103,5 @@ def unpublished_steps(
     return [StepInfo(step, number, state) for (step, number), state in states.items()]
 
 
-def _is_committed(files: Files, folder: str) -> bool:
-    try:
-        files.stat(f"{folder}/{COMMIT_FILE}")
-    except NotFoundError:
-        return False
-    return True
+def _is_committed(objects: ObjectStore, attempt: int, step: int) -> bool:
+    return objects.read(f"{step_dir(attempt, step)}/{COMMIT_FILE}") is not None

@@ -1,18 +1,53 @@
 """Soft deletion of steps: a tombstone first, the bytes only after it has expired.
 
-A tombstone is laid, then the aliases are read; a promotion moves its alias, then reads the
-tombstones. So one of the two sees the other, and no alias ever names a step that goes. Removal
-begins by marking the tombstone, by compare-and-swap against those who would lift it.
+Every deletion, whoever asks, goes the same way:
+
+    judge -> intent -> look who needs the step -> tombstone -> look again -> intent gone
+
+- An **intent** is seen by those who are about to need the step, and by no list: a process that dies
+  behind it has deleted nothing. Who is about to need a step, as a promotion is, writes a **hold**,
+  then looks for intents and tombstones; a deletion writes its intent, then looks for holds and
+  aliases. One of the two sees the other: no alias ever names a step that goes, whoever dies when.
+- The lease and the attempts are read with the aliases: the step that a live writer would resume
+  from stays.
+- A tombstone that a retention policy laid carries the policy, which is asked again about the
+  history as it has become: by the pass itself, and once more before any bytes go.
+
+What is seen late is lifted again. Removal begins by marking the tombstone, by compare-and-swap
+against those who would lift it.
 """
 
-from collections.abc import Iterable
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
-from cairn.storage.errors import PreconditionFailedError, StepInUseError, StepNotFoundError
-from cairn.storage.runs.layout import TRASH, parse_trash_file, trash_file
+from pydantic import Field
+
+from cairn.storage.errors import (
+    PreconditionFailedError,
+    StepChangedError,
+    StepInFlightError,
+    StepInUseError,
+    StepNotFoundError,
+    StorageError,
+)
+from cairn.storage.runs.attempts import Attempt
+from cairn.storage.runs.layout import (
+    TRASH,
+    hold_file,
+    intent_file,
+    manifest_file,
+    parse_hold_file,
+    parse_intent_file,
+    parse_trash_file,
+    step_dir,
+    trash_file,
+)
+from cairn.storage.runs.lease import Lease, read_lease
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store import (
     Clock,
     Moment,
@@ -26,17 +61,32 @@ from cairn.storage.store import (
 
 __all__ = [
     "GRACE_SECONDS",
+    "Hold",
+    "Intent",
+    "RunUse",
+    "StepKey",
     "Tombstone",
     "begin_removal",
+    "clear_announcements",
+    "declare",
+    "deletable_step",
     "delete_step",
+    "held",
+    "lay_tombstone",
+    "lift",
     "read_tombstones",
     "undelete_step",
+    "withdraw",
 ]
 
 GRACE_SECONDS: Final = 7 * 24 * 3600.0
 """How long a deleted step can be had back."""
 
+ANNOUNCED_SECONDS: Final = 15 * 60.0
+"""How long an intent or a hold counts: no process sleeps as long between two requests."""
+
 StepKey = tuple[int, int]
+"""(step, attempt)."""
 
 
 class Tombstone(Record):
@@ -48,6 +98,8 @@ class Tombstone(Record):
         by: who asked.
         reason: why.
         removing: its bytes are going; it can't be had back.
+        policy: the retention policy that asked, if one did; see `RetentionPolicy.to_json`.
+        judged: number of the newest attempt when the policy was asked.
     """
 
     FORMAT: ClassVar[str] = "cairn.tombstone"
@@ -57,10 +109,45 @@ class Tombstone(Record):
     by: str = ""
     reason: str = ""
     removing: bool = False
+    # Left out where they say nothing: older releases take no keys that they do not know.
+    policy: dict[str, Any] | None = Field(default=None, exclude_if=lambda one: one is None)
+    judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
 
     def has_expired(self, now: datetime) -> bool:
         """Whether the bytes may go."""
         return now >= from_rfc3339(self.expires)
+
+
+class _Announcement(Record):
+    """What somebody is about to do with a step; others heed it while it lasts.
+
+    Attributes:
+        at: since when, RFC 3339 in UTC.
+        by: who.
+        reason: why.
+        token: unique to this one.
+    """
+
+    at: Moment
+    by: str = ""
+    reason: str = ""
+    token: str
+
+    def is_alive(self, now: datetime) -> bool:
+        """Whether it may still be acted upon."""
+        return now < from_rfc3339(self.at) + timedelta(seconds=ANNOUNCED_SECONDS)
+
+
+class Intent(_Announcement):
+    """What `trash/<step>.<n>.intent.json` says: somebody is about to delete the step."""
+
+    FORMAT: ClassVar[str] = "cairn.intent"
+
+
+class Hold(_Announcement):
+    """What `trash/<step>.<n>.<token>.hold.json` says: somebody is about to need the step."""
+
+    FORMAT: ClassVar[str] = "cairn.hold"
 
 
 def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
@@ -74,6 +161,106 @@ def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
     }
     found = objects.parse_many(names, Tombstone.parse)
     return {names[name]: tombstone for name, tombstone in found.items()}
+
+
+class RunUse(NamedTuple):
+    """What of a run is in use, at one moment.
+
+    Attributes:
+        needs: who needs a step, by step: aliases that point to it, those who hold it.
+        lease: as it is, alive or not.
+        attempts: every attempt, by number.
+        latest: the latest listed step, if a writer is alive.
+        now: the moment.
+    """
+
+    needs: dict[StepKey, list[str]]
+    lease: Lease | None
+    attempts: list[Attempt]
+    latest: int | None
+    now: datetime
+
+    @classmethod
+    def of(cls, run: Run, now: datetime) -> "RunUse":
+        """What is in use now. The lease is read before the attempts: a start makes them in turn."""
+        needs: dict[StepKey, list[str]] = {}
+        # Holds before aliases: one is let go of once the alias is there.
+        for key, hold in _holds(run):
+            if hold.is_alive(now):
+                needs.setdefault(key, []).append(
+                    f"{hold.by or 'somebody'}, who is to {hold.reason}"
+                )
+        for one in run.aliases.list():
+            needs.setdefault((one.step, one.attempt), []).append(f"alias {one.alias}")
+        lease, attempts = read_lease(run.objects), run.attempts()
+        alive = lease is not None and lease.is_alive(now)
+        return cls(needs, lease, attempts, run.latest_step() if alive else None, now)
+
+    def of_step(self, info: StepInfo) -> list[str]:
+        """Who needs a step: nobody, if it may be deleted."""
+        uses = list(self.needs.get((info.step, info.attempt), ()))
+        return uses + self._by_writer(info)
+
+    def _by_writer(self, info: StepInfo) -> list[str]:
+        """The run's live writer, if it would resume from the step."""
+        lease = self.lease
+        if info.state is not StepState.LISTED or lease is None or not lease.is_alive(self.now):
+            return []
+        if self.latest is not None and self.latest > info.step:
+            return []
+        for attempt in self.attempts:
+            if attempt.number == lease.attempt != info.attempt and attempt.base_step < info.step:
+                return []  # it began without the step
+        return [
+            f"the latest step of writer {lease.writer} (attempt {lease.attempt}), which holds "
+            f"the run until {lease.expires}"
+        ]
+
+
+def deletable_step(run: Run, step: int, attempt: int | None = None) -> StepInfo:
+    """The step that a deletion means: a listed one, or one that was set aside.
+
+    Told from names alone, so that one whose manifest is damaged can be deleted too.
+
+    Args:
+        run: the run.
+        step: its number.
+        attempt: the attempt that saved it; None: the one that is listed.
+
+    Raises:
+        StepNotFoundError: there is no such step, or it was deleted already.
+        StepInFlightError: it is being written.
+    """
+    held = run.step_attempts().get(step)
+    if attempt is None and held is None:
+        return run.step(step)  # raises, unless it was published just now
+    if held is not None and attempt in (None, held):
+        return StepInfo(step, held, StepState.LISTED)
+    assert attempt is not None
+    deleted = run.objects.read(trash_file(step, attempt)) is not None
+    if not deleted and run.objects.read(manifest_file(step, attempt)) is not None:
+        return StepInfo(step, attempt, StepState.SET_ASIDE)
+    found = [f"step {step} of attempt {held} listed"] if held is not None else []
+    found += ["it in the trash already"] if deleted else []
+    for info in run.unpublished():
+        if info.step == step:
+            if info.attempt == attempt and info.state is StepState.IN_FLIGHT:
+                raise StepInFlightError(
+                    "the step is being saved",
+                    path=run.step_uri(info),
+                    expected="a complete step",
+                    found="a save in flight",
+                    next_step="Try again once it is done.",
+                )
+            found.append(f"step {step} of attempt {info.attempt} {info.state.value}")
+    raise StepNotFoundError(
+        "no such step",
+        path=run.uri,
+        expected=f"step {step} of attempt {attempt}, with a manifest",
+        found=", ".join(found) or "none",
+        next_step="Choose a listed step, or one that was set aside; collecting garbage removes "
+        "abandoned ones.",
+    )
 
 
 def delete_step(
@@ -92,7 +279,7 @@ def delete_step(
 
     Args:
         run: the run.
-        info: one of its steps.
+        info: one of its steps; `deletable_step` finds it.
         by: who asks.
         reason: why.
         grace: seconds during which it can be had back.
@@ -100,29 +287,148 @@ def delete_step(
         clock: tells the time.
 
     Raises:
-        StepInUseError: aliases name the step, or other steps need its bytes; it stays as it was.
+        StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
+            resume from it, somebody is about to promote it or to roll back to it, or is deleting
+            it already; it stays as it was.
     """
-    _refuse_in_use(run, info, needed_by)
+    key = info.step, info.attempt
     now = clock()
     tombstone = Tombstone(
         at=rfc3339(now), expires=rfc3339(now + timedelta(seconds=grace)), by=by, reason=reason
     )
-    key = trash_file(info.step, info.attempt)
+    intent = declare(run, key, by=by, reason=reason, now=now)
     try:
-        generation = run.objects.write_if(
-            key, tombstone.to_bytes(), generation=None, same_is_success=True
+        _refuse_in_use(run, info, needed_by, clock)
+        generation = lay_tombstone(run, key, tombstone)
+        if isinstance(generation, Tombstone):
+            return generation
+        try:
+            _refuse_in_use(run, info, (), clock)  # should we have slept longer than an intent lasts
+        except BaseException:
+            lift(run, key, generation)
+            raise
+    finally:
+        withdraw(run, key, intent)
+    return tombstone
+
+
+def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> bytes:
+    """Write that a step is about to be deleted; the generation of the intent.
+
+    Raises:
+        StepInUseError: somebody else is about to delete it.
+    """
+    name = intent_file(*key)
+    wanted = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8)).to_bytes()
+    found = run.objects.read(name)
+    known = None if found is None else Intent.parse(found.value, run.uri / name)
+    if known is None or not known.is_alive(now):
+        with contextlib.suppress(PreconditionFailedError):  # somebody was faster
+            generation = None if found is None else found.generation
+            return run.objects.write_if(name, wanted, generation=generation, same_is_success=True)
+    raise StepInUseError(
+        "the step is being deleted",
+        path=run.uri / name,
+        expected="a step that nobody is about to delete",
+        found="an intent" if known is None else f"an intent of {known.by}, {known.at}",
+        next_step="Nothing, if that is what you want; else undelete it once it is deleted.",
+    )
+
+
+def withdraw(run: Run, key: StepKey, generation: bytes) -> None:
+    """Take an intent back. Never raises: one that stays ends by itself."""
+    with contextlib.suppress(StorageError):
+        run.objects.delete_if(intent_file(*key), generation=generation)
+
+
+@contextlib.contextmanager
+def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
+    """Hold a step meanwhile: no deletion of it begins.
+
+    Args:
+        run: the run.
+        key: (step, attempt).
+        by: who holds it.
+        reason: what for, as in "who is to …".
+
+    Raises:
+        StepChangedError: it is deleted, or about to be.
+    """
+    hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
+    name = hold_file(*key, hold.token)
+    generation = run.objects.write_if(name, hold.to_bytes(), generation=None, same_is_success=True)
+    try:
+        if _is_going(run, key):
+            raise StepChangedError(
+                "the step was deleted meanwhile",
+                path=f"{run.uri}/{step_dir(key[1], key[0])}",
+                expected="a step that stays",
+                found="its deletion",
+                next_step="Choose another step, or undelete this one first.",
+            )
+        yield
+    finally:
+        with contextlib.suppress(StorageError):  # one that stays ends by itself
+            run.objects.delete_if(name, generation=generation)
+
+
+def _holds(run: Run) -> list[tuple[StepKey, Hold]]:
+    names = {
+        name: key for name in run.objects.list(TRASH) if (key := parse_hold_file(name)) is not None
+    }
+    found = run.objects.parse_many(names, Hold.parse)
+    return [(names[name], hold) for name, hold in found.items()]
+
+
+def _is_going(run: Run, key: StepKey) -> bool:
+    """Whether a step is deleted, about to be, or gone; for who has just begun to need it.
+
+    In this order: an intent goes only once the tombstone is there, and a tombstone only once the
+    manifest is gone.
+    """
+    name = intent_file(*key)
+    intent = run.objects.read(name)
+    if intent is not None and Intent.parse(intent.value, run.uri / name).is_alive(run.clock()):
+        return True
+    if run.objects.read(trash_file(*key)) is not None:
+        return True
+    return run.objects.read(manifest_file(*key)) is None
+
+
+def clear_announcements(run: Run, *, now: datetime) -> None:
+    """Remove the intents and the holds of processes that died."""
+    for name in run.objects.list(TRASH):
+        kind = Intent if parse_intent_file(name) else Hold if parse_hold_file(name) else None
+        found = None if kind is None else run.objects.read(name)
+        if kind is None or found is None or kind.parse(found.value, run.uri / name).is_alive(now):
+            continue
+        with contextlib.suppress(PreconditionFailedError):
+            run.objects.delete_if(name, generation=found.generation)
+
+
+def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
+    """Its generation; of a step that is deleted already the tombstone that it has.
+
+    Only for who has declared the intent, and has seen since that nobody needs the step.
+    """
+    name = trash_file(*key)
+    try:
+        return run.objects.write_if(
+            name, tombstone.to_bytes(), generation=None, same_is_success=True
         )
     except PreconditionFailedError as exc:
-        current = exc.current
-        if not isinstance(current, Versioned):
+        if not isinstance(exc.current, Versioned):
             raise
-        return Tombstone.parse(current.value, run.objects.uri / key)
-    try:
-        _refuse_in_use(run, info, ())  # promoted in between
-    except StepInUseError:
-        run.objects.delete_if(key, generation=generation)
-        raise
-    return tombstone
+        return Tombstone.parse(exc.current.value, run.objects.uri / name)
+
+
+def lift(run: Run, key: StepKey, generation: bytes) -> None:
+    """Take a tombstone back that was just laid, if it is still that one. Never raises.
+
+    Where the store does not answer it stays, and the step can be undeleted.
+    """
+    with contextlib.suppress(StorageError):
+        run.objects.delete_if(trash_file(*key), generation=generation)
 
 
 def undelete_step(run: Run, step: int, attempt: int) -> None:
@@ -158,12 +464,20 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
     )
 
 
-def begin_removal(run: Run, key: StepKey, *, now: datetime) -> bool:
+def begin_removal(
+    run: Run, key: StepKey, *, now: datetime, keeps: Callable[[Tombstone], bool]
+) -> bool:
     """Mark an expired tombstone, from when on the step can't be had back.
 
+    Args:
+        run: the run.
+        key: (step, attempt).
+        now: the present moment.
+        keeps: whether the policy that laid a tombstone keeps the step by now.
+
     Returns:
-        False if the step stays: it was undeleted, has not expired, or an alias names it, in which
-        case the tombstone is lifted.
+        False if the step stays: it was undeleted, has not expired, or somebody needs it or its
+        policy keeps it, in which cases the tombstone is lifted.
     """
     name = trash_file(*key)
     found = run.objects.read(name)
@@ -174,8 +488,9 @@ def begin_removal(run: Run, key: StepKey, *, now: datetime) -> bool:
         return True
     if not tombstone.has_expired(now):
         return False
+    use = RunUse.of(run, now)  # after the tombstone, which was there before
     try:
-        if _aliases_of(run, *key):
+        if key in use.needs or keeps(tombstone):
             run.objects.delete_if(name, generation=found.generation)
             return False
         marked = tombstone.model_copy(update={"removing": True})
@@ -187,18 +502,15 @@ def begin_removal(run: Run, key: StepKey, *, now: datetime) -> bool:
     return True
 
 
-def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey]) -> None:
-    uses = [f"alias {name}" for name in _aliases_of(run, info.step, info.attempt)]
+def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey], clock: Clock) -> None:
+    uses = RunUse.of(run, clock()).of_step(info)
     uses += [f"step {step} of attempt {attempt}" for step, attempt in sorted(needed_by)]
     if uses:
         raise StepInUseError(
             "the step is in use",
             path=run.step_uri(info),
-            expected="a step that nothing refers to",
+            expected="a step that nobody needs",
             found=", ".join(uses),
-            next_step="Move or delete the aliases, or delete those steps, first.",
+            next_step="Move or delete the aliases, or delete the steps that need it, first. "
+            "Delete it once a later step is saved or that job has ended, if it is a job's.",
         )
-
-
-def _aliases_of(run: Run, step: int, attempt: int) -> list[str]:
-    return [one.alias for one in run.aliases.list() if (one.step, one.attempt) == (step, attempt)]

@@ -15,7 +15,7 @@ from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned
 from .objects import patient_context as patient_context
 from .objects import store_context as store_context
-from .open_files import open_files as open_files
+from .opening import open_files as open_files
 from .prefetch import prefetched as prefetched
 from .records import Record as Record
 from .records import canonical_json as canonical_json

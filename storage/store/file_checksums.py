@@ -16,7 +16,7 @@ import numpy as np
 
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["BUFFER_BYTES", "FileChecksum", "read_files"]

@@ -334,6 +334,23 @@ class ObjectStore:
         names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
         return sorted(name for name in names if not name.endswith("/"))
 
+    def folders(self, prefix: str) -> builtins.list[str]:
+        """Names of the folders directly in the folder `prefix`, sorted; none ends in "/".
+
+        The names are whole paths: they start with `prefix`.
+        """
+        folder = f"{prefix.removesuffix('/')}/"
+        if self.uri.scheme == "file":
+            entries = LocalFiles(self.uri).list(folder)
+            return [f"{folder}{entry.name}" for entry in entries if entry.is_dir]
+        if self.uri.scheme == "gs":
+            root = f"{self.uri.path}/" if self.uri.path else ""
+            pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+            found = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
+            return sorted(name.removesuffix("/") for name in found)
+        below = {name[len(folder) :].partition("/") for name in self.list(folder)}
+        return sorted({f"{folder}{name}" for name, slash, _ in below if slash})
+
     def delete_prefix(self, prefix: str) -> None:
         """Remove all keys that start with `prefix`, which must not be empty.
 

@@ -21,14 +21,12 @@ import jax
 from cairn.storage.arrays import Compression
 from cairn.storage.errors import (
     SaveError,
-    StepExistsError,
 )
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
-    AttemptKeeper,
     ModelInfo,
     Run,
-    noted_step,
+    Writer,
     step_dir,
 )
 from cairn.storage.store import Clock, StoreURI, parse_uri, utc_now
@@ -105,11 +103,7 @@ class Checkpointer:
         self.writer_id = writer_id or default_writer_id()
         self._clock = clock
         self._run = Run(self.uri, clock=clock)
-        self._keeper = AttemptKeeper(
-            self._run.objects, writer=self.writer_id, clock=clock, ttl=lease_ttl
-        )
-        self._latest: int | None = None
-        self._goes_back = False
+        self._writer = Writer(self._run, writer=self.writer_id, clock=clock, ttl=lease_ttl)
         self._current: SaveHandle | None = None
         self._unchanged: dict[str, Unchanged] = {}
         self._lock = threading.RLock()
@@ -251,16 +245,15 @@ class Checkpointer:
                     model=request.model,
                     assets=prepared.assets,
                     annotation=prepared.annotation,
-                    goes_back=self._goes_back,
                     objects=self._run.objects,
-                    keeper=self._keeper,
+                    writer=self._writer,
                     clock=self._clock,
-                    writer=self.writer_id,
+                    by=self.writer_id,
                 )
                 self._start(job)
             except BaseException as exc:
                 # Whatever Orbax still writes into this attempt's folder, nobody looks at.
-                self._keeper.drop()
+                self._writer.drop()
                 processes.report_failure(outcome_key(handle), exc)
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
@@ -303,11 +296,11 @@ class Checkpointer:
 
     def _release(self) -> None:
         exit_guard.release(self)
-        self._keeper.close()
+        self._writer.close()
 
     def _start(self, job: SaveJob) -> None:
         """Have the save finished in the background."""
-        work = BackgroundWork(lambda: job.run(self._saved), name=f"cairn-save-{job.handle.step}")
+        work = BackgroundWork(job.run, name=f"cairn-save-{job.handle.step}")
         self._current, self._work = job.handle, work
         exit_guard.guard(self)
         try:
@@ -345,9 +338,6 @@ class Checkpointer:
             if self._current.done:
                 self._current = None
 
-    def _saved(self, step: int) -> None:
-        self._latest = step
-
     def _prepare(self, request: SaveRequest) -> PreparedSave:
         """Once the save before this one has ended."""
         self._refuse_fork()
@@ -365,56 +355,18 @@ class Checkpointer:
 
     def _take_run(self) -> int:
         """The attempt that is held, begun after the latest step if there is none; process 0."""
-        self._keeper.check()
-        if self._keeper.attempt is not None:
-            return self._keeper.attempt.number
         self._create_run()
-
-        def base_step() -> int:
-            self._latest = self._run.latest_step()
-            return self._last_to_keep(self._latest)
-
-        return self._keeper.begin(base_step).number
-
-    def _create_run(self) -> None:
-        Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
-
-    def _last_to_keep(self, latest: int | None) -> int:
-        """The latest step that the store shows, or the one noted in the lease if that is later."""
-        return max(-1 if latest is None else latest, noted_step(self._run.objects))
+        return self._writer.begin()
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
-        self._keeper.check()
-        self._goes_back = False
-        held = self._keeper.attempt
-        if held is None:
-            self._create_run()
-            self._latest = self._run.latest_step()
-        below = self._latest is not None and step <= self._latest
-        if below and not overwrite:
-            raise self._exists(step, self._latest)
-        if held is not None and not below:
-            return held.number
+        self._create_run()
+        return self._writer.claim(step, overwrite=overwrite)
 
-        def base_step() -> int:
-            """Every listed step: what is overwritten stays until its successor is durable."""
-            latest = self._run.latest_step()
-            if latest is not None and step <= latest and not overwrite:
-                raise self._exists(step, latest)
-            self._goes_back = latest is not None and step < latest
-            return self._last_to_keep(latest)
-
-        return self._keeper.begin(base_step).number
-
-    def _exists(self, step: int, latest: int | None) -> StepExistsError:
-        return StepExistsError(
-            "the step exists",
-            path=self.uri,
-            expected=f"a step above {latest}, the latest",
-            found=f"step {step}",
-            next_step="Save a later step, or pass overwrite=True to go back to before it.",
-        )
+    def _create_run(self) -> None:
+        self._writer.check()
+        if self._writer.attempt is None:
+            Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
 
 
 def _starting(

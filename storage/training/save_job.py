@@ -5,13 +5,17 @@
 Until the manifest is written nothing lists the step; whatever fails before leaves it unlisted.
 """
 
+import contextlib
 import os
+import platform
 import shutil
+import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import jax
@@ -20,19 +24,15 @@ from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, StoredFile
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate
 from cairn.storage.runs import (
     COMMIT_FILE,
-    AttemptKeeper,
     Manifest,
     ModelInfo,
     ObjectRecord,
-    annotation_file,
-    environment,
-    list_objects,
-    publish_manifest,
+    Writer,
     put_assets,
     step_dir,
     sync_folder,
 )
-from cairn.storage.store import Clock, ObjectStore, rfc3339
+from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
 from cairn.storage.training import processes
 from cairn.storage.training.leaf_records import LeafDraft, leaf_records
 from cairn.storage.training.orbax_save import SaveResponse
@@ -41,6 +41,9 @@ from cairn.storage.training.tree_handler import HeldItem
 
 __all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
 
+_PACKAGES: Final = (
+    *("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy"),
+)
 _WRITERS_SECONDS: Final = 30.0
 
 
@@ -57,11 +60,10 @@ class SaveJob:
         model: for the manifest.
         assets: small files by name.
         annotation: labels and metrics as stored, if any.
-        goes_back: later steps are listed, and are set aside once this one is.
         objects: the run's objects.
-        keeper: holds the attempt that this writes in.
+        writer: holds the attempt that this writes in.
         clock: tells the time.
-        writer: id of the writer.
+        by: id of the writer.
     """
 
     handle: SaveHandle
@@ -72,18 +74,13 @@ class SaveJob:
     model: ModelInfo | None
     assets: Mapping[str, bytes]
     annotation: bytes | None
-    goes_back: bool
     objects: ObjectStore
-    keeper: AttemptKeeper
+    writer: Writer
     clock: Clock
-    writer: str
+    by: str
 
-    def run(self, durable: Callable[[int], None]) -> None:
-        """Wait for Orbax, publish, and finish the handle with what came of it.
-
-        Args:
-            durable: called with the step before those who wait learn that it is durable.
-        """
+    def run(self) -> None:
+        """Wait for Orbax, publish, and finish the handle with what came of it."""
         handle, error = self.handle, None
         key = outcome_key(handle)
         committed = False
@@ -105,9 +102,8 @@ class SaveJob:
         if error is None:
             for name, item in self.items.items():
                 item.durable(handle.uri / name)
-            durable(handle.step)
         else:
-            self.keeper.drop()
+            self.writer.drop()
             if not committed:
                 remove_leftovers(self.objects, handle)
         handle.finish(error)
@@ -115,13 +111,11 @@ class SaveJob:
     def _publish(self) -> None:
         step, attempt = self.handle.step, self.handle.attempt
         sync_folder(self.handle.uri)
-        if self.annotation is not None:
-            self.objects.write(annotation_file(step, attempt), self.annotation)
         manifest = Manifest(
             step=step,
             attempt=attempt,
             created=rfc3339(self.clock()),
-            writer=self.writer,
+            writer=self.by,
             items=self.names,
             leaves=leaf_records(self.leaves, self._digests(), path=self.handle.uri),
             objects=self._objects(),
@@ -129,11 +123,7 @@ class SaveJob:
             model=self.model,
             environment=job_environment(),
         )
-        publish_manifest(self.objects, manifest, self.keeper.fence)
-        self.keeper.note(step)
-        self.keeper.ensure_counts(step)
-        if self.goes_back:
-            self.keeper.begin(lambda: step)
+        self.writer.publish(manifest, self.annotation)
 
     def _objects(self) -> tuple[ObjectRecord, ...]:
         """The files of the step, all those that this process wrote among them.
@@ -259,11 +249,54 @@ def failure(exc: BaseException, path: object) -> StorageError:
 
 
 def job_environment() -> dict[str, Any]:
-    """Versions, host and devices of this job."""
-    return environment(
-        {
-            "processes": jax.process_count(),
-            "devices": jax.device_count(),
-            "device_kind": jax.devices()[0].device_kind,
-        }
+    """Versions, host and devices of this job, for people who ask later where a step came from."""
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "packages": versions,
+        "processes": jax.process_count(),
+        "devices": jax.device_count(),
+        "device_kind": jax.devices()[0].device_kind,
+    }
+
+
+def list_objects(
+    folder: StoreURI,
+    *,
+    known: Mapping[str, str] | None = None,
+    contents: Mapping[str, str] | None = None,
+) -> tuple[ObjectRecord, ...]:
+    """Name, size and checksums of every file below `folder`.
+
+    A crc32c is that of the store's listing where it has one. Files of which none is known are read
+    back, several at once, in bounded memory.
+
+    Args:
+        folder: a step's folder that nobody writes to any more.
+        known: crc32c of files, by name, that was taken as they were written.
+        contents: the same of `ContentSum`.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer.
+    """
+    entries = sorted(entry for entry in open_files(folder).walk() if not entry.is_dir)
+    listed = {entry.name: entry.crc32c for entry in entries if entry.crc32c is not None}
+    sums, told = {**(known or {}), **listed}, dict(contents or {})
+    for found in read_files(folder, [entry.name for entry in entries if entry.name not in sums]):
+        told[found.name] = found.content
+        if found.crc32c is not None:
+            sums[found.name] = found.crc32c
+    return tuple(
+        ObjectRecord(
+            name=entry.name,
+            size=entry.size,
+            crc32c=sums[entry.name],
+            content=told.get(entry.name),
+        )
+        for entry in entries
     )

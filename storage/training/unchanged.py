@@ -21,8 +21,7 @@ from cairn.storage.arrays import (
     has_digests,
 )
 from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store import StoreURI, open_files
 
 __all__ = ["Reused", "SavedItem", "SavedShard", "Unchanged"]
 

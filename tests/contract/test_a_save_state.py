@@ -13,8 +13,8 @@ from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import TreeStructureError
 from cairn.storage.errors import SaveError, StepExistsError
 from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.publish import sync_folder
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import sync_folder
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import SGD, SGD_INIT, assert_same_bits, host
 from tests.state.my_model import my_model

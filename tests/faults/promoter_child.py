@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 
@@ -29,7 +30,7 @@ def by_store(order: dict[str, Any], _process: int) -> Promote:
     def promote(step: int, reason: str) -> int | None:
         found = run.aliases.get(order["alias"])
         try:
-            moved = run.aliases.move(
+            moved = AliasWriter(run.objects).move(
                 order["alias"],
                 step=step,
                 attempt=ATTEMPT,

@@ -18,7 +18,8 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
-from cairn.storage.training import orbax_save, processes, save_job, tree_handler
+from cairn.storage.runs import writer
+from cairn.storage.training import orbax_save, processes, tree_handler
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.held_arrays import Transfers
 from cairn.storage.training.save_handle import SaveHandle
@@ -45,8 +46,8 @@ MOMENTS: Mapping[str, Moment] = {
     "the item is written": Moment(tree_handler, "_write", "after"),
     "the parts are merged": Moment(tree_handler, "merge_databases"),
     "Orbax commits": Moment(execution.atomicity, "on_commit_callback"),
-    "the step is published": Moment(save_job, "publish_manifest"),
-    "the step is listed": Moment(save_job, "publish_manifest", "after"),
+    "the step is published": Moment(writer, "publish_manifest"),
+    "the step is listed": Moment(writer, "publish_manifest", "after"),
     "the outcome is awaited": Moment(processes, "share_outcome"),
 }
 

@@ -8,7 +8,7 @@ from orbax.checkpoint import v1 as ocp
 
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.training.restore import restore_item
 from tests.multi_process.shares import advanced, host_items
 from tests.storage.states import assert_same

@@ -8,8 +8,8 @@ from cairn.storage.runs.attempts import Attempt
 from cairn.storage.runs.layout import annotation_file, step_dir, trash_file
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.manifest import LeafRecord, Manifest, ModelInfo
-from cairn.storage.runs.publish import publish_manifest
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import rfc3339, utc_now
 from cairn.storage.store.records import canonical_json
 from cairn.storage.store.uri import StoreURI

@@ -16,6 +16,7 @@ from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import SettingsError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
@@ -166,7 +167,7 @@ def test_database_url_that_names_no_database_is_refused(url):
 
 def test_run_created_anew_under_an_old_name_has_nothing_of_the_old(index, catalog, root):
     run = make_run(root / "run", [1, 2])
-    run.aliases.move("production", step=2, attempt=1, expect=None)
+    AliasWriter(run.objects).move("production", step=2, attempt=1, expect=None)
     index.refresh_run("default", run)
     for key in run.objects.list():
         run.objects.delete(key)
@@ -206,8 +207,8 @@ def test_refresh_reads_nothing_while_the_folders_rest(index, root, monkeypatch):
     "change",
     [
         lambda run: run.objects.delete("manifests/1.1.json"),
-        lambda run: run.aliases.move("production", step=1, attempt=1, expect=1),
-        lambda run: run.aliases.delete("production", expect=1),
+        lambda run: AliasWriter(run.objects).move("production", step=1, attempt=1, expect=1),
+        lambda run: AliasWriter(run.objects).delete("production", expect=1),
         lambda run: trash(run, 1),
         lambda run: add_steps(run, [], base_step=0) or publish(run, 2, 1),
         lambda run: run.objects.write("run.json", run.info().to_bytes()),
@@ -215,7 +216,7 @@ def test_refresh_reads_nothing_while_the_folders_rest(index, root, monkeypatch):
 )
 def test_every_change_moves_the_stamp(root, monkeypatch, change):
     run = make_run(root / "run", [1])
-    run.aliases.move("production", step=1, attempt=1, expect=None)
+    AliasWriter(run.objects).move("production", step=1, attempt=1, expect=None)
     settle(root / "run", monkeypatch)
     before = take_stamp(run.uri)
     assert before.settled

@@ -8,7 +8,7 @@ import numpy as np
 
 from cairn.service.jobs import export_job
 from cairn.storage.safetensors.reader import read_header, read_tensor
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
     artifact_of,

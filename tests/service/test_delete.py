@@ -190,7 +190,7 @@ def test_step_whose_bytes_are_going_cannot_be_had_back(http, run):
     expires = delete(http, 6, grace_seconds=0).json()["deletion"]["expires"]
     tombstone = read_tombstones(run.objects)[6, 1]
     assert tombstone.expires == expires
-    assert begin_removal(run, (6, 1), now=utc_now())
+    assert begin_removal(run, (6, 1), now=utc_now(), keeps=lambda tombstone: False)
     refused(undelete(http, 6), 404, "step-not-found", "too late to undelete")
     assert http.get(f"{STEPS}/6").json()["deletion"]["removing"] is True
 

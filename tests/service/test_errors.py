@@ -36,6 +36,7 @@ STATUSES = {
     "SaveError": 500,
     "StepExistsError": 409,
     "StepInFlightError": 409,
+    "StepChangedError": 409,
     "StepInUseError": 409,
     "StepNotFoundError": 404,
     "StorageError": 500,

@@ -65,12 +65,12 @@ def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, sto
     monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
     answers = iter([StoreUnavailableError("no answer", path="lease.json")])
 
-    def lose_once(objects, attempt):
+    def lose_once(objects, attempt, **options):
         if lost := next(answers, None):
             raise lost
-        release(objects, attempt)
+        release(objects, attempt, **options)
 
-    monkeypatch.setattr("cairn.service.jobs.restore.release", lose_once)
+    monkeypatch.setattr("cairn.storage.runs.rollback.release", lose_once)
     operation = done(http, RESTORE, {"mode": "rollback"})
     assert operation["result"]["set_aside"] == [2, 3]
     run = Run.open(store[0] / "llama")

@@ -6,11 +6,13 @@ from sqlalchemy import select
 from cairn.service.catalog.models import AuditRow
 from cairn.service.client.client import Client
 from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.runs import retention
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.layout import annotation_file, trash_file
 from cairn.storage.runs.lease import release
 from cairn.storage.runs.retention import Decision
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step, read_tombstones
+from cairn.storage.runs.trash import read_tombstones
 from tests.service.jobs import serving, watch
 from tests.service.servers import serve
 from tests.service.stores import BYTES_PER_STEP, annotate, begin_saving, make_run
@@ -180,19 +182,17 @@ def test_run_that_is_being_written_keeps_its_latest_step(jobs, run):
 
 def test_step_that_is_promoted_meanwhile_stays_and_is_named(jobs, run, monkeypatch):
     def promoted_after(decisions):
-        run.aliases.move("production", step=4, attempt=1, expect=None)
+        AliasWriter(run.objects).move("production", step=4, attempt=1, expect=None)
         return [Decision(one.step, one.attempt, one.reasons) for one in decisions]
 
-    from cairn.service import retention_plan
-
-    decide = retention_plan.decide
+    decide = retention.decide
     monkeypatch.setattr(
-        retention_plan, "decide", lambda *args, **more: promoted_after(decide(*args, **more))
+        retention, "decide", lambda *args, **more: promoted_after(decide(*args, **more))
     )
     result = applied(jobs, keep_last=5)["result"]
     assert [one["step"] for one in result["deleted"]] == [1, 2, 3, 5]
     assert [one["step"] for one in result["refused"]] == [4]
-    assert "found alias production" in result["refused"][0]["detail"]
+    assert "alias production" in result["refused"][0]["detail"]
     assert listed(run) == [4, 6, 7, 8, 9, 10]
 
 
@@ -201,13 +201,15 @@ def test_operation_that_is_taken_up_again_names_all_that_it_deleted(jobs, run, m
     monkeypatch.setattr("cairn.service.jobs.execution.STEP_RETRY_SECONDS", (0.0,))
     lost = threading.Event()
 
-    def lose_once(found, info, **options):
-        if info.step == 4 and not lost.is_set():
+    lay_tombstone = retention.lay_tombstone
+
+    def lose_once(found, key, tombstone):
+        if key == (4, 1) and not lost.is_set():
             lost.set()
             raise StoreUnavailableError("no answer", path="trash/4.1.json")
-        return delete_step(found, info, **options)
+        return lay_tombstone(found, key, tombstone)
 
-    monkeypatch.setattr("cairn.service.jobs.retention.delete_step", lose_once)
+    monkeypatch.setattr(retention, "lay_tombstone", lose_once)
     operation = applied(jobs, keep_last=2)
     assert lost.is_set()
     assert [one["step"] for one in operation["result"]["deleted"]] == list(range(1, 9))
@@ -217,14 +219,16 @@ def test_cancelled_operation_deletes_no_more_and_keeps_what_it_did(jobs, root, m
     run = make_run(root / "run", range(1, 31))
     reached = threading.Event()
 
-    def pause_in_the_second_batch(found, info, **options):
-        if info.step == 9 and not reached.is_set():
+    lay_tombstone = retention.lay_tombstone
+
+    def pause_in_the_second_batch(found, key, tombstone):
+        if key == (9, 1) and not reached.is_set():
             (execution,) = jobs.app.state.jobs._running()
             reached.set()
             assert execution.interrupted.wait(60)
-        return delete_step(found, info, **options)
+        return lay_tombstone(found, key, tombstone)
 
-    monkeypatch.setattr("cairn.service.jobs.retention.delete_step", pause_in_the_second_batch)
+    monkeypatch.setattr(retention, "lay_tombstone", pause_in_the_second_batch)
     started = jobs.post(APPLY, json={"policy": {"keep_last": 1}, "dry_run": False}).json()
     assert reached.wait(60)
     assert jobs.post(f"/v1/operations/{started['id']}:cancel").json()["state"] == "cancelled"

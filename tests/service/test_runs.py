@@ -5,6 +5,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
 from tests.service.conftest import BASE_URL, PEER
@@ -124,7 +125,7 @@ def test_record_of_an_impossible_moment_does_not_hide_the_other_runs(http, root,
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
-        run.aliases.move("best", step=1, attempt=1, expect=None)
+        AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
         record = json.loads((root / name / file).read_text()) | {"version": 1}
         del record["checksum"]  # as the first version has none
         for field in {"created", "at"} & record.keys():
@@ -141,7 +142,7 @@ def test_damaged_record_does_not_hide_the_other_runs(http, root):
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
-        run.aliases.move("best", step=1, attempt=1, expect=None)
+        AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
         stored = (root / name / file).read_bytes()
         (root / name / file).write_bytes(stored.replace(b'"version":2', b'"version": 2'))
     assert ("default", "good") in names(http.get("/v1/runs"))

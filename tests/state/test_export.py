@@ -21,7 +21,7 @@ from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import resolve_checkpoint
 from cairn.storage.safetensors.stream import plan_shards, write_index, write_shard
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
 

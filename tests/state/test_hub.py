@@ -16,8 +16,9 @@ from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
 from cairn.state.paths import named_leaves
 from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama
@@ -148,7 +149,7 @@ def saved_run(folder, tmp_path_factory):
     model.to_state().save_state(uri, step=4, wait=True, verbose=False)
     run = Run.open(parse_uri(uri))
     (info,) = run.steps()
-    run.aliases.move(
+    AliasWriter(run.objects).move(
         "good",
         step=4,
         attempt=info.attempt,

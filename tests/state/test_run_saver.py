@@ -18,6 +18,7 @@ from cairn.state.errors import ArgumentError
 from cairn.state.run_saver import RunSaver
 from cairn.state.train_state import TrainState
 from cairn.storage.errors import LeaseHeldError, PolicyError, SaveError, StepExistsError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.layout import annotation_file
 from cairn.storage.runs.retention import BestSteps, RetentionPolicy
@@ -383,7 +384,9 @@ def test_what_no_rule_keeps_is_deleted_after_each_durable_save(uri, caplog):
             saver.step(at(step))
             if step == 2:
                 saver.last.wait()
-                Run.open(uri).aliases.move("production", step=2, attempt=1, expect=None)
+                AliasWriter(Run.open(uri).objects).move(
+                    "production", step=2, attempt=1, expect=None
+                )
     assert listed(uri) == [2, 3, 6, 7]
     assert caplog.text.count("outcome=durable") == 7
 

@@ -55,7 +55,8 @@ class Actor:
 
 
 class Scheduler:
-    """Runs actors one call at a time: the same one, but where it is told to choose another move.
+    """Runs actors one call at a time: the same one, but where it is told to choose another move,
+    and the next in line once that has ended.
 
     Args:
         switches: at the n-th move of all, the index of the move to make, modulo how many there are.
@@ -105,7 +106,7 @@ class Scheduler:
             if chosen is not None:
                 actor, move = moves[chosen % len(moves)]
             else:
-                actor, move = (self._last if self._last in alive else alive[0]), "step"
+                actor, move = self._next(actors, alive), "step"
             if actor is None:
                 self._pauses -= 1
                 self.history.append("time passes")
@@ -119,6 +120,11 @@ class Scheduler:
             actor.parked.clear()
             actor.go.set()
             actor.parked.wait()
+
+    def _next(self, actors, alive):
+        """The same as before; once that has ended, the one after it."""
+        at = actors.index(self._last) if self._last in actors else 0
+        return next(actor for actor in (*actors[at:], *actors) if actor in alive)
 
     def _start(self, actor):
         self._current.actor = actor
@@ -184,6 +190,11 @@ class SimulatedStore:
     def children(self, prefix):
         folder = f"{prefix.removesuffix('/')}/"
         return [key for key in self.list(folder) if "/" not in key[len(folder) :]]
+
+    def folders(self, prefix):
+        folder = f"{prefix.removesuffix('/')}/"
+        below = {key[len(folder) :].partition("/") for key in self.list(folder)}
+        return sorted({f"{folder}{name}" for name, slash, _ in below if slash})
 
     def _put(self, key, value):
         self._stamp += 1

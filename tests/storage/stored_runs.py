@@ -2,10 +2,11 @@
 
 from datetime import UTC, datetime
 
+from cairn.storage.runs.attempts import Attempt
 from cairn.storage.runs.layout import manifest_file, step_dir
-from cairn.storage.runs.lease import begin_attempt
+from cairn.storage.runs.lease import begin_attempt, read_lease, release
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 
 
 class SetClock:
@@ -19,7 +20,14 @@ class SetClock:
 
 
 def begin(run, base_step, writer="w"):
-    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run._clock).number
+    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock).number
+
+
+def end(run):
+    """The run's writer gives it back."""
+    lease = read_lease(run.objects)
+    attempt = Attempt(lease.attempt, -1, lease.writer, "", lease.instance)
+    release(run.objects, attempt, clock=run.clock)
 
 
 def write_data(run, step, attempt, committed=True, suffix=""):

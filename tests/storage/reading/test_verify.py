@@ -16,12 +16,12 @@ from cairn.storage.reading.step_files import check_step_files, holds_values
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.layout import manifest_file
 from cairn.storage.runs.manifest import LeafRecord, Manifest
-from cairn.storage.runs.publish import list_objects
 from cairn.storage.runs.run import Run
 from cairn.storage.store.file_checksums import BUFFER_BYTES, read_files
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.save_job import list_objects
 from cairn.storage.training.trees import flatten
 from tests.storage.states import state
 

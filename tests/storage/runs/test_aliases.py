@@ -9,13 +9,13 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.aliases import HISTORY_KEPT, Alias, Aliases
+from cairn.storage.runs.aliases import HISTORY_KEPT, Alias, AliasWriter
 from cairn.storage.runs.layout import alias_file
 
 
 @pytest.fixture
 def aliases(objects):
-    return Aliases(objects)
+    return AliasWriter(objects)
 
 
 def move(aliases, step, expect, **more):
@@ -164,7 +164,7 @@ def test_racing_movers_lose_nothing(aliases):
 def test_a_hundred_racing_movers_lose_nothing(tmp_path):
     from cairn.storage.store.objects import ObjectStore
 
-    race(Aliases(ObjectStore.open(tmp_path)), movers=100, moves=1)
+    race(AliasWriter(ObjectStore.open(tmp_path)), movers=100, moves=1)
 
 
 def test_of_many_equal_moves_exactly_one_wins(aliases):
@@ -186,7 +186,7 @@ def test_of_many_equal_moves_exactly_one_wins(aliases):
 def test_a_move_whose_answer_was_lost_has_still_happened_once(gcs):
     from cairn.storage.store.objects import ObjectStore
 
-    aliases = Aliases(ObjectStore.open(f"{gcs.bucket_uri}/run"))
+    aliases = AliasWriter(ObjectStore.open(f"{gcs.bucket_uri}/run"))
     lost = gcs.faults.add("lost_response", operation=r".*(insert|upload).*")
     assert move(aliases, 300, None).sequence == 1
     assert lost.fired == 1

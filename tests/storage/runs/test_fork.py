@@ -19,7 +19,7 @@ from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
 
 WRITER = "fork/test"

@@ -3,14 +3,21 @@ from datetime import timedelta
 import pytest
 
 from cairn.storage.errors import FencedError, StepNotFoundError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.attempts import ensure_newest
 from cairn.storage.runs.exports import ExportKey, ExportManifest, publish_export
-from cairn.storage.runs.gc import DEAD_AFTER_SECONDS, collect_garbage, find_garbage
+from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.layout import annotation_file, manifest_file
-from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
+from cairn.storage.runs.lease import (
+    DEAD_AFTER_SECONDS,
+    LEASE_TTL_SECONDS,
+    begin_attempt,
+    release,
+    renew,
+)
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step, read_tombstones
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from tests.storage.stored_runs import SetClock, begin, save, states, write_data
 
 
@@ -25,11 +32,11 @@ def run(root_uri, clock):
 
 
 def found(run):
-    return {(one.kind.value, one.name) for one in find_garbage(run, clock=run._clock)}
+    return {(one.kind.value, one.name) for one in find_garbage(run, clock=run.clock)}
 
 
 def collect(run):
-    return {(one.kind.value, one.name) for one in collect_garbage(run, by="gc", clock=run._clock)}
+    return {(one.kind.value, one.name) for one in collect_garbage(run, by="gc", clock=run.clock)}
 
 
 def names(run, folder=""):
@@ -61,7 +68,7 @@ def test_a_run_in_order_has_no_garbage(run):
     attempt = begin(run, -1)
     save(run, 3, attempt)
     export(run, 3, attempt, tries=("a",))
-    assert find_garbage(run, clock=run._clock) == []
+    assert find_garbage(run, clock=run.clock) == []
     before = names(run)
     assert collect(run) == set()
     assert names(run) == before
@@ -94,7 +101,7 @@ def test_an_aliased_step_in_the_trash_stays(run, clock):
     save(run, 3, attempt)
     save(run, 6, attempt)
     delete_step(run, run.step(3), by="me", grace=0, clock=clock)
-    run.aliases.move("production", step=3, attempt=attempt, expect=None)
+    AliasWriter(run.objects).move("production", step=3, attempt=attempt, expect=None)
     assert collect(run) == set()
     assert f"attempts/{attempt}/3/model/data" in names(run)
 
@@ -220,7 +227,7 @@ def test_a_try_that_counts_by_the_time_it_would_go_stays(run):
         run.objects.delete(other.manifest)
         export(run, 6, attempt, counts="a", tries=())
 
-    removed = collect_garbage(run, by="gc", progress=swap, clock=run._clock)
+    removed = collect_garbage(run, by="gc", progress=swap, clock=run.clock)
     assert [one.name for one in removed] == [key.try_folder("a")]
     assert f"{other.try_folder('a')}/config.json" in names(run)
 
@@ -229,6 +236,6 @@ def test_garbage_is_told_with_its_bytes_and_why(run):
     first = begin(run, -1)
     write_data(run, 6, first, committed=False)
     begin(run, -1)
-    (garbage,) = find_garbage(run, clock=run._clock)
+    (garbage,) = find_garbage(run, clock=run.clock)
     assert (garbage.step, garbage.attempt, garbage.nbytes) == (6, 1, 4)
     assert garbage.reason == "attempt 1 ended before the step was complete"

@@ -1,42 +1,38 @@
-"""The commit protocol under every interleaving that the search comes upon, with the real code.
+"""The run protocol under every interleaving that the search comes upon, with the real code.
 
-Jobs save, restart, overwrite; someone promotes, someone deletes, the collector runs; processes die
-at any call to the store, clocks jump past a lease. The last tests take one safeguard away each, and
+Jobs save, restart, overwrite; someone promotes, deletes, rolls back; a retention policy is carried
+out, the collector runs. Processes die at any call to the store, clocks jump past a lease. Only
+public verbs of `cairn.storage.runs` are called. The last tests take one safeguard away each, and
 show that the search then finds the bug.
 """
 
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from cairn.service.errors import ServiceError
-from cairn.service.preconditions import Expectation
-from cairn.service.promotion import promote
 from cairn.storage.errors import NotFoundError, StorageError
-from cairn.storage.runs import keeper as attempt_keeper
-from cairn.storage.runs.aliases import Aliases
+from cairn.storage.runs import retention, writer
+from cairn.storage.runs.attempts import counting
 from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.keeper import AttemptKeeper
 from cairn.storage.runs.layout import COMMIT_FILE, step_dir
-from cairn.storage.runs.manifest import ObjectRecord
-from cairn.storage.runs.publish import publish_manifest
+from cairn.storage.runs.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.retention import RetentionPolicy, apply_retention
+from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step
-from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.save_handle import SaveHandle
-from cairn.storage.training.save_job import SaveJob
+from cairn.storage.runs.trash import deletable_step, delete_step
+from cairn.storage.runs.writer import Writer
+from cairn.storage.store.clock import rfc3339
 from tests.storage.simulated_store import Actor, ModelClock, Scheduler, SimulatedStore
 
 TTL = 60.0
 JUMP = 200.0
 
-switches = st.dictionaries(st.integers(0, 90), st.integers(0, 11), max_size=5)
-
-COMMITTED = (ObjectRecord(name=COMMIT_FILE, size=0),)
+switches = st.dictionaries(st.integers(0, 120), st.integers(0, 11), max_size=5)
 
 
 class ModelFiles:
@@ -59,6 +55,16 @@ class ModelFiles:
             self._store.delete(key)
 
 
+class ModelRun(Run):
+    """A run in the simulated store."""
+
+    def __init__(self, store, clock):
+        super().__init__(store.uri, clock=clock, objects=store)
+        self.files = ModelFiles(store)
+
+    files = None
+
+
 @dataclass
 class World:
     """One run, and what its processes were told."""
@@ -69,100 +75,75 @@ class World:
     durable: list = field(default_factory=list)
     overwritten: list = field(default_factory=list)
     deleted: list = field(default_factory=list)
+    policy: RetentionPolicy | None = None
 
     def run(self):
-        made = Run.__new__(Run)
-        made.uri, made.objects, made._clock = self.store.uri, self.store, self.clock
-        made.aliases = Aliases(self.store, self.clock)
-        return made
+        return ModelRun(self.store, self.clock)
 
     def listed(self):
         return self.run().step_attempts()
 
 
-class Response:
-    """Orbax's part: the data is written into the attempt's folder, and committed."""
-
-    def __init__(self, world, handle, content):
-        self._world, self._handle, self._content = world, handle, content
-
-    def result(self, timeout=None):
-        folder = step_dir(self._handle.attempt, self._handle.step)
-        self._world.store.write(f"{folder}/data", self._content)
-
-
 class Job:
-    """One process of a training job: claims attempts and publishes steps with the real code."""
+    """One process of a training job: writes data where its claim says, and publishes it."""
 
-    def __init__(self, world, name, writer):
-        self.world, self.name, self.writer = world, name, writer
-        self.keeper = AttemptKeeper(world.store, writer=writer, clock=world.clock, ttl=TTL)
-        made = Checkpointer.__new__(Checkpointer)
-        made.uri, made._clock, made._keeper = world.store.uri, world.clock, self.keeper
-        made._run, made._latest, made._goes_back = world.run(), None, False
-        self.checkpointer = made
+    def __init__(self, world, name, writer_id):
+        self.world, self.name = world, name
+        self.writer = Writer(world.run(), writer=writer_id, clock=world.clock, ttl=TTL)
 
     def save(self, step, *, overwrite=False):
-        number = self.checkpointer._claim(step, overwrite)
-        if overwrite:
-            self.world.overwritten.append((step, number))
-        handle = SaveHandle(step=step, attempt=number, uri=self.world.store.uri / "x")
-        SaveJob(
-            handle=handle,
-            start=lambda: Response(self.world, handle, self.name.encode()),
-            items={},
-            names=("model",),
-            leaves=(),
-            model=None,
-            assets={},
-            annotation=None,
-            goes_back=self.checkpointer._goes_back,
-            objects=self.world.store,
-            keeper=self.keeper,
-            clock=self.world.clock,
-            writer=self.name,
-        ).run(self.checkpointer._saved)
-        handle.wait()
+        try:
+            number = self.writer.claim(step, overwrite=overwrite)
+            if overwrite:
+                self.world.overwritten.append((step, number))
+            folder = step_dir(number, step)
+            self.world.store.write(f"{folder}/data", self.name.encode())
+            self.world.store.write(f"{folder}/{COMMIT_FILE}", b"")
+            self.writer.publish(
+                Manifest(
+                    step=step,
+                    attempt=number,
+                    created=rfc3339(self.world.clock()),
+                    writer=self.name,
+                    items=("model",),
+                    objects=(ObjectRecord(name=COMMIT_FILE, size=0),),
+                )
+            )
+        except BaseException:
+            self.writer.drop()
+            raise
         self.world.durable.append((step, number, self.name))
 
     def train(self, *steps):
         """Go on from the latest step, as a restarted job does; stop when told to."""
 
         def body():
-            try:
-                latest = self.world.run().latest_step() or 0
-                for step in steps:
-                    if step > latest:
-                        self.save(step)
-            except StorageError:
-                return
+            latest = self.world.run().latest_step() or 0
+            for step in steps:
+                if step > latest:
+                    self.save(step)
 
-        return Actor(self.name, body)
+        return actor(self.name, body)
 
     def overwrite(self, step):
-        def body():
-            try:
-                self.save(step, overwrite=True)
-            except StorageError:
-                return
+        return actor(self.name, lambda: self.save(step, overwrite=True))
 
-        return Actor(self.name, body)
+
+def actor(name, body):
+    """A process that stops at an error of ours, as it should."""
+
+    def run():
+        try:
+            body()
+        except StorageError:
+            return
+
+    return Actor(name, run)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _model():
-    """What lies outside of the model: threads that renew leases, disks, versions of packages."""
-    with ExitStack() as stack:
-        for target, value in {
-            "cairn.storage.runs.keeper.AttemptKeeper._keep": lambda self, attempt, stop: None,
-            "cairn.storage.training.save_job.sync_folder": lambda folder: None,
-            "cairn.storage.training.save_job.list_objects": lambda folder, **known: COMMITTED,
-            "cairn.storage.training.save_job.job_environment": dict,
-            "cairn.storage.training.save_job.remove_leftovers": lambda objects, handle: None,
-            "cairn.storage.training.checkpointer.job_environment": dict,
-            "cairn.storage.training.checkpointer.Run.create": lambda *args, **options: None,
-        }.items():
-            stack.enter_context(patch(target, value))
+def _no_threads_that_renew_leases():
+    with patch.object(Writer, "_keep", lambda self, attempt, stop: None):
         yield
 
 
@@ -174,31 +155,40 @@ def world(switches, **limits):
 
 def problems(made, *actors):
     """Run the actors; what was promised and not kept."""
-    with ExitStack() as stack:
-        for module in ("attempts", "run_info", "step_states"):
-            place = f"cairn.storage.runs.{module}.open_files"
-            stack.enter_context(patch(place, lambda uri: ModelFiles(made.store)))
-        made.scheduler.run(*actors)
-        found = [f"{actor.name} failed: {actor.error!r}" for actor in actors if actor.error]
-        listed = made.listed()
-        for step, attempt, name in made.durable:
-            # Only an overwrite that began later may set it aside.
-            gone = any(step >= low and number > attempt for low, number in made.overwritten)
-            gone = gone or step in made.deleted
-            if not gone and listed.get(step) != attempt:
-                found.append(f"{name}: durable step {step}.{attempt} is not listed")
-        for step, attempt in listed.items():
-            data = made.store.values.get(f"{step_dir(attempt, step)}/data")
-            manifest = made.run().manifest(made.run().step(step))
-            if data is None:
-                found.append(f"listed step {step}.{attempt} has no bytes")
-            elif data.value.decode() != manifest.writer:
-                found.append(f"step {step}.{attempt} of {manifest.writer} has bytes of another")
-        for alias in made.run().aliases.list():
-            key = f"{step_dir(alias.attempt, alias.step)}/data"
-            if key not in made.store.values:
-                found.append(f"alias {alias.alias} names step {alias.step}, whose bytes are gone")
+    made.scheduler.run(*actors)
+    run = made.run()
+    found = [f"{one.name} failed: {one.error!r}" for one in actors if one.error]
+    listed = made.listed()
+    for step, attempt, name in made.durable:
+        # Only an overwrite or a rollback that began later may set it aside.
+        gone = any(step >= low and number > attempt for low, number in made.overwritten)
+        gone = gone or step in made.deleted or made.policy is not None
+        if not gone and listed.get(step) != attempt:
+            found.append(f"{name}: durable step {step}.{attempt} is not listed")
+    for step, attempt in listed.items():
+        data = made.store.values.get(f"{step_dir(attempt, step)}/data")
+        manifest = run.manifest(run.step(step))
+        if data is None:
+            found.append(f"listed step {step}.{attempt} has no bytes")
+        elif data.value.decode() != manifest.writer:
+            found.append(f"step {step}.{attempt} of {manifest.writer} has bytes of another")
+    for alias in run.aliases.list():
+        key = f"{step_dir(alias.attempt, alias.step)}/data"
+        if key not in made.store.values:
+            found.append(f"alias {alias.alias} names step {alias.step}, whose bytes are gone")
+    if made.policy is not None:
+        found += kept_and_gone(made, listed)
     return found
+
+
+def kept_and_gone(made, listed):
+    """What the policy keeps, judged on the history as it ended, and is not there.
+
+    The policies here keep the last step, and nobody deletes by hand.
+    """
+    history = counting([(step, number) for step, number, _ in made.durable], made.run().attempts())
+    if history and listed.get(max(history)) != history[max(history)]:
+        yield f"step {max(history)}.{history[max(history)]} is the last of the history, and gone"
 
 
 def two_starts(switches):
@@ -226,38 +216,71 @@ def an_overwrite(switches):
 def a_deletion(switches):
     """Somebody promotes the step that another deletes, and the collector runs."""
     made = world(switches, kills=2)
-    Job(made, "before", "job").train(1, 2).body()
+    before = Job(made, "before", "job")
+    before.train(1, 2).body()
+    before.writer.close()
+    going = deletable_step(made.run(), 1)
 
     def promoting():
-        try:
-            promote(made.run(), 1, "production", by="p", reason="", expect=Expectation(None))
-        except (StorageError, ServiceError):
-            return
+        promote_step(made.run(), 1, "production", by="p", expect=None)
 
     def deleting():
-        try:
-            run = made.run()
-            made.deleted.append(1)
-            delete_step(run, run.step(1), by="d", grace=0, clock=made.clock)
-        except StorageError:
-            return
+        made.deleted.append(1)
+        delete_step(made.run(), going, by="d", grace=0, clock=made.clock)
 
+    return problems(
+        made, actor("promoter", promoting), actor("deleter", deleting), collector(made)
+    ), made
+
+
+def a_rollback(switches):
+    """A run goes back while a policy is carried out that keeps its last step, and bytes go."""
+    made = world(switches)
+    before = Job(made, "before", "job")
+    before.train(1, 2, 3).body()
+    before.writer.close()
+    made.policy = RetentionPolicy(keep_last=1)
+
+    def retaining():
+        apply_retention(made.run(), made.policy, by="r", grace=0, clock=made.clock)
+
+    def going_back():
+        roll_back(made.run(), 1, by="somebody")
+
+    return problems(
+        made, actor("retention", retaining), actor("rollback", going_back), collector(made)
+    ), made
+
+
+def an_overwrite_and_a_policy(switches):
+    """A job overwrites a step while a policy is carried out that keeps the last one."""
+    made = world(switches)
+    Job(made, "before", "job").train(1, 2, 3).body()
+    made.policy = RetentionPolicy(keep_last=1)
+
+    def retaining():
+        apply_retention(made.run(), made.policy, by="r", grace=0, clock=made.clock)
+
+    job = Job(made, "first", "job")
+    return problems(made, actor("retention", retaining), job.overwrite(2), collector(made)), made
+
+
+def collector(made):
     def collecting():
-        try:
-            for _ in range(2):
-                collect_garbage(made.run(), by="gc", clock=made.clock)
-        except StorageError:
-            return
+        for _ in range(2):
+            collect_garbage(made.run(), by="gc", clock=made.clock)
 
-    actors = (
-        Actor("deleter", deleting),
-        Actor("collector", collecting),
-        Actor("promoter", promoting),
-    )
-    return problems(made, *actors), made
+    return actor("collector", collecting)
 
 
-SCENARIOS = [two_starts, two_jobs, an_overwrite, a_deletion]
+SCENARIOS = [
+    two_starts,
+    two_jobs,
+    an_overwrite,
+    a_deletion,
+    a_rollback,
+    an_overwrite_and_a_policy,
+]
 search = settings(
     max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None
 )
@@ -276,21 +299,17 @@ def test_no_interleaving_breaks_a_promise(scenario):
     assert undisturbed.durable, "where nothing is saved, every promise is kept"
 
 
-def no_fence(objects, manifest, fence):
-    publish_manifest(objects, manifest, lambda: None)
-
-
 def without_fence():
     """A writer that was replaced publishes all the same, and calls the step durable."""
     stack = ExitStack()
-    stack.enter_context(patch("cairn.storage.training.save_job.publish_manifest", no_fence))
-    stack.enter_context(patch.object(AttemptKeeper, "ensure_counts", lambda self, step: None))
+    stack.enter_context(patch.object(Writer, "_fence", lambda self: None))
+    stack.enter_context(patch.object(Writer, "_ensure_counts", lambda self, step: None))
     return stack
 
 
 def without_the_look_back():
     """The fence is checked before the manifest is written, and not after it."""
-    return patch.object(AttemptKeeper, "ensure_counts", lambda self, step: None)
+    return patch.object(Writer, "_ensure_counts", lambda self, step: None)
 
 
 def without_if_absent():
@@ -300,15 +319,41 @@ def without_if_absent():
 
 def without_own_attempt():
     """A process begins an attempt without asking whether its last one is still the newest."""
-    begin = attempt_keeper.begin_attempt
-    return patch.object(
-        attempt_keeper, "begin_attempt", lambda *a, **o: begin(*a, **{**o, "before": None})
-    )
+    begin = writer.begin_attempt
+    return patch.object(writer, "begin_attempt", lambda *a, **o: begin(*a, **{**o, "before": None}))
 
 
-def without_backing_out():
-    """A promotion leaves its alias where it is, although the step was deleted meanwhile."""
-    return patch("cairn.service.promotion._back_out", lambda run, moved, before, by: None)
+def without_holding():
+    """A promotion says nobody that it is about to need its step."""
+    return patch("cairn.storage.runs.promotion.held", lambda *args, **options: nullcontext())
+
+
+def without_looking_at_the_history_again():
+    """A policy is asked once, and what it let go is deleted whatever became of the run since."""
+    stack = ExitStack()
+    look = "cairn.storage.runs.retention._Pass"
+    stack.enter_context(patch(f"{look}._changed", lambda self, attempts: False))
+    return stack
+
+
+def without_looking_for_intents():
+    """Who has begun to hold a step does not ask whether it is about to be deleted."""
+    return patch("cairn.storage.runs.trash._is_going", lambda run, key: False)
+
+
+def without_keeping_what_was_written_last():
+    """A policy takes the last step of an overwrite that is not finished for an old one."""
+    decide = retention.decide
+
+    def by_number_alone(facts, policy, **options):
+        decisions = decide(facts, policy, **options)
+        return [replace(one, reasons=_others(one.reasons)) for one in decisions]
+
+    return patch.object(retention, "decide", by_number_alone)
+
+
+def _others(reasons):
+    return tuple(reason for reason in reasons if reason != "written last")
 
 
 @pytest.mark.parametrize(
@@ -318,7 +363,11 @@ def without_backing_out():
         (without_the_look_back, two_starts),
         (without_if_absent, two_starts),
         (without_own_attempt, an_overwrite),
-        (without_backing_out, a_deletion),
+        (without_holding, a_deletion),
+        (without_looking_for_intents, a_deletion),
+        (without_looking_at_the_history_again, a_rollback),
+        (without_looking_for_intents, a_rollback),
+        (without_keeping_what_was_written_last, an_overwrite_and_a_policy),
     ],
     ids=lambda one: one.__name__,
 )

@@ -14,12 +14,13 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.layout import RUN_FILE, manifest_file, step_dir, trash_file
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.refs import CheckpointRef, parse_ref
 from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from tests.storage.stored_runs import SetClock, begin, publish, save, states, write_data
 
 
@@ -197,7 +198,7 @@ def test_references_resolve(run):
     attempt = begin(run, -1)
     save(run, 3, attempt)
     six = save(run, 6, attempt)
-    run.aliases.move(
+    AliasWriter(run.objects).move(
         "production", step=3, attempt=attempt, manifest_digest=run.step(3).manifest_digest,
         expect=None,
     )  # fmt: skip
@@ -214,7 +215,7 @@ def test_an_alias_keeps_its_step_after_a_rollback(run):
     attempt = begin(run, -1)
     save(run, 3, attempt)
     save(run, 6, attempt)
-    run.aliases.move("production", step=6, attempt=attempt, expect=None)
+    AliasWriter(run.objects).move("production", step=6, attempt=attempt, expect=None)
     begin(run, 3)
     info = resolve_checkpoint(f"{run.uri}@production")[1]
     assert (info.step, info.attempt, info.state) == (6, attempt, StepState.SET_ASIDE)
@@ -224,7 +225,7 @@ def test_an_alias_keeps_its_step_after_a_rollback(run):
 def test_an_alias_to_a_deleted_step_is_told(run):
     attempt = begin(run, -1)
     save(run, 3, attempt)
-    run.aliases.move("production", step=3, attempt=attempt, expect=None)
+    AliasWriter(run.objects).move("production", step=3, attempt=attempt, expect=None)
     run.objects.delete(manifest_file(3, attempt))
     with pytest.raises(StepNotFoundError, match="the step is gone"):
         resolve_checkpoint(f"{run.uri}@production")
@@ -233,7 +234,9 @@ def test_an_alias_to_a_deleted_step_is_told(run):
 def test_an_alias_with_another_digest_is_corrupt(run):
     attempt = begin(run, -1)
     save(run, 3, attempt)
-    run.aliases.move("production", step=3, attempt=attempt, manifest_digest="sha256:0", expect=None)
+    AliasWriter(run.objects).move(
+        "production", step=3, attempt=attempt, manifest_digest="sha256:0", expect=None
+    )
     with pytest.raises(CorruptionError, match="another manifest"):
         resolve_checkpoint(f"{run.uri}@production")
 

@@ -4,6 +4,7 @@ from datetime import timedelta
 import pytest
 
 from cairn.storage.errors import StepInUseError, StepNotFoundError
+from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.layout import manifest_file, trash_file
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
@@ -26,7 +27,7 @@ def run(tmp_path, clock):
 
 
 def delete(run, step, **options):
-    return delete_step(run, run.step(step), by="me", clock=run._clock, **options)
+    return delete_step(run, run.step(step), by="me", clock=run.clock, **options)
 
 
 def test_a_deleted_step_is_listed_no_more_and_can_be_had_back(run, clock):
@@ -50,7 +51,7 @@ def test_deleting_twice_keeps_the_first_tombstone(run, clock):
 
 
 def test_a_step_that_an_alias_names_is_not_deleted(run):
-    run.aliases.move("production", step=6, attempt=1, expect=None)
+    AliasWriter(run.objects).move("production", step=6, attempt=1, expect=None)
     with pytest.raises(StepInUseError, match="found alias production"):
         delete(run, 6)
     assert [info.step for info in run.steps()] == [3, 6, 9]
@@ -68,7 +69,7 @@ def test_a_promotion_during_a_deletion_wins(run, monkeypatch):
 
     def promoted_first(self, key, value, **options):
         if key == trash_file(6, 1):
-            run.aliases.move("production", step=6, attempt=1, expect=None)
+            AliasWriter(run.objects).move("production", step=6, attempt=1, expect=None)
         return write_if(self, key, value, **options)
 
     monkeypatch.setattr(type(run.objects), "write_if", promoted_first)
@@ -79,20 +80,22 @@ def test_a_promotion_during_a_deletion_wins(run, monkeypatch):
 
 def test_removal_begins_only_after_the_grace_time(run, clock):
     delete(run, 6, grace=60)
-    assert not begin_removal(run, (6, 1), now=clock())
+    assert not begin_removal(run, (6, 1), now=clock(), keeps=lambda tombstone: False)
     clock.now += timedelta(seconds=60)
-    assert begin_removal(run, (6, 1), now=clock())
-    assert begin_removal(run, (6, 1), now=clock())  # an interrupted removal goes on
+    assert begin_removal(run, (6, 1), now=clock(), keeps=lambda tombstone: False)
+    assert begin_removal(
+        run, (6, 1), now=clock(), keeps=lambda tombstone: False
+    )  # an interrupted removal goes on
     with pytest.raises(StepNotFoundError, match="too late"):
         undelete_step(run, 6, 1)
-    assert not begin_removal(run, (9, 1), now=clock())
+    assert not begin_removal(run, (9, 1), now=clock(), keeps=lambda tombstone: False)
     assert run.objects.read(manifest_file(6, 1)) is not None  # marking removes nothing
 
 
 def test_an_alias_found_at_removal_lifts_the_tombstone(run, clock):
     delete(run, 6, grace=0)
-    run.aliases.move("production", step=6, attempt=1, expect=None)
-    assert not begin_removal(run, (6, 1), now=clock())
+    AliasWriter(run.objects).move("production", step=6, attempt=1, expect=None)
+    assert not begin_removal(run, (6, 1), now=clock(), keeps=lambda tombstone: False)
     assert run.step(6).state is StepState.LISTED
 
 
@@ -114,7 +117,7 @@ def test_undelete_and_removal_racing_agree_on_one_outcome(run, clock):
         thread = threading.Thread(target=undelete)
         thread.start()
         together.wait()
-        removing = begin_removal(run, (6, 1), now=clock())
+        removing = begin_removal(run, (6, 1), now=clock(), keeps=lambda tombstone: False)
         thread.join()
         assert outcome["undeleted"] is not removing
         run.objects.delete(trash_file(6, 1))

@@ -26,7 +26,7 @@ from cairn.storage.safetensors.stream import (
     write_index,
     write_shard,
 )
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 
 NUMBERS = itertools.count(1)
 

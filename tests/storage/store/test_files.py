@@ -16,7 +16,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.store.files import BLOCK_BYTES
 from cairn.storage.store.files_local import TEMPORARY_PREFIX, LocalFiles
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 
 

@@ -13,7 +13,7 @@ from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import Lease, begin_attempt
 from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.run_info import RunInfo
-from cairn.storage.runs.trash import Tombstone
+from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json
 
@@ -36,6 +36,9 @@ RECORDS = [
     Manifest(step=3, attempt=1, created=AT, writer="job", items=("model",)),
     RunInfo(name="run", created=AT, labels={"checksum": "sha256:" + "0" * 64}),
     Tombstone(at=AT, expires=AT, by="job", reason="old"),
+    Tombstone(at=AT, expires=AT, policy={"keep_last": 1}, judged=3),
+    Intent(at=AT, by="job", reason="old", token="0" * 16),
+    Hold(at=AT, by="job", reason="promote it", token="0" * 16),
 ]
 
 
@@ -52,7 +55,7 @@ def old(record):
 
 def test_every_kind_of_object_is_tried_here():
     ours = {kind for kind in kinds() if kind.__module__.startswith("cairn.storage.")}
-    assert {type(record).__name__ for record in RECORDS} | {"_AttemptRecord"} == {
+    assert {type(record).__name__ for record in RECORDS} | {"_Announcement", "_AttemptRecord"} == {
         kind.__name__ for kind in ours
     }
 

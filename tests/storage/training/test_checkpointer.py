@@ -21,9 +21,9 @@ from cairn.storage.errors import (
 from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
-from cairn.storage.runs.publish import publish_manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.orbax_save import start_save
@@ -210,7 +210,7 @@ def test_until_an_overwrite_is_durable_what_it_replaces_stays_listed(
         raise StoreUnavailableError("the store does not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.save_job.publish_manifest", fail)
+        patch.setattr("cairn.storage.runs.writer.publish_manifest", fail)
         with pytest.raises(SaveError, match="does not answer"):
             save(checkpointer, 6, state(60), overwrite=True).wait()
     held = [(info.step, info.attempt) for info in Run.open(run_uri).steps()]
@@ -229,7 +229,7 @@ def test_an_overwrite_of_a_writer_that_was_replaced_sets_nothing_aside(run_uri, 
             paused.set()
             assert resume.wait(60)
 
-    monkeypatch.setattr("cairn.storage.training.save_job.publish_manifest", pause)
+    monkeypatch.setattr("cairn.storage.runs.writer.publish_manifest", pause)
     old = Checkpointer(run_uri, writer_id="job")
     for step in (1, 2, 3):
         save(old, step)
@@ -310,7 +310,7 @@ def test_a_writer_that_was_replaced_publishes_nothing(run_uri, monkeypatch):
             assert resume.wait(60)
         publish_manifest(objects, manifest, fence)
 
-    monkeypatch.setattr("cairn.storage.training.save_job.publish_manifest", pause)
+    monkeypatch.setattr("cairn.storage.runs.writer.publish_manifest", pause)
     old = Checkpointer(run_uri, writer_id="job")
     save(old, 1).wait()
     handle = save(old, 2)
@@ -349,7 +349,7 @@ def test_a_step_is_not_called_durable_while_another_start_may_set_it_aside(run_u
     )
     with Checkpointer(run_uri, writer_id="job") as made:
         save(made, 1).wait()
-        monkeypatch.setattr("cairn.storage.training.save_job.publish_manifest", overtaken)
+        monkeypatch.setattr("cairn.storage.runs.writer.publish_manifest", overtaken)
         handle = save(made, 2)
         with pytest.raises(FencedError, match="being replaced"):
             handle.wait()
@@ -385,7 +385,7 @@ def test_a_lease_that_cannot_be_given_back_takes_nothing_from_what_is_durable(ru
 
     made = Checkpointer(run_uri, writer_id="job")
     save(made, 1)
-    monkeypatch.setattr("cairn.storage.runs.keeper.release", down)
+    monkeypatch.setattr("cairn.storage.runs.writer.release", down)
     made.close()
     assert [info.step for info in Run.open(run_uri).steps()] == [1]
 
@@ -415,16 +415,16 @@ def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
 
 def test_the_lease_is_renewed_while_the_checkpointer_is_open(tmp_path):
     renewed = threading.Event()
-    from cairn.storage.runs import keeper as attempt_keeper
+    from cairn.storage.runs import writer
 
     with pytest.MonkeyPatch.context() as patch:
 
         def renew(*args, **kwargs):
-            attempt_keeper_renew(*args, **kwargs)
+            renew_in_store(*args, **kwargs)
             renewed.set()
 
-        attempt_keeper_renew = attempt_keeper.renew
-        patch.setattr(attempt_keeper, "renew", renew)
+        renew_in_store = writer.renew
+        patch.setattr(writer, "renew", renew)
         with Checkpointer(tmp_path / "run", writer_id="job", lease_ttl=0.15) as made:
             save(made, 1).wait()
             before = read_lease(ObjectStore.open(made.uri)).expires

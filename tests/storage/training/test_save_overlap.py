@@ -2,12 +2,13 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cairn.storage.errors import LeaseHeldError, SaveError
-from cairn.storage.runs.lease import noted_step
+from cairn.storage.runs.lease import noted_step, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.objects import ObjectStore
@@ -62,6 +63,7 @@ def test_a_save_that_was_given_up_keeps_others_out_until_it_has_ended(made, held
             save(made, step)
     held_back.set()
     assert made._work.over.wait(60)
+    wait_until(lambda: read_lease(made._run.objects).released)
     save(made, 2).wait()
     assert_listed(made, 1, 2)
 
@@ -83,9 +85,17 @@ def test_an_interrupted_close_keeps_the_run_until_the_save_has_ended(
     held_back.set()
     handle.wait(60)
     assert made._work.over.wait(60)
+    wait_until(lambda: read_lease(made._run.objects).released)
     with Checkpointer(made.uri, writer_id="other") as other:
         save(other, 2).wait()
     assert_listed(made, 1, 2)
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _interrupted(_):

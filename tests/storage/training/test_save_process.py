@@ -151,12 +151,12 @@ print("saving", flush=True)
 sys.stdin.read()
 """
 KILLED_AFTER_COMMIT = """
-import cairn.storage.training.save_job, threading
+import cairn.storage.runs.writer, threading
 save(3).wait()
 def stuck(*args):
     print("saving", flush=True)
     threading.Event().wait()
-cairn.storage.training.save_job.publish_manifest = stuck
+cairn.storage.runs.writer.publish_manifest = stuck
 save(6)
 sys.stdin.read()
 """

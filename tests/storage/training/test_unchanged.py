@@ -169,7 +169,7 @@ def test_a_save_that_failed_is_not_built_upon(checkpointer, monkeypatch):
     frozen = base()
     save(checkpointer, 1, frozen, adapters(1))
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.save_job.publish_manifest", _refuse)
+        patch.setattr("cairn.storage.runs.writer.publish_manifest", _refuse)
         with pytest.raises(Exception, match="no"):
             save(checkpointer, 2, {**frozen, "q": frozen["q"] + 1}, adapters(2))
     third, items = save(checkpointer, 3, frozen, adapters(3))

@@ -1,0 +1,334 @@
+"""One writer of a run: claims attempts, publishes steps, keeps its lease alive, gives it back.
+
+    claim    the lease -> what is there -> the next attempt, if this step needs one
+    publish  durable data -> still the newest? -> manifest -> noted in the lease -> still counts?
+
+Only the process that talks to the store for a job has one. Until a step's manifest is written
+nothing lists it; from then on it counts, unless a later attempt went back before it.
+"""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from uuid import uuid4
+
+from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
+from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts, set_aside
+from cairn.storage.runs.layout import annotation_file, manifest_file
+from cairn.storage.runs.lease import (
+    LEASE_TTL_SECONDS,
+    begin_attempt,
+    holds_lease,
+    note_durable,
+    noted_step,
+    release,
+    renew,
+)
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.run import Run
+from cairn.storage.store import Clock, ObjectStore, StoreURI, utc_now
+
+__all__ = ["Writer", "publish_manifest", "sync_folder"]
+
+
+class Writer:
+    """Who writes a run, by its id: at most one at a time. Safe for use by many threads.
+
+    Args:
+        run: the run.
+        writer: id of the writer, the same over restarts.
+        clock: tells the time.
+        ttl: how long the lease lasts unless renewed, in seconds; a third of it between renewals.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        writer: str,
+        clock: Clock = utc_now,
+        ttl: float = LEASE_TTL_SECONDS,
+    ) -> None:
+        self._run = run
+        self._objects = run.objects
+        self._writer = writer
+        self._clock = clock
+        self._ttl = ttl
+        self._instance = uuid4().hex
+        self._attempt: Attempt | None = None
+        self._latest: int | None = None
+        self._goes_back = False
+        self._given_up = False
+        self._fenced: FencedError | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt to write in; None before the first and after one was given up."""
+        return None if self._given_up else self._attempt
+
+    def begin(self) -> int:
+        """Take the run now, not with the first step; the number of the attempt that is held.
+
+        Raises:
+            LeaseHeldError: another writer holds the run.
+            FencedError: this writer was replaced earlier.
+        """
+        self.check()
+        held = self.attempt
+        return self._begin(self._last_to_keep).number if held is None else held.number
+
+    def claim(self, step: int, *, overwrite: bool = False) -> int:
+        """The attempt to write `step` in.
+
+        Args:
+            step: above the latest listed step, unless `overwrite`.
+            overwrite: if the step exists or later ones do, set them aside once it is published.
+
+        Raises:
+            StepExistsError: the run lists this step or a later one, and not `overwrite`.
+            LeaseHeldError: another writer holds the run.
+            FencedError: this writer was replaced earlier.
+        """
+        self.check()
+        self._goes_back = False
+        held = self.attempt
+        if held is None:
+            self._latest = self._run.latest_step()
+        below = self._latest is not None and step <= self._latest
+        if below and not overwrite:
+            raise self._exists(step)
+        if held is not None and not below:
+            return held.number
+
+        def base_step() -> int:
+            """Every listed step: what is overwritten stays until its successor is durable."""
+            keep = self._last_to_keep()
+            if self._latest is not None and step <= self._latest and not overwrite:
+                raise self._exists(step)
+            self._goes_back = self._latest is not None and step < self._latest
+            return keep
+
+        return self._begin(base_step).number
+
+    def publish(self, manifest: Manifest, annotation: bytes | None = None) -> None:
+        """Make a step listed, durably; its data must be durable already.
+
+        Args:
+            manifest: of a step that was claimed, in the attempt that the claim gave.
+            annotation: its labels and metrics as stored, if any.
+
+        Raises:
+            FencedError: a later attempt took the run over; the step does not count.
+            SaveError: the run was given back.
+            PreconditionFailedError: another manifest is there already.
+        """
+        step = manifest.step
+        if annotation is not None:
+            self._objects.write(annotation_file(step, manifest.attempt), annotation)
+        publish_manifest(self._objects, manifest, self._fence)
+        note_durable(self._objects, self._held(), step)
+        self._ensure_counts(step)
+        if self._goes_back:
+            self._begin(lambda: step)
+        self._latest = step
+
+    def check(self) -> None:
+        """Raise if a renewal has found that another writer took over.
+
+        Raises:
+            FencedError: one did. This stays so: the writer has to be made anew.
+        """
+        if self._fenced is not None:
+            raise self._fenced.with_traceback(None)
+
+    def drop(self) -> None:
+        """Write no more in this attempt; the next claim begins another. The lease is kept."""
+        self._given_up = True
+
+    def close(self) -> None:
+        """Give the lease back, so that another writer need not wait for it to expire."""
+        self._pause()
+        if self._attempt is not None and self._fenced is None:
+            with contextlib.suppress(StorageError):  # what was saved stays saved
+                release(self._objects, self._attempt, clock=self._clock)
+        self._attempt = None
+
+    def _begin(self, base_step: Callable[[], int]) -> Attempt:
+        """Begin the next attempt, in place of the one held."""
+        self.check()
+        self.drop()  # its lease is taken for the next one, whether that begins or not
+        self._pause()
+        self._attempt = begin_attempt(
+            self._objects,
+            writer=self._writer,
+            base_step=base_step,
+            clock=self._clock,
+            ttl=self._ttl,
+            instance=self._instance,
+            before=self._attempt,
+        )
+        self._given_up = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._keep, args=(self._attempt, self._stop), name="cairn-lease", daemon=True
+        )
+        self._thread.start()
+        return self._attempt
+
+    def _last_to_keep(self) -> int:
+        """The latest step that the store shows, or the one noted in the lease if that is later."""
+        self._latest = self._run.latest_step()
+        return max(-1 if self._latest is None else self._latest, noted_step(self._objects))
+
+    def _exists(self, step: int) -> StepExistsError:
+        return StepExistsError(
+            "the step exists",
+            path=self._run.uri,
+            expected=f"a step above {self._latest}, the latest",
+            found=f"step {step}",
+            next_step="Save a later step, or pass overwrite=True to go back to before it.",
+        )
+
+    def _fence(self) -> None:
+        """Raise unless the attempt is still the newest in the store."""
+        try:
+            ensure_newest(self._objects, self._held())
+        except FencedError as exc:
+            self._fenced = exc
+            raise
+
+    def _ensure_counts(self, step: int) -> None:
+        """Raise unless `step`, just published in this attempt, is among the steps that count.
+
+        Raises:
+            FencedError: a later attempt set the step aside, or another start holds the lease and
+                may be about to.
+        """
+        attempt = self._held()
+        held = holds_lease(self._objects, attempt)
+        attempts = list_attempts(self._objects)
+        if set_aside(attempts)(step, attempt.number):
+            self._fence()
+        if not held and attempts[-1].number <= attempt.number:
+            self._fenced = FencedError(
+                "this writer is being replaced",
+                path=self._objects.uri,
+                expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+                found=f"another start, which may keep step {step} or not",
+                next_step="Stop this process; see the run for what was kept.",
+            )
+            raise self._fenced
+
+    def _held(self) -> Attempt:
+        if self._attempt is None:
+            raise SaveError(
+                "the run was given back",
+                path=self._objects.uri,
+                expected=f"an attempt of {self._writer}",
+                found="none",
+                next_step="Save again; the step is not listed.",
+            )
+        return self._attempt
+
+    def _pause(self) -> None:
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
+        """Renew until stopped. A store that does not answer is asked again; a fence is final."""
+        while not stop.wait(self._ttl / 3):
+            try:
+                renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
+            except FencedError as exc:
+                self._fenced = exc
+                return
+            except StorageError:
+                continue
+
+
+def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[], None]) -> None:
+    """Make the step listed: the one moment at which it becomes "verified complete". Durably.
+
+    Args:
+        objects: the run's objects.
+        manifest: what to publish.
+        fence: raises if a later attempt has taken the run over; checked right before writing.
+
+    Raises:
+        FencedError: a later attempt exists.
+        PreconditionFailedError: another manifest is there already.
+    """
+    _sync_names(objects.uri)  # of what the manifest names, before it
+    fence()
+    objects.write_if(
+        manifest_file(manifest.step, manifest.attempt),
+        manifest.to_bytes(),
+        generation=None,
+        same_is_success=True,
+    )
+    _sync_names(objects.uri)
+
+
+def sync_folder(folder: StoreURI) -> None:
+    """Have the local disk hold every file and name below `folder`, and the names that lead there.
+
+    Object stores are durable once they answer; for them there is nothing to do.
+
+    Raises:
+        StoreFullError: the disk found only now that it is full.
+        StoreUnavailableError: the disk failed.
+    """
+    if folder.scheme != "file":
+        return
+    try:
+        for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
+            for name in names:
+                _sync(os.path.join(directory, name))
+            _sync(directory)
+        _sync(folder.parent.local_path)
+        _sync(folder.parent.parent.local_path)
+    except OSError as exc:
+        raise translate(exc, path=folder) from exc
+
+
+def _sync_names(run: StoreURI) -> None:
+    """Have the local disk hold the names that lead to a run and to its folders.
+
+    What writes an object syncs the folder it lies in, not those above, which it may have made.
+
+    Raises:
+        StoreUnavailableError: the disk failed.
+    """
+    if run.scheme != "file":
+        return
+    folder = run.local_path
+    try:
+        _sync(folder)
+        while folder != (folder := os.path.dirname(folder)):
+            try:
+                _sync(folder)
+            except PermissionError:  # not ours to look into, so not ours to have made
+                return
+    except OSError as exc:
+        raise translate(exc, path=run) from exc
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:  # some file systems have no such call for folders
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
+            raise
+    finally:
+        os.close(descriptor)

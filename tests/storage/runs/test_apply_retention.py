@@ -1,0 +1,285 @@
+import json
+from datetime import timedelta
+from unittest.mock import patch
+
+import pytest
+from prometheus_client import REGISTRY
+
+from cairn.storage.errors import (
+    PolicyError,
+    StepNotFoundError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import retention
+from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.layout import annotation_file, attempt_file, step_dir
+from cairn.storage.runs.retention import BestSteps, RetentionPolicy, apply_retention
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
+from cairn.storage.store.opening import open_files
+from cairn.storage.training import background_retention
+from cairn.storage.training.background_retention import RunRetention
+from tests.storage.stored_runs import SetClock, begin, end, save, write_data
+
+
+@pytest.fixture
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def run(tmp_path, clock):
+    """Steps 1 to 5 of one attempt, whose writer has ended."""
+    made = Run.create(tmp_path / "run", clock=clock)
+    begin(made, -1)
+    for step in range(1, 6):
+        save(made, step, 1)
+    end(made)
+    return made
+
+
+def listed(run):
+    return [info.step for info in run.steps()]
+
+
+def annotate(run, step, **notes):
+    run.objects.write(annotation_file(step, 1), Annotation(**notes).to_bytes())
+
+
+def counted(name):
+    return REGISTRY.get_sample_value(name) or 0.0
+
+
+def test_what_no_rule_keeps_goes_to_the_trash_and_can_be_had_back(run, clock):
+    outcome = apply_retention(run, RetentionPolicy(keep_last=2), by="job", clock=clock)
+    assert outcome.deleted == ((1, 1), (2, 1), (3, 1))
+    assert listed(run) == [4, 5]
+    tombstone = read_tombstones(run.objects)[2, 1]
+    assert (tombstone.by, tombstone.reason) == ("job", "retention policy")
+    undelete_step(run, 2, 1)
+    assert listed(run) == [2, 4, 5]
+
+
+def test_labels_metrics_and_aliases_keep_their_steps(run, clock):
+    annotate(run, 1, labels={"keep": ""})
+    annotate(run, 2, metrics={"loss": 0.1})
+    annotate(run, 3, metrics={"loss": 0.2})
+    AliasWriter(run.objects).move("production", step=3, attempt=1, expect=None)
+    policy = RetentionPolicy(
+        keep_last=1, keep_labelled=["keep"], keep_best=[BestSteps(metric="loss")]
+    )
+    assert apply_retention(run, policy, by="job", clock=clock).deleted == ((4, 1),)
+    assert listed(run) == [1, 2, 3, 5]
+
+
+def test_a_step_that_is_promoted_while_retention_decides_stays(run, clock, monkeypatch):
+    decide = retention.decide
+
+    def promoted_meanwhile(*args, **kwargs):
+        decisions = decide(*args, **kwargs)
+        AliasWriter(run.objects).move("production", step=1, attempt=1, expect=None)
+        return decisions
+
+    monkeypatch.setattr(retention, "decide", promoted_meanwhile)
+    outcome = apply_retention(run, RetentionPolicy(keep_last=3), by="job", clock=clock)
+    assert outcome.deleted == ((2, 1),)
+    assert outcome.in_use == {(1, 1): "alias production"}
+    assert listed(run) == [1, 3, 4, 5]
+
+
+def test_a_save_under_way_is_none_of_its_business(run, clock):
+    write_data(run, 6, 1, committed=False)
+    apply_retention(run, RetentionPolicy(keep_last=1), by="job", clock=clock)
+    assert listed(run) == [5]
+    assert open_files(run.uri).walk(step_dir(1, 6))
+
+
+def test_a_step_whose_labels_cannot_be_read_keeps_everything(run, clock):
+    run.objects.write(annotation_file(1, 1), b"not JSON")
+    with pytest.raises(UnsupportedFormatError):
+        apply_retention(run, RetentionPolicy(keep_last=1), by="job", clock=clock)
+    assert listed(run) == [1, 2, 3, 4, 5]
+
+
+def test_one_step_that_cannot_be_deleted_does_not_keep_the_others(run, clock, monkeypatch):
+    lay_tombstone = retention.lay_tombstone
+
+    def refused(run, key, tombstone):
+        if key == (2, 1):
+            raise StoreUnavailableError("the store does not answer")
+        return lay_tombstone(run, key, tombstone)
+
+    monkeypatch.setattr(retention, "lay_tombstone", refused)
+    outcome = apply_retention(run, RetentionPolicy(keep_last=2), by="job", clock=clock)
+    assert outcome.deleted == ((1, 1), (3, 1))
+    assert "does not answer" in str(outcome.errors[0])
+
+
+def test_in_the_background_deleted_steps_give_their_space_back_after_the_grace_time(run, clock):
+    background = RunRetention(run, RetentionPolicy(keep_last=2), by="job", grace=60, clock=clock)
+    before = counted("cairn_retention_deleted_steps_total")
+    background.start()
+    background.close()
+    assert counted("cairn_retention_deleted_steps_total") == before + 3
+    assert open_files(run.uri).walk(step_dir(1, 1))
+    clock.now += timedelta(seconds=61)
+    background.start()
+    background.close()
+    assert open_files(run.uri).walk(step_dir(1, 1)) == []
+    assert read_tombstones(run.objects) == {}
+    assert listed(run) == [4, 5]
+
+
+def test_a_failure_in_the_background_is_logged_and_counted_and_the_next_pass_works(
+    run, clock, monkeypatch, caplog
+):
+    background = RunRetention(run, RetentionPolicy(keep_last=2), by="job", clock=clock)
+    before = counted("cairn_retention_failures_total")
+    with monkeypatch.context() as patch:
+
+        def down(self):
+            raise StoreUnavailableError("the store does not answer")
+
+        patch.setattr(Run, "attempts", down)
+        background.start()
+        background.close()
+    assert counted("cairn_retention_failures_total") == before + 1
+    assert "retention=failed" in caplog.text
+    assert listed(run) == [1, 2, 3, 4, 5]
+    background.start()
+    background.close()
+    assert listed(run) == [4, 5]
+
+
+def test_what_is_asked_for_during_a_pass_is_done_in_one_more(run, clock, monkeypatch):
+    background = RunRetention(run, RetentionPolicy(keep_last=2), by="job", clock=clock)
+    passes = []
+    apply = retention.apply_retention
+
+    def counting(*args, **kwargs):
+        passes.append(None)
+        if len(passes) == 1:
+            save(run, 6, 1)
+            background.start()
+            background.start()
+        return apply(*args, **kwargs)
+
+    monkeypatch.setattr(background_retention, "apply_retention", counting)
+    background.start()
+    background.close()
+    assert len(passes) == 2
+    assert listed(run) == [5, 6]
+
+
+def test_a_step_that_became_the_latest_since_it_was_judged_stays(run, clock, monkeypatch):
+    """A writer goes back, or somebody deletes the latest, while old steps are being deleted."""
+    judged = retention.decide
+
+    def then_the_latest_goes(*args, **options):
+        decisions = list(judged(*args, **options))
+        if 5 in listed(run):
+            delete_step(run, run.step(5), by="user", reason="diverged", clock=clock)
+        return decisions
+
+    monkeypatch.setattr(retention, "decide", then_the_latest_goes)
+    outcome = apply_retention(run, RetentionPolicy(keep_last=1), by="test", clock=clock)
+    assert listed(run) == [4]
+    assert outcome.deleted == ((1, 1), (2, 1), (3, 1))
+    assert outcome.in_use.keys() == {(4, 1)}
+
+
+@pytest.fixture
+def goes_back(run, monkeypatch):
+    """Somebody rolls the run back to step 2 once it was judged, before anything is deleted."""
+    judged = retention.decide
+    calls = []
+
+    def then_the_run_goes_back(*args, **options):
+        decisions = list(judged(*args, **options))
+        if not calls:
+            calls.append(roll_back(run, 2, by="somebody"))
+        return decisions
+
+    monkeypatch.setattr(retention, "decide", then_the_run_goes_back)
+    return calls
+
+
+def test_a_rollback_since_it_was_judged_keeps_what_the_policy_keeps_now(run, clock, goes_back):
+    outcome = apply_retention(run, RetentionPolicy(keep_last=1), by="test", clock=clock)
+    assert goes_back[0].set_aside == (3, 4, 5)
+    assert listed(run) == [2]
+    assert outcome.in_use == {(2, 1): "latest, last 1"}
+    assert (1, 1) in outcome.deleted
+
+
+def test_a_rollback_since_it_was_judged_brings_back_all_that_the_policy_keeps(
+    run, clock, goes_back
+):
+    apply_retention(run, RetentionPolicy(keep_last=3), by="test", clock=clock)
+    assert listed(run) == [1, 2]
+
+
+def test_in_the_background_a_rollback_costs_no_step_that_the_policy_keeps(run, clock, goes_back):
+    background = RunRetention(run, RetentionPolicy(keep_last=1), by="job", clock=clock)
+    background.start()
+    background.close()
+    assert goes_back
+    assert listed(run) == [2]
+
+
+def test_a_pass_that_was_killed_after_its_tombstones_costs_no_bytes_of_what_is_kept(
+    run, clock, monkeypatch
+):
+    """Then the run goes back to a step that has one, and the collector comes."""
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(*args):
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention._Pass, "_look_back", killed)
+        with pytest.raises(KilledError):
+            apply_retention(run, RetentionPolicy(keep_last=2), by="t", grace=0, clock=clock)
+    assert listed(run) == [4, 5]
+    with pytest.raises(StepNotFoundError):
+        roll_back(run, 3, by="somebody")
+    roll_back(run, 4, by="somebody")
+    collect_garbage(run, by="gc", clock=clock)
+    assert listed(run) == [3, 4]  # 3 is among the last two now: its tombstone was lifted
+    assert not open_files(run.uri).walk(step_dir(1, 2))
+
+
+def test_a_step_that_a_rollback_is_about_to_need_stays(run, clock):
+    """It holds the step, has the lease, and was paused before its attempt."""
+    outcome = []
+    write_if = type(run.objects).write_if
+
+    def retention_first(self, key, value, **options):
+        if key == attempt_file(2):
+            clock.now += timedelta(seconds=500)  # past the lease
+            outcome.append(apply_retention(run, RetentionPolicy(keep_last=1), by="t", clock=clock))
+        return write_if(self, key, value, **options)
+
+    with patch.object(type(run.objects), "write_if", retention_first):
+        roll_back(run, 2, by="paused")
+    assert outcome[0].in_use == {(2, 1): "paused, who is to roll back to it"}
+    assert listed(run) == [2]
+
+
+def test_a_policy_is_told_as_json_and_back():
+    policy = RetentionPolicy(
+        keep_last=3,
+        keep_within=60.0,
+        keep_best=[BestSteps(metric="loss", count=2), BestSteps(metric="acc", mode="max")],
+        keep_labelled=["keep", "a=b"],
+    )
+    assert RetentionPolicy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+    assert RetentionPolicy().to_json() == {}
+    with pytest.raises(PolicyError, match="keep_luckiest"):
+        RetentionPolicy.from_json({"keep_luckiest": 1})

@@ -1,0 +1,115 @@
+from datetime import timedelta
+
+import pytest
+
+from cairn.storage.errors import LeaseHeldError, StepChangedError, StepInUseError, StepNotFoundError
+from cairn.storage.runs.layout import attempt_file
+from cairn.storage.runs.lease import read_lease
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare, delete_step
+from cairn.storage.runs.writer import Writer
+from tests.storage.stored_runs import SetClock, begin, end, save, states
+
+
+@pytest.fixture
+def clock():
+    return SetClock()
+
+
+@pytest.fixture
+def run(tmp_path, clock):
+    made = Run.create(tmp_path / "run", clock=clock)
+    attempt = begin(made, -1)
+    for step in (3, 6, 9):
+        save(made, step, attempt)
+    end(made)
+    return made
+
+
+def listed(run):
+    return list(run.step_attempts())
+
+
+def test_later_steps_are_set_aside_and_none_is_deleted(run):
+    promote_step(run, 9, "production", expect=None)
+    done = roll_back(run, 3, by="ann")
+    assert (done.step, done.attempt, done.set_aside, done.aliases) == (
+        3,
+        2,
+        (6, 9),
+        ("production",),
+    )
+    assert listed(run) == [3]
+    assert states(run) == {(3, 1): "listed", (6, 1): "set_aside", (9, 1): "set_aside"}
+    assert read_lease(run.objects).released
+
+
+def test_the_same_call_again_tells_what_it_did_and_does_nothing(run):
+    first = roll_back(run, 3, by="ann")
+    assert roll_back(run, 3, by="ann") == first
+    assert len(run.attempts()) == 2
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_step_that_is_not_there_is_refused_and_nothing_changes(run, step):
+    with pytest.raises(StepNotFoundError, match=f"expected step {step}"):
+        roll_back(run, step, by="ann")
+    assert len(run.attempts()) == 1
+    assert listed(run) == [3, 6, 9]
+    assert read_lease(run.objects).released
+
+
+def test_a_deleted_step_is_refused(run, clock):
+    delete_step(run, run.step(3), by="me", clock=clock)
+    with pytest.raises(StepNotFoundError, match="trashed"):
+        roll_back(run, 3, by="ann")
+    assert listed(run) == [6, 9]
+
+
+def test_a_step_that_was_saved_anew_since_it_was_looked_at_is_refused(run, clock):
+    seen = run.step(6)
+    save(run, 6, begin(run, 3))
+    end(run)
+    with pytest.raises(StepNotFoundError, match="saved anew"):
+        roll_back(run, seen, by="ann")
+    assert listed(run) == [3, 6]
+
+
+def test_a_live_writer_keeps_the_run(run, clock):
+    writer = Writer(run, writer="job", clock=clock)
+    writer.begin()
+    with pytest.raises(LeaseHeldError, match="job"):
+        roll_back(run, 3, by="ann")
+    writer.close()
+    assert roll_back(run, 3, by="ann").set_aside == (6, 9)
+
+
+def test_a_deletion_while_it_decides_is_refused(run, clock, monkeypatch):
+    """It has the lease and not its attempt yet; even if it sleeps there past the lease's time."""
+    write_if = type(run.objects).write_if
+    refused = []
+
+    def delete_first(self, key, value, **options):
+        if key == attempt_file(2):
+            clock.now += timedelta(seconds=500)
+            with pytest.raises(StepInUseError, match="ann, who is to roll back to it") as caught:
+                delete_step(run, run.step(3), by="you", grace=0, clock=clock)
+            refused.append(caught.value)
+        return write_if(self, key, value, **options)
+
+    monkeypatch.setattr(type(run.objects), "write_if", delete_first)
+    roll_back(run, 3, by="ann")
+    assert refused
+    assert listed(run) == [3]
+
+
+def test_a_step_that_is_about_to_be_deleted_is_refused(run, clock):
+    """The deletion has looked who needs the step, and found nobody."""
+    declare(run, (3, 1), by="you", reason="", now=clock())
+    with pytest.raises(StepChangedError, match="deleted meanwhile"):
+        roll_back(run, 3, by="ann")
+    assert listed(run) == [3, 6, 9]
+    clock.now += timedelta(seconds=ANNOUNCED_SECONDS)  # whoever that was is dead
+    assert roll_back(run, 3, by="ann").set_aside == (6, 9)
