@@ -79,7 +79,7 @@ def listed_problems(
             continue
         # What the listing does not tell is taken to be right.
         found = FileChecksum(
-            record.name, entry.size, entry.crc32c or record.crc32c, record.content or ""
+            record.name, entry.size, entry.crc32c or record.crc32c, record.content_sum or ""
         )
         problem = file_problem(record, found)
         if problem is not None:
@@ -93,8 +93,8 @@ def file_problem(record: ObjectRecord, found: FileChecksum) -> str | None:
         return f"{record.name}: {found.size} bytes, {record.size} expected"
     if found.crc32c is not None and record.crc32c not in (None, found.crc32c):
         return f"{record.name}: crc32c {found.crc32c}, {record.crc32c} expected"
-    if record.content not in (None, found.content):
-        return f"{record.name}: {found.content}, {record.content} expected"
+    if record.content_sum not in (None, found.content):
+        return f"{record.name}: {found.content}, {record.content_sum} expected"
     return None
 
 

@@ -171,7 +171,9 @@ class _StepCheck:
             if progress is not None:
                 progress(done, total)
 
-        summed = {record.name for record in wanted if record.content and holds_values(record.name)}
+        summed = {
+            record.name for record in wanted if record.content_sum and holds_values(record.name)
+        }
         names = [record.name for record in wanted]
         for found in read_files(self._uri, names, content_only=summed, progress=told):
             self.files_read += 1

@@ -77,13 +77,20 @@ class ObjectRecord(_Part):
         name: path relative to the step's folder.
         size: bytes.
         crc32c: eight hexadecimal digits; None only in manifests of older releases.
-        content: what `ContentSum.text` gave; None where nobody had the bytes at hand.
+        content: what `ContentSum.text` gave; None where nobody had the bytes at hand. The first
+            manifests that had one name another sum, "sum-64".
     """
 
     name: str
     size: Natural
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
-    content: Annotated[str, Field(pattern=r"^words-64:[0-9a-f]{16}$")] | None = None
+    content: Annotated[str, Field(pattern=r"^(words|sum)-64:[0-9a-f]{16}$")] | None = None
+
+    @property
+    def content_sum(self) -> str | None:
+        """`content`, if it is the sum that is taken now: others can't be compared with it."""
+        known = self.content is not None and self.content.startswith("words-64:")
+        return self.content if known else None
 
 
 class AssetRecord(_Part):

@@ -97,7 +97,8 @@ class Record(BaseModel):
         Raises:
             UnsupportedFormatError: a value is not JSON.
         """
-        body = self.model_dump() | {"format": self.FORMAT, "version": self._version}
+        known = self.model_dump(exclude_unset=self._version == 1)  # fields that came later: unset
+        body = known | {"format": self.FORMAT, "version": self._version}
         data = canonical_json(body)
         if self._version == 1:
             return data
