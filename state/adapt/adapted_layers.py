@@ -31,7 +31,6 @@ __all__ = [
     "has_adapters",
     "merge_adapters",
     "pack_kernel",
-    "plain_layer_class",
     "remove_adapters",
     "replace",
     "unadapted",
@@ -44,7 +43,7 @@ LAYER_TYPES: tuple[type[Any], ...] = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum)
 
 def can_be_adapted(layer: Any) -> bool:
     """Says whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does it."""
-    if plain_layer_class(type(layer)) is not type(layer):
+    if isinstance(layer, _AdaptedCall):
         return True
     known = next((kind for kind in LAYER_TYPES if isinstance(layer, kind)), None)
     return (
@@ -58,23 +57,17 @@ def can_be_adapted(layer: Any) -> bool:
     )
 
 
-def plain_layer_class(layer_class: type[Any]) -> Any:
-    """Returns the class that an adapted layer's class was made from; any other class as it is."""
-    return getattr(layer_class, "_plain_class", layer_class)
-
-
 def adapted(layer: Any) -> Any:
     """Returns a copy of a layer that can be quantized and adapted; an adapted layer as it is."""
-    plain = plain_layer_class(type(layer))
-    return layer if type(layer) is not plain else _copy_as(layer, _adapted_class(plain))
+    own: Any = type(layer)
+    return layer if isinstance(layer, _AdaptedCall) else _copy_as(layer, _adapted_class(own))
 
 
 def unadapted(layer: Any) -> Any:
     """Returns a copy of a layer in its own class, if nothing is adapted in it; else the layer."""
     if has_adapters(layer) or isinstance(layer.kernel, QuantizedWeight):
         return layer
-    plain = plain_layer_class(type(layer))
-    return layer if type(layer) is plain else _copy_as(layer, plain)
+    return _copy_as(layer, layer.plain_class) if isinstance(layer, _AdaptedCall) else layer
 
 
 def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
@@ -118,7 +111,7 @@ def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
 @functools.cache
 def _adapted_class(plain: Any) -> Any:
     """The one adapted class of a layer class, so that equal models have equal graphdefs."""
-    names = {"__doc__": plain.__doc__, "__module__": __name__, "_plain_class": plain}
+    names = {"__doc__": plain.__doc__, "__module__": __name__, "plain_class": plain}
     bases = (_AdaptedCall, plain)
     return types.new_class(f"Adapted{plain.__name__}", bases, exec_body=lambda ns: ns.update(names))
 
@@ -184,7 +177,9 @@ def remove_adapters(layer: Any) -> None:
 
 
 class _AdaptedCall:
-    """The call of an adapted layer, before the one of its own class."""
+    """The call of an adapted layer, before the one of its own class, `plain_class`."""
+
+    plain_class: Any
 
     def __call__(self, inputs: jax.Array, *arguments: Any, **keywords: Any) -> jax.Array:
         """Returns the layer's outputs for its inputs, as the plain layer takes them."""

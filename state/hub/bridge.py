@@ -31,7 +31,7 @@ class EasyBridgeMixin:
     config: EDPretrainedConfig
 
     @classmethod
-    def class_for(cls, config: EDPretrainedConfig) -> type[Any]:
+    def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
         """Returns the class that `from_pretrained` makes of a config; this one."""
         return cls
 
@@ -151,7 +151,7 @@ class EasyBridgeMixin:
             device=device,
         )
         model = load_weights(
-            cls.class_for(found.config),
+            cls._class_for(found.config),
             found,
             dtype=dtype,
             param_dtype=param_dtype,

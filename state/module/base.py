@@ -83,7 +83,7 @@ class EasyDeLBaseModule(
         register(cls)
 
     @classmethod
-    def class_for(cls, config: EDPretrainedConfig) -> type[Any]:
+    def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
         """Returns the class that `from_pretrained` makes of a config: this one, or the decoder.
 
         Raises:

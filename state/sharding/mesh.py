@@ -183,6 +183,7 @@ def compiling_mesh(tree: Any) -> AbstractMesh | None:
     axes are not the compiler's to place.
     """
     for leaf in jax.tree.leaves(tree):
+        # JAX has no public word for "under jit": gradients wrap the tracer that jit makes.
         inner = leaf
         while isinstance(inner, jax.core.Tracer) and hasattr(inner, "primal"):
             inner = inner.primal

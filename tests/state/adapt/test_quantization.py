@@ -18,8 +18,8 @@ from cairn.state import (
     QuantizationSettings,
     make_mesh,
 )
-from cairn.state.adapt.adapted_layers import adapted, pack_kernel, plain_layer_class
-from cairn.state.adapt.layers import adaptable_layers, quantize_layers
+from cairn.state.adapt.adapted_layers import adapted, pack_kernel
+from cairn.state.adapt.layers import adaptable_layers, dequantize_layers, quantize_layers
 from cairn.state.adapt.quantization import METHODS
 from cairn.state.adapt.quantized_weight import PackedParam, QuantizedWeight, dequantize
 from cairn.state.errors import ArgumentError, OptimizerError
@@ -382,7 +382,8 @@ def test_layers_that_are_not_flax_own_products_are_left_alone():
     }
     quantize_layers(model, QuantizationSettings("nf4", pattern="named"))
     assert isinstance(model.named, Named)
-    assert plain_layer_class(type(model.named)) is Named
+    dequantize_layers(model)
+    assert type(model.named) is Named
 
 
 def test_a_quantized_model_keeps_its_own_class():

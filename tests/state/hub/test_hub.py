@@ -290,7 +290,7 @@ def run_with_hub(code, hub, home):
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
     code = """
-from cairn.state.weight_files import open_pretrained
+from cairn.state.weights import open_pretrained
 from cairn.storage.errors import NotFoundError
 found = open_pretrained("org/tiny")
 assert found.config.num_hidden_layers == 2, found.config

@@ -354,7 +354,7 @@ def test_a_gguf_file_is_loaded(tmp_path):
 
 def test_a_hub_id_is_downloaded(folder, tmp_path):
     code = """
-from cairn.state.linen_decoder import LinenDecoderForCausalLM
+from cairn.state.linen import LinenDecoderForCausalLM
 model = LinenDecoderForCausalLM.from_pretrained("org/tiny")
 assert model.params["model"]["norm"]["scale"].shape == (32,)
 """
