@@ -1,9 +1,7 @@
-from .adapted_layers import pack_kernel as pack_kernel
 from .layers import adaptable_layers as adaptable_layers
 from .layers import dequantize_layers as dequantize_layers
 from .layers import give_adapters as give_adapters
 from .layers import layers_to_quantize as layers_to_quantize
-from .layers import matching_layers as matching_layers
 from .layers import merge_layers as merge_layers
 from .layers import quantize_layers as quantize_layers
 from .layers import unwrap_layers as unwrap_layers

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,8 @@ def remove_adapters(layer: Any) -> None:
 class _AdaptedCall:
     """The call of an adapted layer, before the one of its own class, `plain_class`."""
 
-    plain_class: Any
+    if TYPE_CHECKING:
+        plain_class: Any
 
     def __call__(self, inputs: jax.Array, *arguments: Any, **keywords: Any) -> jax.Array:
         """Returns the layer's outputs for its inputs, as the plain layer takes them."""

@@ -6,7 +6,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ from cairn.storage.training import processes
 class EasyBridgeMixin:
     """Loads pretrained weights, and gives ours back to PyTorch, a folder, a store or the hub."""
 
-    config: EDPretrainedConfig
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
 
     @classmethod
     def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ __all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
 class FlopsMixin:
     """Floating point operations of any model: in closed form for the decoder, else counted."""
 
-    config: EDPretrainedConfig
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
 
     def flops_per_token(self, batch_size: int, sequence_length: int) -> float:
         """Operations of the forward pass per token; training takes about three times as many.

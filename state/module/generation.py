@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,10 @@ class GenerationOutput(struct.PyTreeNode):
 class EasyGenerationMixin:
     """Generation for any causal language model; fast for those that take a `cache`."""
 
-    config: EDPretrainedConfig
-    takes_cache: bool
-    init_operations_cache: Callable[..., KVCache]
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
+        takes_cache: bool
+        init_operations_cache: Callable[..., KVCache]
 
     def can_generate(self) -> bool:
         """Whether the forward pass takes what `generate` passes: `input_ids`, `attention_mask`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,9 @@ from cairn.state.module.kv_cache import KVCache
 class OperationCacheMixin:
     """Makes the caches that a model's forward pass takes as `cache=`."""
 
-    config: EDPretrainedConfig
-    dtype: np.dtype[Any]
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
+        dtype: np.dtype[Any]
 
     @property
     def takes_cache(self) -> bool:

@@ -10,7 +10,6 @@ from .mesh import sharding_of as sharding_of
 from .optimizers import optimizer_shardings as optimizer_shardings
 from .put import put_leaf as put_leaf
 from .put import put_tree as put_tree
-from .report import LeafPlacement as LeafPlacement
 from .report import ShardingReport as ShardingReport
 from .report import leaf_bytes as leaf_bytes
 from .rules import DEFAULT_AXIS_RULES as DEFAULT_AXIS_RULES
