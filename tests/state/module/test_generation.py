@@ -11,10 +11,10 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 from transformers import LlamaForCausalLM
 
-from cairn.state import generation_loop
 from cairn.state.config.decoder import DecoderConfig
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.module import generation_loop
 from cairn.state.module.generation_arguments import checked_sampling
 from cairn.state.module.generation_loop import Stop
 from cairn.state.module.sampling import filter_logits, sample
