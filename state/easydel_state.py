@@ -9,21 +9,21 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
+from cairn.state.config import FrozenJSON
 from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
-from cairn.state.frozen import FrozenJSON
-from cairn.state.mesh import home_of
-from cairn.state.optax_numerics import optax_numerics
-from cairn.state.optimizer_sharding import init_optimizer
-from cairn.state.paths import rebuild
-from cairn.state.placement import leaf_bytes
-from cairn.state.stable_placement import Placement, at_home, settled
-from cairn.state.state_sharding import (
+from cairn.state.optimizers import init_optimizer, optax_numerics
+from cairn.state.paths import own_variables, rebuild
+from cairn.state.saving import StateStorageMixin
+from cairn.state.sharding import (
+    Placement,
     StateShardingMixin,
-    own_variables,
+    at_home,
+    home_of,
+    leaf_bytes,
     params_by_rules,
     place_step,
+    settled,
 )
-from cairn.state.state_storage import StateStorageMixin
 
 __all__ = ["EasyDeLState"]
 

@@ -1,4 +1,4 @@
-"""Optimizers as JSON: known Optax optimizers by name, so that a checkpoint can rebuild its own.
+"""Optax optimizers: as JSON, so that a checkpoint can rebuild its own, and their first state.
 
 Only names on the lists below can be built; nothing in a description is ever executed.
 
@@ -10,16 +10,28 @@ Only names on the lists below can be built; nothing in a description is ever exe
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
+from cairn.state.adapt import check_trainable
+from cairn.state.config import FrozenJSON
 from cairn.state.errors import OptimizerError
-from cairn.state.frozen import FrozenJSON
+from cairn.state.sharding import optimizer_shardings
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "make_optimizer", "optimizer_from_description"]
+__all__ = [
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "init_optimizer",
+    "init_program",
+    "make_optimizer",
+    "optax_numerics",
+    "optimizer_from_description",
+]
 
 OPTIMIZERS: Mapping[str, Callable[..., Any]] = {
     "adafactor": optax.adafactor,
@@ -184,3 +196,58 @@ def _dtype(key: str, value: Any) -> Any:
         raise OptimizerError(
             path=key, expected="the name of a dtype, such as 'float32'", found=repr(value)
         ) from error
+
+
+def init_optimizer(tx: optax.GradientTransformation, params: Any, placed: Any = None) -> Any:
+    """Returns the initial optimizer state, each leaf made directly where it belongs.
+
+    Abstract parameters (ShapeDtypeStructs) give an abstract state with shardings. Parameters that
+    are bound to no device give a state that is not either.
+
+    Args:
+        tx: the optimizer.
+        params: the parameters.
+        placed: the parameters where their optimizer's leaves shall go, arrays or
+            ShapeDtypeStructs; by default `params` themselves.
+
+    Raises:
+        OptimizerError: if parameters are quantized weights, which can't be trained.
+    """
+    check_trainable(params)
+    leaves = jax.tree.leaves(params)
+    with optax_numerics():
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return tx.init(params)
+        shapes = jax.eval_shape(tx.init, params)
+        shardings = optimizer_shardings(shapes, params if placed is None else placed)
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            return jax.tree.map(
+                lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+                shapes,
+                shardings,
+            )
+        if placed is None and not any(getattr(leaf, "committed", False) for leaf in leaves):
+            return jax.jit(tx.init)(params)
+        return init_program(tx, shardings)(params)
+
+
+def init_program(tx: optax.GradientTransformation, shardings: Any) -> Any:
+    """Returns the compiled-once function that makes an optimizer's state, each part on its device.
+
+    Args:
+        tx: the optimizer.
+        shardings: where each leaf goes, as `optimizer_shardings` says.
+    """
+    return jax.jit(tx.init, out_shardings=shardings)
+
+
+@contextmanager
+def optax_numerics() -> Iterator[None]:
+    """Traces what is inside with JAX's usual promotion of dtypes and ranks.
+
+    Optax raises a float to an int32 step counter and broadcasts scalars, which JAX refuses under
+    `jax_numpy_dtype_promotion="strict"`. A run with strict numerics keeps them for its own code:
+    only the calls into Optax are traced so. The values are the same either way.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

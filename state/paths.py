@@ -1,4 +1,4 @@
-"""Names of a pytree's leaves: keys joined by "/", as partition rules and checkpoints see them."""
+"""Trees by the paths of their leaves: keys joined by "/", as rules and checkpoints see them."""
 
 from typing import Any
 
@@ -9,7 +9,15 @@ from flax import nnx
 from cairn.state.errors import TreeStructureError
 from cairn.storage.training import trees
 
-__all__ = ["NamedLeaf", "is_variable", "named_leaves", "rebuild", "tree_problems", "variable_paths"]
+__all__ = [
+    "NamedLeaf",
+    "is_variable",
+    "named_leaves",
+    "own_variables",
+    "rebuild",
+    "tree_problems",
+    "variable_paths",
+]
 
 
 class NamedLeaf:
@@ -97,3 +105,11 @@ def rebuild(expected: Any, given: Any, *, path: object) -> Any:
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
     return [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def own_variables(tree: Any) -> Any:
+    """Returns the tree with Variables of its own around the same arrays.
+
+    Those of `nnx.split` and `nnx.state` are the module's: calling it would change the state too.
+    """
+    return jax.tree.map(lambda leaf: leaf, tree)

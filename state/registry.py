@@ -1,32 +1,88 @@
-"""Which model classes this process has defined, so that a checkpoint can name its own.
+"""What data may name, and where it is: model families by `model_type`, model classes by name.
 
-Nothing is ever imported because a checkpoint says so: only classes that are already defined here,
-and the ones that ship with this package, can be found.
+Nothing is ever imported because a file says so. A name is looked up among the classes that this
+process has defined, and in the two tables here of what ships with Cairn; of those, the module is
+imported when it is asked for.
+
+A checkpoint stores the name and the module of its model's class. For a class that ships with Cairn
+the module is stored as "cairn", wherever its file lies: `cairn.DecoderForCausalLM` is what a user
+imports too. Checkpoints of earlier versions name the file's module, and are understood.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from collections.abc import Mapping
+from typing import Any
 
-from cairn.state.errors import UnknownModelError
+from cairn.state.errors import ConfigError, UnknownModelError
 
-if TYPE_CHECKING:
-    from cairn.state.base_module import EasyDeLBaseModule
+__all__ = [
+    "class_identity",
+    "family",
+    "find",
+    "is_family",
+    "known_families",
+    "register",
+    "shipped_decoder",
+]
 
-__all__ = ["class_identity", "find", "register"]
+PACKAGE = "cairn"
+"""What a checkpoint has for the module of a class that ships with Cairn."""
 
-_CLASSES: dict[tuple[str, str], "type[EasyDeLBaseModule]"] = {}
+FAMILIES: Mapping[str, str] = {"llama": "cairn.state.families.llama"}
+"""model_type -> the module that defines `FAMILY`."""
+
+MODELS: Mapping[str, str] = {"DecoderForCausalLM": "cairn.state.decoder.decoder"}
+"""The model classes that ship with Cairn, and the modules that define them."""
+
+_EARLIER_MODULES = frozenset({"state.decoder.decoder"})
+"""Modules outside of `cairn` that checkpoints name for our classes."""
+
+_CLASSES: dict[tuple[str, str], type[Any]] = {}
+
+
+def known_families() -> list[str]:
+    """Every family's `model_type`, sorted."""
+    return sorted(FAMILIES)
+
+
+def is_family(model_type: object) -> bool:
+    """Says whether a `model_type` is that of a family."""
+    return model_type in FAMILIES
+
+
+def family(model_type: str) -> Any:
+    """Returns the `Family` of a `model_type`.
+
+    Raises:
+        ConfigError: if it is unknown; the known ones are listed.
+    """
+    if model_type not in FAMILIES:
+        raise ConfigError(
+            path="model_type",
+            expected=f"one of {', '.join(known_families())}",
+            found=repr(model_type),
+            next_step="convert the model to a known family, or add a module to state/families",
+        )
+    return importlib.import_module(FAMILIES[model_type]).FAMILY
 
 
 def class_identity(model_class: type[Any]) -> dict[str, str]:
     """Returns what a checkpoint stores of a model class: its name and its module."""
-    return {"model_class": model_class.__name__, "model_module": model_class.__module__}
+    name, module = model_class.__name__, model_class.__module__
+    return {"model_class": name, "model_module": PACKAGE if _ships(name, module) else module}
 
 
-def register(model_class: "type[EasyDeLBaseModule]") -> None:
+def register(model_class: type[Any]) -> None:
     """Remembers a model class; a later one of the same module and name takes its place."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
 
 
-def find(name: str, module: str | None, *, path: object) -> "type[EasyDeLBaseModule]":
+def shipped_decoder() -> type[Any]:
+    """Returns `DecoderForCausalLM`, the model class of every family."""
+    return _shipped("DecoderForCausalLM")
+
+
+def find(name: str, module: str | None, *, path: object) -> type[Any]:
     """Returns the model class that a checkpoint names.
 
     Args:
@@ -37,10 +93,12 @@ def find(name: str, module: str | None, *, path: object) -> "type[EasyDeLBaseMod
     Raises:
         UnknownModelError: if no class, or more than one, has that name.
     """
-    import cairn.state.decoder.decoder  # noqa: F401  (its classes register themselves)
-
+    if module is not None and _ships(name, module):
+        return _shipped(name)
     if module is not None and (module, name) in _CLASSES:
         return _CLASSES[module, name]
+    if name in MODELS:
+        _shipped(name)
     named = [cls for (_, known), cls in _CLASSES.items() if known == name]
     if len(named) == 1:
         return named[0]
@@ -51,3 +109,13 @@ def find(name: str, module: str | None, *, path: object) -> "type[EasyDeLBaseMod
         found=f"{len(named)} among those defined in this process: {known}",
         next_step="import the module that defines it, or pass model_class=",
     )
+
+
+def _ships(name: str, module: str) -> bool:
+    ours = module.partition(".")[0] == PACKAGE or module in _EARLIER_MODULES
+    return ours and name in MODELS
+
+
+def _shipped(name: str) -> type[Any]:
+    model_class: type[Any] = getattr(importlib.import_module(MODELS[name]), name)
+    return model_class

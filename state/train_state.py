@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import jax
 import optax
@@ -11,16 +11,12 @@ from flax import struct
 
 from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
 from cairn.state.errors import ArgumentError, NotInitializedError
-from cairn.state.mesh import home_of
-from cairn.state.optax_numerics import optax_numerics
-from cairn.state.optimizer_sharding import init_optimizer
-from cairn.state.paths import rebuild
-from cairn.state.state_saving import SaveArguments
-from cairn.state.state_sharding import own_variables, place_step
-
-if TYPE_CHECKING:
-    from cairn.storage.arrays import Compression
-    from cairn.storage.training import SaveHandle
+from cairn.state.optimizers import init_optimizer, optax_numerics
+from cairn.state.paths import own_variables, rebuild
+from cairn.state.saving import SaveArguments, load_train_state, save_train_state
+from cairn.state.sharding import home_of, place_step
+from cairn.storage.arrays import Compression
+from cairn.storage.training import SaveHandle
 
 __all__ = ["TrainState"]
 
@@ -165,14 +161,12 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
-        compression: "Compression | None" = None,
-    ) -> "SaveHandle":
+        compression: Compression | None = None,
+    ) -> SaveHandle:
         """Saves the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
 
         The parameters are the item `model`, the fields of a subclass the item `fields`.
         """
-        from cairn.state.train_state_storage import save_train_state
-
         arguments = SaveArguments(
             step=step,
             wait=wait,
@@ -219,8 +213,6 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
             ArgumentError: if the target is no state of this class.
         """
-        from cairn.state.train_state_storage import load_train_state
-
         if not isinstance(target, cls):
             raise ArgumentError(
                 path=f"{cls.__name__}.load_state: target",

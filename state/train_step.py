@@ -10,9 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, TreeStructureError, require_optimizer
-from cairn.state.mesh import mesh_of
 from cairn.state.paths import named_leaves, rebuild
-from cairn.state.put import put_leaf
+from cairn.state.sharding import mesh_of, put_leaf
 from cairn.state.train_state import TrainState
 
 __all__ = ["TrainStep"]

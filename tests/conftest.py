@@ -21,7 +21,7 @@ from jaxtyping import install_import_hook
 # Shapes in signatures are checked while the tests run.
 _SHAPED = ("attention", "mlp", "norms", "positions")
 install_import_hook(
-    ["cairn.state.sampling", *(f"cairn.state.decoder.{name}" for name in _SHAPED)],
+    ["cairn.state.module.sampling", *(f"cairn.state.decoder.{name}" for name in _SHAPED)],
     "beartype.beartype",
 )
 

@@ -8,10 +8,9 @@ from typing import Any, Final
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.state.conversion import float_dtype
 from cairn.state.errors import StateError
-from cairn.state.export import export_sources, stored_config
-from cairn.state.tensor_streams import float_dtype
-from cairn.state.weight_files import CONFIG_FILE, INDEX_FILE
+from cairn.state.weights import CONFIG_FILE, INDEX_FILE, export_sources, stored_config
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
 from cairn.storage.safetensors import Shard, parse_size, plan_shards

@@ -12,8 +12,8 @@ import numpy as np
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.state.conversion import float_dtype, is_floating
 from cairn.state.errors import ArgumentError
-from cairn.state.tensor_streams import float_dtype, is_floating
 from cairn.storage.reading import CheckpointReader, LeafInfo
 from cairn.storage.runs import Manifest, Run
 from cairn.storage.safetensors import TensorSource, plan_shards

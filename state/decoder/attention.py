@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from cairn.state.config import DecoderConfig
 from cairn.state.decoder.attention_placement import place_keys, place_queries
-from cairn.state.decoder.cache import KVCache
-from cairn.state.decoder.config import DecoderConfig
 from cairn.state.decoder.linear import linear
 from cairn.state.decoder.positions import rotate
+from cairn.state.module import KVCache
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 

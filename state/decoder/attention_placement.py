@@ -8,9 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from cairn.state.mesh import compiling_mesh
 from cairn.state.partition_axis import AxisEntry, PartitionAxis
-from cairn.state.specs import entry_axes
+from cairn.state.sharding import compiling_mesh, entry_axes
 
 __all__ = ["place_keys", "place_queries"]
 

@@ -11,17 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from cairn.state.base_module import EasyDeLBaseModule
+from cairn.state.config import DecoderConfig
 from cairn.state.decoder.attention import Angles, Attention
-from cairn.state.decoder.cache import KVCache
-from cairn.state.decoder.config import DecoderConfig
 from cairn.state.decoder.linear import linear
 from cairn.state.decoder.mlp import MLP
 from cairn.state.decoder.norms import RMSNorm
 from cairn.state.decoder.positions import rotary_angles
 from cairn.state.errors import ArgumentError
-from cairn.state.loss import LossConfig
-from cairn.state.outputs import CausalLMOutput
+from cairn.state.module import CausalLMOutput, EasyDeLBaseModule, KVCache, LossConfig
 
 
 class Block(nnx.Module):

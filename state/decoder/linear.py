@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from cairn.state.decoder.config import DecoderConfig
+from cairn.state.config import DecoderConfig
 
 
 def linear(

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from cairn.state.decoder.config import DecoderConfig
+from cairn.state.config import DecoderConfig
 from cairn.state.decoder.linear import linear
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from cairn.state.decoder.config import RopeConfig
-from cairn.state.decoder.frequencies import inverse_frequencies
+from cairn.state.config import RopeConfig, inverse_frequencies
 
 
 def rotary_angles(

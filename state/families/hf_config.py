@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cairn.state.decoder.config import RopeConfig
+from cairn.state.config import RopeConfig
 from cairn.state.errors import ConfigError
 
 _ACTIVATIONS = {

@@ -6,14 +6,22 @@ Sources: transformers `LlamaConfig` and `LlamaForCausalLM`; llama.cpp's GGUF spe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from cairn.state.decoder.config import RopeConfig
-from cairn.state.decoder.frequencies import inverse_frequencies, llama3_divisors
+from cairn.state.config import DecoderConfig, RopeConfig, inverse_frequencies, llama3_divisors
+from cairn.state.conversion import (
+    TRANSPOSE,
+    Array,
+    Chain,
+    RotaryRows,
+    Rule,
+    RuleTable,
+    expand,
+)
 from cairn.state.errors import ConfigError
-from cairn.state.families import Family, GGUFForm
+from cairn.state.families.family import Family, GGUFForm
 from cairn.state.families.hf_config import (
     activation_from_hf,
     activation_to_hf,
@@ -21,11 +29,6 @@ from cairn.state.families.hf_config import (
     rope_from_hf,
     rope_to_hf,
 )
-from cairn.state.weight_ops import TRANSPOSE, Array, Chain, RotaryRows
-from cairn.state.weight_rules import Rule, RuleTable, expand
-
-if TYPE_CHECKING:
-    from cairn.state.decoder.config import DecoderConfig
 
 _SAME_NAME = (
     "hidden_size",
@@ -134,8 +137,8 @@ def _has_bias(config: DecoderConfig, name: str) -> bool:
 def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """GGUF metadata -> config.json.
 
-    The keys are those of the architecture ("block_count", ...), and of `state.gguf`: "vocab_size"
-    (rows of the embedding), "tied" (no "output.weight") and "attention_bias".
+    The keys are those of the architecture ("block_count", ...), and of `GGUFFile.config`:
+    "vocab_size" (rows of the embedding), "tied" (no "output.weight") and "attention_bias".
 
     Raises:
         ConfigError: a key is missing, or asks for what the decoder does not do.

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from cairn.state import EasyDeLState, TrainState
 from cairn.state.errors import ArgumentError, OptimizerError, ShardingError, TreeStructureError
-from cairn.state.mesh import make_mesh
+from cairn.state.sharding.mesh import make_mesh
 from cairn.storage.errors import TreeMismatchError
 from tests.bad_input.refusals import refused
 from tests.contract.subjects import SGD, TX, ones_like

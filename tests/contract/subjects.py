@@ -6,7 +6,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.decoder.config import DecoderConfig
+from cairn.state.config.decoder import DecoderConfig
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves

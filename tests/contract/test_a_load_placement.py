@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, ShardingError
-from cairn.state.mesh import hybrid_devices, mesh_of
 from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
 from cairn.state.partition_axis import PartitionAxis
+from cairn.state.sharding.mesh import hybrid_devices, mesh_of
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import RULES, TX, assert_same_bits, make_decoder, specs
 from tests.state.my_model import batch

@@ -10,8 +10,8 @@ import pytest
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from cairn.state.mesh import make_mesh, mesh_of
 from cairn.state.names import TaskType
+from cairn.state.sharding.mesh import make_mesh, mesh_of
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import (
     SAME_MESH,

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ShardingError
-from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.sharding.mesh import make_mesh, mesh_of
 from tests.contract.subjects import RULES, TX, TX_INIT, assert_same_bits, make_state, specs
 from tests.state.my_model import batch, my_model
 

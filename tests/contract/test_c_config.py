@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import cairn.state as package
-from cairn.state.config import AutoEasyDeLConfig, EDPretrainedConfig
+from cairn.state.config.auto import AutoEasyDeLConfig
+from cairn.state.config.base import EDPretrainedConfig
 from cairn.state.errors import ConfigError
 from tests.contract.subjects import DECODER
 from tests.state.my_model import MyModelConfig

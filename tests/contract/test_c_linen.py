@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import cairn.state as package
-from cairn.state.config import EDPretrainedConfig
-from cairn.state.linen_model import EDPretrainedModel
-from cairn.state.mesh import make_mesh
+from cairn.state.config.base import EDPretrainedConfig
+from cairn.state.linen.model import EDPretrainedModel
+from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import assert_same_bits
 
 

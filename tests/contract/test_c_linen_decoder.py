@@ -8,7 +8,7 @@ import pytest
 from flax import linen
 
 from cairn.state.easydel_state import EasyDeLState
-from cairn.state.linen_decoder import LinenDecoderForCausalLM
+from cairn.state.linen.decoder import LinenDecoderForCausalLM
 from cairn.state.train_state import TrainState
 from tests.contract.subjects import DECODER, SGD, assert_same_bits, host
 from tests.state.my_model import batch

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import DECODER, assert_same_bits, make_decoder, make_state
 from tests.state import hub_server
+from tests.state.hub.test_hub import run_with_hub
 from tests.state.my_model import MyModel, batch
-from tests.state.test_hub import run_with_hub
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from cairn.state import (
     TaskType,
 )
 from cairn.state.errors import ArgumentError
-from cairn.state.generation import EasyGenerationMixin
-from cairn.state.hub import EasyBridgeMixin
-from cairn.state.mesh import make_mesh
-from cairn.state.operation_cache import OperationCacheMixin
+from cairn.state.hub.bridge import EasyBridgeMixin
+from cairn.state.module.generation import EasyGenerationMixin
+from cairn.state.module.operation_cache import OperationCacheMixin
+from cairn.state.sharding.mesh import make_mesh
 from tests.contract.subjects import DECODER, make_decoder
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model
 

@@ -7,7 +7,7 @@ import pytest
 
 import cairn.state as package
 from cairn.state.errors import ArgumentError
-from cairn.state.loss import LossConfig, causal_lm_loss
+from cairn.state.module.loss import LossConfig, causal_lm_loss
 from tests.contract.subjects import make_decoder
 from tests.state.my_model import batch, my_model
 

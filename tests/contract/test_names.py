@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cairn import state
-from cairn.state.load_arguments import LoadArguments
+from cairn.state.saving.load_arguments import LoadArguments
 from cairn.storage.training.save_handle import SaveHandle
 
 HERE = Path(__file__).parent

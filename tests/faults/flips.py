@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.state.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
+from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step

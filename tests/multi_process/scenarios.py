@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
-from cairn.state.gather import gather_tree
-from cairn.state.mesh import mesh_of
+from cairn.state.sharding.gather import gather_tree
+from cairn.state.sharding.mesh import mesh_of
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.layout import annotation_file
 from cairn.storage.runs.run import Run

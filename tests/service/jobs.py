@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
-from cairn.state.decoder.config import DecoderConfig
+from cairn.state.config.decoder import DecoderConfig
 from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.base_module import EasyDeLBaseModule
-from cairn.state.config import EDPretrainedConfig
+from cairn.state.config.base import EDPretrainedConfig
+from cairn.state.module.base import EasyDeLBaseModule
 
 
 @dataclass(frozen=True, kw_only=True)

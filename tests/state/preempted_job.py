@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cairn.storage.training.save_job
-from cairn.state.run_saver import RunSaver
+from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
 from cairn.storage.training.save_policy import SavePolicy
 

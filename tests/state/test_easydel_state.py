@@ -17,9 +17,9 @@ from cairn.state.errors import (
     StateError,
     TreeStructureError,
 )
-from cairn.state.mesh import make_mesh, mesh_of
 from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.sharding.mesh import make_mesh, mesh_of
 from tests.state.my_model import MyModel, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)

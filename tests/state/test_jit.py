@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError
-from cairn.state.mesh import make_mesh, mesh_of
+from cairn.state.sharding.mesh import make_mesh, mesh_of
 from tests.state.compilations import compilations
 from tests.state.my_model import batch as my_batch
 from tests.state.my_model import my_model, train_step

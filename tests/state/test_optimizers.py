@@ -4,8 +4,8 @@ import numpy as np
 import optax
 import pytest
 
+from cairn.state.config.frozen import FrozenJSON
 from cairn.state.errors import ArgumentError, OptimizerError
-from cairn.state.frozen import FrozenJSON
 from cairn.state.optimizers import OPTIMIZERS, make_optimizer, optimizer_from_description
 
 PARAMS = {"w": jnp.ones((4, 4)), "b": jnp.zeros((4,))}

@@ -7,15 +7,14 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state.config import AutoEasyDeLConfig
+from cairn.state.config.auto import AutoEasyDeLConfig
 from cairn.state.decoder import attention
 from cairn.state.decoder.attention import grouped_attention
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError
-from cairn.state.mesh import make_mesh
-from cairn.state.module_sharding import module_plan
 from cairn.state.partition_axis import PartitionAxis
-from cairn.state.sharding import DEFAULT_AXIS_RULES, plan
+from cairn.state.sharding.mesh import make_mesh
+from cairn.state.sharding.rules import DEFAULT_AXIS_RULES, module_plan, plan
 from tests.tiny import TINY, batch
 
 

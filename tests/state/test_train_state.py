@@ -17,7 +17,7 @@ from cairn.state.errors import (
     OptimizerNotFoundError,
     TreeStructureError,
 )
-from cairn.state.mesh import make_mesh
+from cairn.state.sharding.mesh import make_mesh
 from cairn.state.train_state import TrainState
 from cairn.state.train_step import TrainStep
 from cairn.storage.errors import StepNotFoundError, TreeMismatchError

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, NotInitializedError, TreeStructureError
-from cairn.state.mesh import make_mesh
+from cairn.state.sharding.mesh import make_mesh
 from cairn.state.train_state import TrainState
 from cairn.state.train_step import TrainStep
 from tests.state.my_model import batch as token_batch

@@ -1,0 +1,287 @@
+"""Layers whose kernel may be quantized, and which may have adapters beside it.
+
+An adapted layer is a copy that takes the layer's place in its model: the same attributes (the
+Variables are the layer's own), and a subclass of the layer's class with another call. `replace`
+puts it there. Qwix multiplies; see docs/adr/0006-quantization-methods.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cairn.state.adapt.lora import kernel_delta, make_adapters, output_delta
+from cairn.state.adapt.products import Product, contracted_axes, product_of
+from cairn.state.adapt.quantization import METHODS, Method, QuantizationSettings
+from cairn.state.adapt.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
+from cairn.state.sharding import sharding_of
+
+__all__ = [
+    "LAYER_TYPES",
+    "adapted",
+    "add_adapters",
+    "can_be_adapted",
+    "has_adapters",
+    "merge_adapters",
+    "pack_kernel",
+    "remove_adapters",
+    "replace",
+    "unadapted",
+    "unpack_kernel",
+]
+
+LAYER_TYPES: tuple[type[Any], ...] = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum)
+"""Flax's layers that multiply by a kernel; others are never adapted."""
+
+
+def can_be_adapted(layer: Any) -> bool:
+    """Says whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does it."""
+    if isinstance(layer, _AdaptedCall):
+        return True
+    known = next((kind for kind in LAYER_TYPES if isinstance(layer, kind)), None)
+    return (
+        known is not None
+        and type(layer).__call__ is known.__call__
+        and getattr(layer, "dot_general", None) in (None, jax.lax.dot_general)
+        and getattr(layer, "dot_general_cls", None) is None
+        and getattr(layer, "einsum_op", None) in (None, jnp.einsum)
+        and type(layer.kernel) is nnx.Param
+        and product_of(layer) is not None
+    )
+
+
+def adapted(layer: Any) -> Any:
+    """Returns a copy of a layer that can be quantized and adapted; an adapted layer as it is."""
+    own: Any = type(layer)
+    return layer if isinstance(layer, _AdaptedCall) else _copy_as(layer, _adapted_class(own))
+
+
+def unadapted(layer: Any) -> Any:
+    """Returns a copy of a layer in its own class, if nothing is adapted in it; else the layer."""
+    if has_adapters(layer) or isinstance(layer.kernel, QuantizedWeight):
+        return layer
+    return _copy_as(layer, layer.plain_class) if isinstance(layer, _AdaptedCall) else layer
+
+
+def replace(model: Any, layers: Sequence[tuple[Any, Any]]) -> None:
+    """Puts layers in the places of others, wherever in the model those are.
+
+    Args:
+        model: changed in place.
+        layers: pairs of a layer of the model, and what takes its place.
+    """
+    successors = {id(old): new for old, new in layers if new is not old}
+    if not successors:
+        return
+    nodes = [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Pytree)]
+    for node in nodes:
+        for name, value in list(vars(node).items()):
+            changed = _with_successors(value, successors)
+            if changed is not value:
+                setattr(node, name, changed)
+
+
+def _with_successors(value: Any, successors: Mapping[int, Any]) -> Any:
+    """Returns an attribute with layers replaced, also in lists, tuples and dicts; else itself."""
+    if isinstance(value, dict):
+        entries = {key: _with_successors(one, successors) for key, one in value.items()}
+        return entries if any(entries[key] is not one for key, one in value.items()) else value
+    if isinstance(value, list | tuple):
+        items = [_with_successors(one, successors) for one in value]
+        if all(new is one for new, one in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return successors.get(id(value), value)
+
+
+def _copy_as(layer: Any, layer_class: type[Any]) -> Any:
+    """Returns a shallow copy of a layer, as `copy.copy` makes it, of another class."""
+    made = object.__new__(layer_class)
+    vars(made).update(vars(layer))
+    return made
+
+
+@functools.cache
+def _adapted_class(plain: Any) -> Any:
+    """The one adapted class of a layer class, so that equal models have equal graphdefs."""
+    names = {"__doc__": plain.__doc__, "__module__": __name__, "plain_class": plain}
+    bases = (_AdaptedCall, plain)
+    return types.new_class(f"Adapted{plain.__name__}", bases, exec_body=lambda ns: ns.update(names))
+
+
+def pack_kernel(layer: Any, settings: QuantizationSettings) -> None:
+    """Quantizes the kernel of an adapted layer."""
+    layer.kernel = QuantizedWeight.pack(layer.kernel, contracted_axes(layer), settings)
+
+
+def unpack_kernel(layer: Any) -> None:
+    """Makes a layer's quantized kernel a floating one again."""
+    layer.kernel = layer.kernel.unpack()
+
+
+def has_adapters(layer: Any) -> bool:
+    """Says whether a layer has low-rank adapters."""
+    return hasattr(layer, "kernel_lora_a")
+
+
+def add_adapters(layer: Any, rank: int, scale: float, key: Any) -> None:
+    """Gives an adapted layer a new pair of adapters, which add nothing yet."""
+    product = product_of(layer)
+    assert product is not None
+    layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, rank, key)
+    layer.kernel_lora_scale = scale
+
+
+def merge_adapters(layer: Any) -> None:
+    """Adds to a layer's floating kernel what its adapters do, and sets B to zero."""
+    product = product_of(layer)
+    assert product is not None
+    a, b, kernel = layer.kernel_lora_a, layer.kernel_lora_b, layer.kernel
+
+    arrays = kernel.get_value(), a.get_value(), b.get_value()
+    if isinstance(arrays[0], jax.ShapeDtypeStruct):
+        return
+    # Arrays under trace are nowhere, and those that were gathered are in host memory.
+    kernel_place, b_place = sharding_of(arrays[0]), sharding_of(arrays[2])
+    places = None if kernel_place is None or b_place is None else (kernel_place, b_place)
+    merged = _merged_kernel(product, layer.kernel_lora_scale)
+    weight, zeros = jax.jit(merged, out_shardings=places)(*arrays)
+    if places is not None:
+        jax.block_until_ready(weight)  # see QuantizedWeight.pack
+    kernel.set_value(weight)
+    b.set_value(zeros)
+
+
+@functools.lru_cache(maxsize=1024)
+def _merged_kernel(product: Product, scale: float) -> Any:
+    """The function that merges adapters into a kernel; the same object each time, for jit."""
+
+    def merged(weight: Any, a: Any, b: Any) -> Any:
+        delta = kernel_delta(a, b, product, scale)
+        return (weight.astype(jnp.float32) + delta).astype(weight.dtype), jnp.zeros_like(b)
+
+    return merged
+
+
+def remove_adapters(layer: Any) -> None:
+    """Takes a layer's adapters away."""
+    for name in ("kernel_lora_a", "kernel_lora_b", "kernel_lora_scale"):
+        delattr(layer, name)
+
+
+class _AdaptedCall:
+    """The call of an adapted layer, before the one of its own class, `plain_class`."""
+
+    if TYPE_CHECKING:
+        plain_class: Any
+
+    def __call__(self, inputs: jax.Array, *arguments: Any, **keywords: Any) -> jax.Array:
+        """Returns the layer's outputs for its inputs, as the plain layer takes them."""
+        layer: Any = self
+        product = product_of(layer, inputs.ndim)
+        assert product is not None
+        out: jax.Array
+        if isinstance(layer.kernel, QuantizedWeight):
+            out = _quantized_outputs(layer, inputs, product)
+        else:
+            plain: Any = super()
+            out = plain.__call__(inputs, *arguments, **keywords)
+        if not has_adapters(layer):
+            return out
+        a, b = layer.kernel_lora_a[...], layer.kernel_lora_b[...]
+        scale = layer.kernel_lora_scale
+        return out + output_delta(inputs.astype(out.dtype), a, b, product, scale, layer.precision)
+
+
+def _quantized_outputs(layer: Any, inputs: jax.Array, product: Product) -> jax.Array:
+    array = layer.kernel.arrays()
+    bias = None if layer.bias is None else layer.bias[...]
+    inputs, scale, bias = layer.promote_dtype((inputs, array.scale, bias), dtype=layer.dtype)
+    method = METHODS[layer.kernel.method]
+    if method.activation is None:
+        kernel = dequantize(array).astype(scale.dtype)
+        out = jnp.einsum(product.equation, inputs, kernel, precision=layer.precision)
+    else:
+        array = dataclasses.replace(array, scale=scale)
+        out = _low_precision(product, method, layer.precision, inputs, array)
+    if bias is None:
+        return out
+    sizes = dict(zip(product.kernel, layer.kernel.shape, strict=True))
+    shape = tuple(sizes.get(letter, 1) for letter in product.outputs)
+    return out + jnp.broadcast_to(jnp.reshape(bias, shape), out.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _low_precision(
+    product: Product, method: Method, precision: Any, inputs: jax.Array, array: Any
+) -> jax.Array:
+    """The product of rounded activations and a quantized weight.
+
+    Its gradients are those of the product with the activations as they are (straight-through),
+    since rounding has none.
+    """
+    import qwix
+
+    with qwix_numerics():
+        rounded = qwix.quantize(
+            inputs,
+            method.activation,
+            calibration_method=method.calibration,
+            **_activation_groups(product, method, array),
+        )
+
+        def in_few_bits(rounded: Any, array: Any) -> jax.Array:
+            out: jax.Array = qwix.einsum(product.equation, rounded, array, precision=precision)
+            return out
+
+        def in_floats(rounded: Any, array: Any) -> jax.Array:
+            operands = qwix.dequantize(rounded), qwix.dequantize(array)
+            return jnp.einsum(product.equation, *operands, precision=precision)
+
+        if method.activation != jnp.int4:
+            return in_few_bits(rounded, array)
+        # XLA multiplies int4 by int4 on TPUs only. Elsewhere the same numbers meet as floats.
+        out: jax.Array = jax.lax.platform_dependent(
+            rounded, array, tpu=in_few_bits, default=in_floats
+        )
+        return out
+
+
+def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:
+    """Which dimensions of the inputs have scales of their own: all that are not summed over."""
+    contracted = [product.inputs.index(letter) for letter in product.contracted]
+    channels = tuple(axis for axis in range(len(product.inputs)) if axis not in contracted)
+    if not method.grouped:
+        return {"channelwise_axes": channels}
+    last = product.contracted_axes[-1]
+    length = array.qvalue.shape[last] // array.scale.shape[last]
+    return {"channelwise_axes": channels, "tiled_axes": {contracted[-1]: length}}
+
+
+def _forward(
+    product: Product, method: Method, precision: Any, inputs: jax.Array, array: Any
+) -> tuple[jax.Array, Any]:
+    return _low_precision(product, method, precision, inputs, array), (inputs, array)
+
+
+def _backward(
+    product: Product, method: Method, precision: Any, kept: Any, cotangent: jax.Array
+) -> tuple[jax.Array, Any]:
+    inputs, array = kept
+
+    def straight(inputs: jax.Array, array: Any) -> jax.Array:
+        return jnp.einsum(product.equation, inputs, dequantize(array), precision=precision)
+
+    _, transposed = jax.vjp(straight, inputs, array)
+    gradients: tuple[jax.Array, Any] = transposed(cotangent)
+    return gradients
+
+
+_low_precision.defvjp(_forward, _backward)

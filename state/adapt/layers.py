@@ -1,0 +1,187 @@
+"""Which layers of a model can be quantized or have adapters, and doing it to all that match."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+from flax import nnx
+
+from cairn.state.adapt.adapted_layers import (
+    adapted,
+    add_adapters,
+    can_be_adapted,
+    has_adapters,
+    merge_adapters,
+    pack_kernel,
+    remove_adapters,
+    replace,
+    unadapted,
+    unpack_kernel,
+)
+from cairn.state.adapt.lora import LoraSettings
+from cairn.state.adapt.products import contracted_axes
+from cairn.state.adapt.quantization import QuantizationSettings, group_length
+from cairn.state.adapt.quantized_weight import QuantizedWeight
+from cairn.state.errors import ArgumentError
+
+__all__ = [
+    "adaptable_layers",
+    "dequantize_layers",
+    "give_adapters",
+    "layers_to_quantize",
+    "matching_layers",
+    "merge_layers",
+    "quantize_layers",
+    "unwrap_layers",
+]
+
+Layers = list[tuple[str, Any]]
+
+
+def adaptable_layers(model: Any) -> Layers:
+    """Returns the layers that can be adapted, by "/"-joined path, in the order of their paths.
+
+    These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses that leave
+    the call as it is. Embeddings are looked up, norms are no matrices, and a tied head is an
+    embedding: they stay as they are. So does a kernel that several layers share, and a layer that
+    was given a `dot_general` of its own.
+    """
+    found: Layers = []
+    owners: Counter[int] = Counter()
+    for path, module in nnx.iter_modules(model):
+        owners.update(
+            id(value) for value in vars(module).values() if isinstance(value, nnx.Variable)
+        )
+        if can_be_adapted(module):
+            found.append(("/".join(map(str, path)), module))
+    return [(path, layer) for path, layer in found if owners[id(layer.kernel)] <= 1]
+
+
+def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
+    """Quantizes the kernels of all layers that the settings' pattern matches, one by one.
+
+    Raises:
+        ArgumentError: if no layer matches, or the group size divides the inputs of some layers
+            not; lists all of them. The model is as it was.
+    """
+    layers = matching_layers(model, "quantization_pattern", settings.pattern)
+    lengths = {path: layer.kernel.shape[contracted_axes(layer)[-1]] for path, layer in layers}
+    problems = [
+        f"{path}: {length} inputs"
+        for path, length in lengths.items()
+        if length % group_length(length, settings.group_size)
+    ]
+    if problems:
+        raise ArgumentError(
+            path="group_size",
+            expected="a number that divides the inputs of every layer",
+            found=str(settings.group_size),
+            next_step="choose another, -1 for one group, or leave these layers out by the pattern",
+            problems=problems,
+        )
+    # The old layers go, and with them each floating kernel once it is packed.
+    layers = _adapted_in(model, layers)
+    for _, layer in layers:
+        pack_kernel(layer, settings)
+
+
+def layers_to_quantize(model: Any, settings: QuantizationSettings) -> dict[str, Any]:
+    """Returns the layers that the settings quantize, by the path of their kernels.
+
+    They are ready for `pack_kernel`, and in the model.
+
+    Args:
+        model: a floating model; its leaves may be abstract.
+        settings: whose pattern says which.
+
+    Raises:
+        ArgumentError: if the pattern matches none.
+    """
+    layers = matching_layers(model, "quantization_pattern", settings.pattern)
+    return {f"{path}/kernel": layer for path, layer in _adapted_in(model, layers)}
+
+
+def dequantize_layers(model: Any) -> None:
+    """Makes every quantized kernel a floating one again."""
+    layers = [
+        layer for _, layer in adaptable_layers(model) if isinstance(layer.kernel, QuantizedWeight)
+    ]
+    for layer in layers:
+        unpack_kernel(layer)
+    replace(model, [(layer, unadapted(layer)) for layer in layers])
+
+
+def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> None:
+    """Gives adapters to all layers that the settings' pattern matches.
+
+    Raises:
+        ArgumentError: if no layer matches. The model is as it was.
+    """
+    layers = _adapted_in(model, matching_layers(model, "lora_pattern", settings.pattern))
+    key = jax.random.key(0) if rngs is None else rngs.params()
+    for number, (_, layer) in enumerate(layers):
+        add_adapters(layer, settings.rank, settings.scale, jax.random.fold_in(key, number))
+
+
+def merge_layers(model: Any) -> None:
+    """Adds every adapter's effect to its layer's floating kernel, and sets its B to zero."""
+    for _, layer in adaptable_layers(model):
+        if has_adapters(layer):
+            merge_adapters(layer)
+
+
+def unwrap_layers(model: Any) -> None:
+    """Takes the adapters away."""
+    layers = [layer for _, layer in adaptable_layers(model) if has_adapters(layer)]
+    for layer in layers:
+        remove_adapters(layer)
+    replace(model, [(layer, unadapted(layer)) for layer in layers])
+
+
+def matching_layers(model: Any, argument: str, pattern: str) -> Layers:
+    """Returns the layers that can be adapted and whose path a pattern matches.
+
+    Raises:
+        ArgumentError: if there are none; lists the layers that could match.
+    """
+    layers = adaptable_layers(model)
+    compiled = re.compile(pattern)
+    matching = [(path, layer) for path, layer in layers if compiled.search(path)]
+    if not matching:
+        paths = [path for path, _ in layers]
+        raise ArgumentError(
+            path=argument,
+            expected="a regular expression that is found in the path of a layer",
+            found=f"{pattern!r}, which matches none of {len(paths)}",
+            next_step=f"the layers of {type(model).__name__} that could match:",
+            problems=_condensed(paths) or ["none: it has no linear layers"],
+        )
+    return matching
+
+
+def _adapted_in(model: Any, layers: Layers) -> Layers:
+    """Returns layers as ones that can be quantized and adapted, which the model has from now on."""
+    ready = [(path, adapted(layer)) for path, layer in layers]
+    replace(model, [(old, new) for (_, old), (_, new) in zip(layers, ready, strict=True)])
+    return ready
+
+
+def _condensed(paths: list[str]) -> list[str]:
+    """Lists paths, those that differ only in numbers on one line."""
+    numbers: dict[tuple[str, ...], list[list[int]]] = {}
+    for path in paths:
+        parts = path.split("/")
+        shape = tuple("*" if part.isdigit() else part for part in parts)
+        numbers.setdefault(shape, []).append([int(part) for part in parts if part.isdigit()])
+    lines = []
+    for shape, found in numbers.items():
+        spans = iter([(min(column), max(column)) for column in zip(*found, strict=True)])
+        parts = []
+        for part in shape:
+            low, high = next(spans) if part == "*" else (0, 0)
+            parts.append(part if part != "*" else str(low) if low == high else f"{low}..{high}")
+        lines.append("/".join(parts))
+    return lines

@@ -1,0 +1,173 @@
+"""Low-rank adapters: their settings, and the arithmetic of one layer's pair.
+
+A layer with weight W and adapters A, B computes `x W + (alpha / rank) (x A) B`. Only A and B are
+trained. A starts random and B at zero, so that a new adapter changes nothing.
+
+Source: arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, Sharding
+
+from cairn.state.adapt.products import Product
+from cairn.state.adapt.quantization import check_pattern, settings_from_dict
+from cairn.state.adapt.quantized_weight import axes_of
+from cairn.state.errors import ArgumentError
+from cairn.state.sharding import sharding_of, short_spec
+
+__all__ = ["LoraSettings", "kernel_delta", "make_adapters", "output_delta"]
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Which layers have adapters, and of which size; hashable, and JSON both ways.
+
+    Attributes:
+        rank: columns of A and rows of B, 1 or more.
+        alpha: the adapters' output is scaled by alpha / rank.
+        pattern: regular expression, searched in the "/"-joined path of each layer.
+
+    Raises:
+        ArgumentError: a rank below 1, an alpha that is no positive number, or a pattern that is
+            no regular expression.
+    """
+
+    rank: int
+    alpha: float
+    pattern: str
+
+    def __post_init__(self) -> None:
+        rank: Any = self.rank
+        alpha: Any = self.alpha
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+            raise ArgumentError(
+                path="lora_rank", expected="an integer, 1 or more", found=repr(rank)
+            )
+        if (
+            not isinstance(alpha, int | float)
+            or isinstance(alpha, bool)
+            or not (0 < alpha < math.inf)
+        ):
+            raise ArgumentError(
+                path="lora_alpha", expected="a finite number above 0", found=repr(alpha)
+            )
+        object.__setattr__(self, "alpha", float(alpha))
+        check_pattern("lora_pattern", self.pattern)
+
+    @property
+    def scale(self) -> float:
+        """What the adapters' output is multiplied by: alpha / rank."""
+        return self.alpha / self.rank
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the settings as JSON."""
+        return {"rank": self.rank, "alpha": self.alpha, "pattern": self.pattern}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Returns the settings that `to_dict` gave.
+
+        Raises:
+            ArgumentError: if something is missing, unknown or wrong.
+        """
+        made: Self = settings_from_dict(cls, data)
+        return made
+
+
+def make_adapters(
+    weight: Any, product: Product, rank: int, key: Any
+) -> tuple[nnx.LoRAParam[Any], nnx.LoRAParam[Any]]:
+    """Returns a new pair (A, B) for a weight, in its dtype and placed as it is.
+
+    A is uniform with variance 2 / inputs (He), B is zero. An abstract weight gives abstract
+    adapters.
+
+    Args:
+        weight: the layer's kernel, an `nnx.Param` or a `QuantizedWeight`.
+        product: how the layer multiplies with it.
+        rank: columns of A and rows of B.
+        key: a JAX key for A.
+    """
+    sizes = dict(zip(product.kernel, weight.shape, strict=True))
+    shapes = [tuple(sizes.get(letter, rank) for letter in letters) for letters in product.adapters]
+    inputs = math.prod(sizes[letter] for letter in product.contracted)
+    value = weight.array.qvalue.get_value() if hasattr(weight, "array") else weight.get_value()
+    places = _places(value, product)
+    names = weight.axes if hasattr(weight, "array") else axes_of(weight)
+    by_letter = dict(zip(product.kernel, names, strict=True)) if names is not None else None
+
+    initial = _starting_pair(shapes[0], shapes[1], np.dtype(weight.dtype), inputs)
+    words = jax.random.key_data(key)
+    made: tuple[Any, Any]
+    if isinstance(value, jax.ShapeDtypeStruct):
+        made = jax.eval_shape(initial, words)
+    elif places is None or isinstance(words, jax.core.Tracer):
+        made = jax.jit(initial)(words)
+    else:
+        # As NumPy, a key is the same input on every process.
+        made = jax.jit(initial, out_shardings=places)(np.asarray(words))
+    pair = []
+    for array, letters in zip(made, product.adapters, strict=True):
+        axes = None if by_letter is None else tuple(by_letter.get(letter) for letter in letters)
+        pair.append(nnx.LoRAParam(array) if axes is None else nnx.LoRAParam(array, axes=axes))
+    return pair[0], pair[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _starting_pair(a: tuple[int, ...], b: tuple[int, ...], dtype: Any, inputs: int) -> Any:
+    """The function that makes a pair of these shapes; the same object each time, for jit."""
+    bound = math.sqrt(6.0 / inputs)
+
+    def initial(words: Any) -> tuple[jax.Array, jax.Array]:
+        drawn = jax.random.uniform(jax.random.wrap_key_data(words), a, jnp.float32, -bound, bound)
+        return drawn.astype(dtype), jnp.zeros(b, dtype)
+
+    return initial
+
+
+def output_delta(
+    inputs: jax.Array, a: jax.Array, b: jax.Array, product: Product, scale: float, precision: Any
+) -> jax.Array:
+    """Returns what the adapters add to a layer's output, in the dtype of its inputs."""
+    first, second = product.through_adapters
+    narrow = jnp.einsum(first, inputs, a.astype(inputs.dtype), precision=precision)
+    wide = jnp.einsum(second, narrow, b.astype(inputs.dtype), precision=precision)
+    return wide * jnp.asarray(scale, wide.dtype)
+
+
+def kernel_delta(a: jax.Array, b: jax.Array, product: Product, scale: float) -> jax.Array:
+    """Returns the change of the weight that does the same as the adapters, in float32."""
+    wide = jnp.einsum(
+        product.adapters_to_kernel,
+        a.astype(jnp.float32),
+        b.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    delta: jax.Array = wide * jnp.float32(scale)
+    return delta
+
+
+def _places(value: Any, product: Product) -> tuple[Sharding, Sharding] | None:
+    """Returns where a weight's adapters go: cut as it is, or on the one device that it is on."""
+    place = sharding_of(value)
+    if not isinstance(place, NamedSharding):
+        bound = isinstance(place, Sharding) and getattr(value, "committed", False)
+        return (place, place) if bound else None
+    entries = [*place.spec, *[None] * (len(product.kernel) - len(place.spec))]
+    by_letter = dict(zip(product.kernel, entries, strict=True))
+    a, b = (
+        NamedSharding(place.mesh, short_spec(by_letter.get(letter) for letter in letters))
+        for letters in product.adapters
+    )
+    return a, b

@@ -1,0 +1,73 @@
+"""Models without their arrays: building one abstractly, and the settings it was built with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cairn.state.adapt.lora import LoraSettings
+from cairn.state.adapt.quantization import QuantizationSettings
+
+__all__ = ["abstract_model", "build_model", "module_settings"]
+
+_CONSTRUCTOR = ("dtype", "param_dtype", "precision")
+
+
+def module_settings(model: Any) -> dict[str, Any]:
+    """Returns how a module was built, as JSON.
+
+    That are its constructor's dtype, param_dtype and precision, and what has been done to it
+    since: quantization and lora, each None or the settings.
+    """
+    settings: dict[str, Any] = {}
+    for name in ("dtype", "param_dtype"):
+        value = getattr(model, name, None)
+        settings[name] = None if value is None else np.dtype(value).name
+    precision = getattr(model, "precision", None)
+    if isinstance(precision, jax.lax.Precision):
+        precision = precision.name.lower()
+    settings["precision"] = None if precision is None else str(precision)
+    for name in ("quantization", "lora"):
+        adapted = getattr(model, name, None)
+        settings[name] = None if adapted is None else adapted.to_dict()
+    return settings
+
+
+def abstract_model(model_class: type[Any], config: Any, settings: Mapping[str, Any]) -> Any:
+    """Builds a model of which every array is only a shape; nothing is computed.
+
+    Args:
+        model_class: class of the module.
+        config: its configuration.
+        settings: `dtype`, `param_dtype` and `precision`; None leaves the class's default. Then
+            `quantization` and `lora`, applied in this order if they are there.
+
+    Raises:
+        ArgumentError: if quantization or adapters don't fit the model.
+    """
+    return nnx.eval_shape(lambda: build_model(model_class, config, settings, nnx.Rngs(0)))
+
+
+def build_model(
+    model_class: type[Any], config: Any, settings: Mapping[str, Any], rngs: nnx.Rngs
+) -> Any:
+    """Builds a model with new weights from its settings, which are those of `abstract_model`.
+
+    Raises:
+        ArgumentError: if quantization or adapters don't fit the model.
+    """
+    given = {
+        name: np.dtype(settings[name]) if name != "precision" else settings[name]
+        for name in _CONSTRUCTOR
+        if settings.get(name) is not None
+    }
+    model = model_class(config=config, rngs=rngs, **given)
+    if settings.get("quantization"):
+        quantization = QuantizationSettings.from_dict(settings["quantization"])
+        model.quantize(quantization.method, quantization.group_size, quantization.pattern)
+    if settings.get("lora"):
+        lora = LoraSettings.from_dict(settings["lora"])
+        model.apply_lora_to_layers(lora.rank, lora.alpha, lora.pattern)
+    return model

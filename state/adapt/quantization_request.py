@@ -1,0 +1,130 @@
+"""Quantizing a model while it is loaded: what a call asks for, and weights packed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from cairn.state.adapt.adapted_layers import pack_kernel
+from cairn.state.adapt.quantization import QuantizationSettings
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLPlatforms, EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves
+
+__all__ = ["DEFAULT_BLOCK_SIZE", "QuantizationRequest", "filled", "quantize_layer"]
+
+DEFAULT_BLOCK_SIZE = 128
+"""Inputs that share a scale, where a call that loads does not say."""
+
+
+@dataclass(frozen=True)
+class QuantizationRequest:
+    """What the `quantization_*` arguments of a call that loads ask for, checked.
+
+    Attributes:
+        method: `quantization_method`; None loads what is stored as it is stored.
+        block_size: `quantization_block_size`: inputs that share a scale, -1 for all of them.
+        pattern: `quantization_pattern`, searched in the path of each layer; None for all layers.
+        tensors: `quantize_tensors`; False is the explicit form of no method.
+        platform: `quantization_platform`: "jax", or the platform of the devices loaded onto. The
+            numbers are the same on each.
+
+    Raises:
+        ArgumentError: if the method is unknown, or an argument contradicts another; names both.
+    """
+
+    method: EasyDeLQuantizationMethods | str | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    pattern: str | None = None
+    tensors: bool = True
+    platform: EasyDeLPlatforms | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is None:
+            without = {
+                "quantization_block_size": (self.block_size, DEFAULT_BLOCK_SIZE),
+                "quantization_pattern": (self.pattern, None),
+                "quantization_platform": (self.platform, None),
+            }
+            given = [
+                f"{name}={value!r}" for name, (value, usual) in without.items() if value != usual
+            ]
+            if given:
+                raise ArgumentError(
+                    path=given[0].partition("=")[0],
+                    expected="quantization_method with it",
+                    found=f"{', '.join(given)} and quantization_method=None",
+                )
+            return
+        settings = self.settings
+        if not self.tensors:
+            raise ArgumentError(
+                path="quantize_tensors",
+                expected="True, with a quantization_method",
+                found=f"quantize_tensors=False and quantization_method={str(settings.method)!r}",
+                next_step="leave quantization_method out to load floating weights",
+            )
+        if self.platform is not None:
+            _check_platform(EasyDeLPlatforms(self.platform))
+
+    @property
+    def settings(self) -> QuantizationSettings:
+        """The settings of the quantized model; there must be a method."""
+        method = EasyDeLQuantizationMethods(str(self.method))
+        pattern = ".*" if self.pattern is None else self.pattern
+        return QuantizationSettings(method, self.block_size, pattern)
+
+    def check_stored(self, stored: Mapping[str, Any] | None, *, path: object) -> bool:
+        """Says whether there is something to do: not if the checkpoint is quantized so already.
+
+        A block size or pattern that is not given is any.
+
+        Raises:
+            ArgumentError: if it is quantized in another way.
+        """
+        if self.method is None:
+            return False
+        if not stored:
+            return True
+        wanted, known = self.settings, QuantizationSettings.from_dict(stored)
+        same = (
+            wanted.method == known.method
+            and self.block_size in (DEFAULT_BLOCK_SIZE, known.group_size)
+            and self.pattern in (None, known.pattern)
+        )
+        if not same:
+            raise ArgumentError(
+                path="quantization_method",
+                expected=f"{path} as it is quantized: {known.to_dict()}",
+                found=str(wanted.to_dict()),
+                next_step="leave the quantization arguments out, or load a floating checkpoint",
+            )
+        return False
+
+
+def quantize_layer(layer: Any, kernel: jax.Array, settings: QuantizationSettings) -> None:
+    """Gives a layer its kernel, quantized where the floating one is: as `model.quantize` does."""
+    layer.kernel.set_value(kernel)
+    pack_kernel(layer, settings)
+
+
+def filled(model: Any, found: Mapping[str, Any], settings: QuantizationSettings) -> Any:
+    """Returns a model whose layers are quantized already with its other leaves, by path."""
+    model.quantization = settings
+    graphdef, state = nnx.split(model)
+    leaves = [found.get(named.path, named.leaf) for named in named_leaves(state)]
+    return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(state), leaves))
+
+
+def _check_platform(platform: EasyDeLPlatforms) -> None:
+    found = jax.default_backend()
+    if platform not in (EasyDeLPlatforms.JAX, found):
+        raise ArgumentError(
+            path="quantization_platform",
+            expected=f"'jax' or {found!r}: weights are quantized by JAX, on the devices they go to",
+            found=repr(str(platform)),
+        )

@@ -1,0 +1,273 @@
+"""A weight in few bits: packing, placing and unpacking it. Qwix does the numbers.
+
+The weight is quantized where it is: every device packs its own part.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cairn.state.adapt.quantization import METHODS, QuantizationSettings, group_length
+from cairn.state.errors import OptimizerError
+from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import entry_axes, sharding_of, short_spec
+
+__all__ = [
+    "PackedParam",
+    "QuantizedWeight",
+    "axes_of",
+    "check_trainable",
+    "dequantize",
+    "qwix_numerics",
+]
+
+
+class PackedParam(nnx.Param[Any]):
+    """A part of a quantized weight. No change of dtype touches it, floating or not."""
+
+
+class QuantizedWeight(nnx.Pytree):
+    """A weight in few bits; it takes the place of the layer's `kernel`.
+
+    Attributes:
+        method: how it is quantized, which also says what happens to the activations.
+        array: a `qwix.QArray` of `PackedParam`s: `qvalue` in the weight's own shape, `scale` with
+            one entry per group and channel. What it stands for is `qvalue * scale`, for nf4
+            `table[qvalue] * scale`.
+    """
+
+    def __init__(self, method: EasyDeLQuantizationMethods, array: Any) -> None:
+        self.method = method
+        self.array = array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight that it stands for."""
+        return tuple(self.array.qvalue.shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions of the weight."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the weight before it was quantized."""
+        return self.array.scale.dtype
+
+    @property
+    def axes(self) -> tuple[str | None, ...] | None:
+        """The weight's logical axis names, if it has any."""
+        return axes_of(self.array.qvalue)
+
+    def arrays(self) -> Any:
+        """Returns the `qwix.QArray` with plain arrays in it."""
+        return jax.tree.map(
+            lambda param: param.get_value(),
+            self.array,
+            is_leaf=lambda node: isinstance(node, nnx.Variable),
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns (a part of) the weight, dequantized."""
+        return dequantize(self.arrays())[index]
+
+    @classmethod
+    def pack(
+        cls, param: nnx.Param[Any], contracted: Sequence[int], settings: QuantizationSettings
+    ) -> Self:
+        """Quantizes a weight, each part where the weight is.
+
+        A weight that is sharded is quantized shard by shard; one that is a ShapeDtypeStruct stays
+        abstract.
+
+        Args:
+            param: a floating weight.
+            contracted: dimensions that a product with it sums over; the last one is grouped.
+            settings: method and group size.
+        """
+        value = param.get_value()
+        run = _quantizer(tuple(contracted), value.shape, settings.method, settings.group_size)
+        if isinstance(value, jax.ShapeDtypeStruct):
+            made = jax.eval_shape(run, value)
+        elif not isinstance(place := sharding_of(value), NamedSharding):
+            made = jax.jit(run)(value)
+        else:
+            made = _sharded(run, place, value.shape, value.dtype, tuple(contracted))(value)
+            # One at a time: programs that exchange parts, many in flight, block each other on CPU.
+            jax.block_until_ready(made)
+        names = axes_of(param)
+        qvalue = PackedParam.from_metadata(made.qvalue, dict(param.get_metadata()))
+        scale = PackedParam(made.scale)
+        if names is not None:
+            scale.set_metadata("axes", _scale_axes(names, made))
+        packed = type(made)(qvalue=qvalue, scale=scale, qtype=made.qtype)
+        return cls(settings.method, packed)
+
+    def unpack(self) -> nnx.Param[Any]:
+        """Returns the weight as a floating parameter of the dtype it had."""
+        array = self.arrays()
+        value = array.qvalue
+        if isinstance(value, jax.ShapeDtypeStruct):
+            made = jax.eval_shape(dequantize, array)
+        elif isinstance(place := sharding_of(value), NamedSharding):
+            made = jax.block_until_ready(jax.jit(dequantize, out_shardings=place)(array))
+        else:
+            made = jax.jit(dequantize)(array)
+        param: nnx.Param[Any] = nnx.Param.from_metadata(
+            made, dict(self.array.qvalue.get_metadata())
+        )
+        return param
+
+
+def check_trainable(params: Any) -> None:
+    """Checks that no parameter is part of a quantized weight.
+
+    Raises:
+        OptimizerError: if some are; says how a quantized model is trained.
+    """
+    packed = [named.path for named in named_leaves(params) if named.variable_type is PackedParam]
+    if packed:
+        raise OptimizerError(
+            path="optimizer",
+            expected="floating parameters",
+            found=f"{len(packed)} parts of quantized weights, the first at {packed[0]}",
+            next_step="call apply_lora_to_layers() and train the adapters, or dequantize() first",
+        )
+
+
+def axes_of(param: Any) -> tuple[str | None, ...] | None:
+    """Returns the logical axis names that a parameter carries, None if it carries none."""
+    axes = param.get_metadata().get("axes")
+    return None if axes is None else tuple(axes)
+
+
+def dequantize(array: Any) -> jax.Array:
+    """Returns what a `qwix.QArray` of plain arrays stands for, in its scale's dtype.
+
+    The numbers are those of `qwix.dequantize`. Its lookup of nf4 flattens the weight, which a mesh
+    that splits two dimensions would have to gather; this one keeps the weight's shape.
+    """
+    import qwix
+
+    with qwix_numerics():
+        made: jax.Array
+        if array.qtype != "nf4":
+            made = qwix.dequantize(array)
+            return made
+        values = jnp.asarray(_nf4_table())[array.qvalue.astype(jnp.int32)]
+        values = values.astype(array.scale.dtype)
+        whole, grouped = [], []
+        for length, groups in zip(values.shape, array.scale.shape, strict=True):
+            whole += [groups, length // groups]
+            grouped += [groups, 1]
+        made = (values.reshape(whole) * array.scale.reshape(grouped)).reshape(values.shape)
+        return made
+
+
+@functools.cache
+def _nf4_table() -> np.ndarray[Any, Any]:
+    """The 16 values of nf4, as Qwix has them."""
+    import qwix
+
+    with jax.ensure_compile_time_eval(), qwix_numerics():
+        codes = jnp.arange(16, dtype=jnp.int32).astype(jnp.uint4)
+        ones = jnp.ones((1,), jnp.float32)
+        return np.asarray(qwix.dequantize(qwix.QArray(codes, ones, qtype="nf4")))
+
+
+@contextmanager
+def qwix_numerics() -> Iterator[None]:
+    """Traces what is inside with JAX's usual promotion, which Qwix's own arithmetic counts on."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@functools.lru_cache(maxsize=1024)
+def _quantizer(
+    contracted: tuple[int, ...],
+    shape: tuple[int, ...],
+    method: EasyDeLQuantizationMethods,
+    group_size: int,
+) -> Any:
+    """The function that quantizes weights of one shape; the same object each time, for jit."""
+    import qwix
+
+    tiled = contracted[-1]
+    channels = tuple(axis for axis in range(len(shape)) if axis not in contracted)
+
+    def run(value: jax.Array) -> Any:
+        with qwix_numerics():
+            return qwix.quantize(
+                value,
+                METHODS[method].weight,
+                channelwise_axes=channels,
+                tiled_axes={tiled: group_length(shape[tiled], group_size)},
+            )
+
+    return run
+
+
+@functools.lru_cache(maxsize=1024)
+def _sharded(
+    run: Any, place: NamedSharding, shape: tuple[int, ...], dtype: Any, contracted: tuple[int, ...]
+) -> Any:
+    """The same function compiled so that every device quantizes its own part of the weight.
+
+    Where a group would lie on two devices, the part of the mesh that splits the groups splits
+    the channels meanwhile. Only a weight whose channels it does not divide either is gathered, by
+    itself. Every part of the result ends where the weight is, if it divides.
+    """
+    shapes = jax.eval_shape(run, jax.ShapeDtypeStruct(shape, dtype))
+    entries = [*place.spec, *[None] * (len(shape) - len(place.spec))]
+    local = list(entries)
+    for axis in contracted:
+        entry = entries[axis]
+        if shapes.scale.shape[axis] % _parts(place, entry) == 0:
+            continue
+        local[axis] = None
+        free = [other for other in range(len(shape)) if other not in contracted]
+        for other in free:
+            both = (*entry_axes(local[other]), *entry_axes(entry))
+            if shape[other] % _parts(place, both) == 0:
+                local[other] = both
+                break
+
+    def spec(leaf: Any, wanted: Sequence[Any]) -> PartitionSpec:
+        pairs = zip(wanted, leaf.shape, strict=True)
+        return short_spec(
+            entry if length % _parts(place, entry) == 0 else None for entry, length in pairs
+        )
+
+    shardwise = jax.shard_map(
+        run,
+        mesh=place.mesh,
+        in_specs=short_spec(local),
+        out_specs=jax.tree.map(lambda leaf: spec(leaf, local), shapes),
+    )
+    ends = jax.tree.map(lambda leaf: NamedSharding(place.mesh, spec(leaf, entries)), shapes)
+    return jax.jit(shardwise, out_shardings=ends)
+
+
+def _parts(place: NamedSharding, entry: Any) -> int:
+    return math.prod(place.mesh.shape[axis] for axis in entry_axes(entry))
+
+
+def _scale_axes(names: tuple[str | None, ...], made: Any) -> tuple[str | None, ...]:
+    """Names of a scale's axes: a grouped one is split where the mesh divides it, else whole."""
+    lengths = zip(names, np.shape(made.qvalue), np.shape(made.scale), strict=True)
+    return tuple(
+        name if scale == whole or name is None else (f"{name}?" if scale > 1 else None)
+        for name, whole, scale in lengths
+    )

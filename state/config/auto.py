@@ -1,0 +1,56 @@
+"""AutoEasyDeLConfig: the configuration class of a `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cairn.state import registry
+from cairn.state.config.base import EDPretrainedConfig, defined_configs
+from cairn.state.config.decoder import DecoderConfig
+from cairn.state.errors import ConfigError
+
+
+class AutoEasyDeLConfig:
+    """Finds the configuration class of a `model_type`."""
+
+    @staticmethod
+    def known_model_types() -> list[str]:
+        """Every `model_type` that can be read, sorted."""
+        return sorted({*registry.known_families(), *defined_configs()})
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> EDPretrainedConfig:
+        """The config that `to_dict` of any known class described.
+
+        Raises:
+            ConfigError: `model_type` is absent or unknown; the known ones are listed.
+        """
+        return _reader(data, "from_dict")(data)
+
+    @staticmethod
+    def from_hf(data: Mapping[str, Any]) -> EDPretrainedConfig:
+        """The config of a Hugging Face config.json.
+
+        Raises:
+            ConfigError: `model_type` is absent or unknown; the known ones are listed.
+        """
+        return _reader(data, "from_hf")(data)
+
+
+def _reader(
+    data: Mapping[str, Any], method: str
+) -> Callable[[Mapping[str, Any]], EDPretrainedConfig]:
+    model_type = data.get("model_type")
+    config_class = defined_configs().get(str(model_type))
+    if isinstance(model_type, str) and registry.is_family(model_type):
+        config_class = DecoderConfig
+    if config_class is None:
+        raise ConfigError(
+            path=f"AutoEasyDeLConfig.{method}",
+            expected=f"model_type to be one of {', '.join(AutoEasyDeLConfig.known_model_types())}",
+            found=repr(model_type),
+            next_step="import the module whose subclass of EDPretrainedConfig has this model_type",
+        )
+    reader: Callable[[Mapping[str, Any]], EDPretrainedConfig] = getattr(config_class, method)
+    return reader

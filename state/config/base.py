@@ -1,0 +1,200 @@
+"""EDPretrainedConfig: the base of every model's configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from cairn.state.errors import ConfigError
+from cairn.state.partition_axis import PartitionAxis
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, PartitionSpec
+
+PartitionRules = Sequence[tuple[str, "PartitionSpec"]]
+
+_CLASSES: dict[str, type[EDPretrainedConfig]] = {}
+"""model_type -> the class that was defined for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EDPretrainedConfig:
+    """What a model is and how it is laid out over devices; the base of every model config.
+
+    A subclass is a frozen dataclass that sets `model_type` and adds its own fields; it is then
+    known to `AutoEasyDeLConfig` under that name. Instances are hashable, so that they can be static
+    under `jax.jit`.
+
+    Attributes:
+        model_type: the name that Hugging Face's config.json carries, such as "llama".
+        sharding_axis_dims: devices along each mesh axis; at most one may be -1 ("the rest").
+        sharding_axis_names: names of the mesh axes.
+        sharding_dcn_axis_dims: slices (or processes, where there are none) along each mesh axis;
+            `sharding_axis_dims` then count the devices of one of them.
+        partition_axis: which mesh axes carry which logical axis; None means the usual ones for
+            parameters, and leaves activations to the compiler.
+        tokenizer_files: file name -> bytes, carried along so that an export can be used as it is;
+            no part of equality, of the hash or of the JSON.
+    """
+
+    JSON_EXCLUDED: ClassVar[frozenset[str]] = frozenset({"tokenizer_files"})
+
+    model_type: str = ""
+    sharding_axis_dims: tuple[int, ...] = (1, -1, 1, 1)
+    sharding_axis_names: tuple[str, ...] = ("dp", "fsdp", "tp", "sp")
+    sharding_dcn_axis_dims: tuple[int, ...] | None = None
+    partition_axis: PartitionAxis | None = None
+    tokenizer_files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name = cls.__dict__.get("model_type")
+        if isinstance(name, str):
+            # A bare `model_type = "mine"` becomes the field's default, as its author means it.
+            cls.__annotations__ = {**inspect.get_annotations(cls), "model_type": "str"}
+            if name:
+                _CLASSES[name] = cls
+
+    def __post_init__(self) -> None:
+        for name in ("sharding_axis_dims", "sharding_axis_names"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if self.sharding_dcn_axis_dims is not None:
+            object.__setattr__(self, "sharding_dcn_axis_dims", tuple(self.sharding_dcn_axis_dims))
+        axis: Any = self.partition_axis
+        if isinstance(axis, Mapping):
+            object.__setattr__(self, "partition_axis", PartitionAxis.from_dict(axis))
+        problems = list(self.problems())
+        if problems:
+            raise ConfigError(
+                path=f"{type(self).__name__}({self.model_type!r})",
+                expected="a consistent configuration",
+                found="; ".join(problems),
+                next_step="correct these fields",
+            )
+
+    def problems(self) -> list[str]:
+        """Everything wrong with the fields' values; a subclass adds to its parent's list."""
+        found = []
+        dims, names = self.sharding_axis_dims, self.sharding_axis_names
+        if len(dims) != len(names):
+            found.append(
+                f"sharding_axis_dims {dims} and sharding_axis_names {names} differ in length"
+            )
+        if len(set(names)) != len(names):
+            found.append(f"sharding_axis_names {names} repeat a name")
+        if any(d != -1 and d < 1 for d in dims) or list(dims).count(-1) > 1:
+            found.append(f"sharding_axis_dims {dims} must be positive, with at most one -1")
+        slices = self.sharding_dcn_axis_dims
+        if slices is not None and len(slices) != len(names):
+            found.append(
+                f"sharding_dcn_axis_dims {slices} and sharding_axis_names {names} differ in length"
+            )
+        if slices is not None and (any(d != -1 and d < 1 for d in slices) or slices.count(-1) > 1):
+            found.append(f"sharding_dcn_axis_dims {slices} must be positive, with at most one -1")
+        axis: Any = self.partition_axis
+        if isinstance(axis, PartitionAxis):
+            unknown = axis.unknown_axes(names)
+            found += [f"partition_axis: {text}, the mesh has {names}" for text in unknown]
+        elif axis is not None:
+            found.append(f"partition_axis {axis!r} is no PartitionAxis")
+        return found
+
+    @property
+    def mesh(self) -> Mesh:
+        """The device mesh of `sharding_axis_dims`; a -1 takes the devices that are left.
+
+        Raises:
+            ShardingError: the dims don't fit the number of devices.
+        """
+        # Only here: configurations are read where there is no JAX.
+        from cairn.state.sharding import make_mesh
+
+        return make_mesh(
+            self.sharding_axis_dims,
+            self.sharding_axis_names,
+            dcn_dims=self.sharding_dcn_axis_dims,
+        )
+
+    def get_partition_rules(self) -> PartitionRules | None:
+        """Ordered (regex, PartitionSpec) over "/"-joined paths; the first match wins.
+
+        None means: place parameters by the axis names that the model's layers give them.
+        """
+        return None
+
+    def replace(self, **updates: Any) -> Self:
+        """A copy with these fields changed; the copy is checked again."""
+        return dataclasses.replace(self, **updates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Our JSON form: every field but the tokenizer's files."""
+        fields = dataclasses.fields(self)
+        return {f.name: jsonable(getattr(self, f.name)) for f in fields if self._in_json(f.name)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The config that `to_dict` described.
+
+        Raises:
+            ConfigError: unknown fields, or values that don't go together.
+        """
+        known = [f.name for f in dataclasses.fields(cls) if f.name not in cls.JSON_EXCLUDED]
+        unknown = sorted(set(data) - set(known))
+        if unknown:
+            raise ConfigError(
+                path=f"{cls.__name__}.from_dict",
+                expected=f"the fields {', '.join(known)}",
+                found=f"unknown field(s) {', '.join(unknown)}",
+                next_step="load it with the version of Cairn that wrote it, or drop the fields",
+            )
+        return cls(**{name: cls._from_json(name, value) for name, value in data.items()})
+
+    def to_hf(self) -> dict[str, Any]:
+        """The content of a Hugging Face config.json, without nulls.
+
+        A config of no known family writes its own fields, under its own `model_type`.
+        """
+        return without_nulls(self.to_dict())
+
+    @classmethod
+    def from_hf(cls, data: Mapping[str, Any]) -> Self:
+        """The config that `to_hf` wrote; keys that are no field of ours are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
+        return cls.from_dict({name: value for name, value in data.items() if name in known})
+
+    @classmethod
+    def _in_json(cls, name: str) -> bool:
+        return name not in cls.JSON_EXCLUDED
+
+    @classmethod
+    def _from_json(cls, name: str, value: Any) -> Any:
+        """One field's value from JSON; a subclass with nested dataclasses extends this."""
+        return tuple(value) if isinstance(value, list) else value
+
+
+def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
+    """Returns the config classes that this process has defined, by their `model_type`."""
+    return _CLASSES
+
+
+def jsonable(value: Any) -> Any:
+    """A value as JSON has it: dataclasses and mappings as dicts with text keys, tuples as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of nested JSON that are not null."""
+    return {
+        name: without_nulls(value) if isinstance(value, Mapping) else value
+        for name, value in data.items()
+        if value is not None
+    }

@@ -1,0 +1,5 @@
+"""Rules between our leaves and another format's tensors, read in both directions, without JAX."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,14 @@
+from .ops import TRANSPOSE as TRANSPOSE
+from .ops import Array as Array
+from .ops import Chain as Chain
+from .ops import RotaryRows as RotaryRows
+from .ops import Shape as Shape
+from .rules import Rule as Rule
+from .rules import RuleTable as RuleTable
+from .rules import expand as expand
+from .rules import match as match
+from .tensor_streams import MemoryLeaf as MemoryLeaf
+from .tensor_streams import float_dtype as float_dtype
+from .tensor_streams import is_floating as is_floating
+from .tensor_streams import streams as streams
+from .tensor_streams import whole as whole

@@ -1,0 +1,213 @@
+"""Rule tables run backwards as streams: our leaves in, their tensors out, block by block. JAX-free.
+
+A leaf may be stored in a checkpoint or lie in memory; both come as a `Leaf`. Renamed, transposed
+and joined leaves stream in bounded memory; other operations hold one rule's leaves at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from cairn.state.conversion.ops import (
+    Array,
+    Chain,
+    Op,
+    Rename,
+    Shape,
+    Split,
+    Transpose,
+)
+from cairn.state.conversion.rules import Rule
+from cairn.state.errors import ArgumentError
+from cairn.storage.safetensors import TensorSource
+
+FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
+
+
+class Leaf(Protocol):
+    """One of our leaves, wherever it is."""
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype, `ml_dtypes` included."""
+        ...
+
+    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
+        """Consecutive C-order blocks of it, or of it with the last two axes swapped."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryLeaf:
+    """A leaf that lies in host memory, or that `fetch` brings there when it is needed."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    fetch: Any
+
+    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
+        """Consecutive C-order blocks."""
+        whole: Array = np.asarray(self.fetch())
+        return cut(np.swapaxes(whole, -1, -2) if transpose else whole, max_bytes)
+
+
+def streams(
+    rules: Sequence[Rule], leaves: Mapping[str, Leaf], *, dtype: np.dtype[Any] | None = None
+) -> list[TensorSource]:
+    """Their tensors, in the order of the rules.
+
+    Args:
+        rules: from `weight_rules.match`, so that every leaf is there and fits.
+        leaves: our leaves by path.
+        dtype: cast floating tensors to this; None keeps each one's own.
+    """
+    found = []
+    for rule in rules:
+        made = _theirs(rule.op, [_View(leaves[name]) for name in rule.ours])
+        for name, tensor in zip(rule.theirs, made, strict=True):
+            target = dtype if dtype is not None and is_floating(tensor.dtype) else tensor.dtype
+            found.append(TensorSource(name, tensor.shape, target, _Cast(tensor, target)))
+    return found
+
+
+def cut(array: Array, max_bytes: int) -> Iterator[Array]:
+    """An array as consecutive C-order blocks of at most `max_bytes` (or one row) each."""
+    if array.ndim == 0 or array.nbytes <= max_bytes:
+        yield np.ascontiguousarray(array)
+        return
+    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+    rows = max(1, max_bytes // max(1, row_bytes))
+    for start in range(0, array.shape[0], rows):
+        yield np.ascontiguousarray(array[start : start + rows])
+
+
+def is_floating(dtype: Any) -> bool:
+    """Whether a dtype is floating, `ml_dtypes` included."""
+    try:
+        ml_dtypes.finfo(np.dtype(dtype))
+    except ValueError:
+        return False
+    return True
+
+
+def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:
+    """A floating dtype from its name, from a NumPy or JAX dtype; None stays None.
+
+    Raises:
+        ArgumentError: anything else; the known names are listed.
+    """
+    if value is None:
+        return None
+    names = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in FLOAT_NAMES}
+    found = names.get(value) if isinstance(value, str) else np.dtype(value)
+    if found is None or not is_floating(found):
+        raise ArgumentError(
+            path=argument,
+            expected=f"a floating dtype: {', '.join(FLOAT_NAMES)}",
+            found=repr(value),
+        )
+    return found
+
+
+class _Stream(Protocol):
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def blocks(self, max_bytes: int, /) -> Iterator[Array]: ...
+
+
+class _View:
+    """A leaf, perhaps with its last two axes swapped."""
+
+    def __init__(self, leaf: Leaf, *, transpose: bool = False) -> None:
+        self.leaf = leaf
+        self.transpose = transpose
+        (op_shape,) = Transpose().our_shapes([leaf.shape]) if transpose else [tuple(leaf.shape)]
+        self.shape = op_shape
+        self.dtype = np.dtype(leaf.dtype)
+
+    def blocks(self, max_bytes: int) -> Iterator[Array]:
+        return self.leaf.blocks(max_bytes, transpose=self.transpose)
+
+    def transposed(self) -> _View:
+        return _View(self.leaf, transpose=not self.transpose)
+
+
+class _Joined:
+    """Streams one after the other: the leading axis of a fused tensor."""
+
+    def __init__(self, parts: Sequence[_Stream]) -> None:
+        first = parts[0]
+        self.parts = parts
+        self.shape: Shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        self.dtype = first.dtype
+
+    def blocks(self, max_bytes: int) -> Iterator[Array]:
+        for part in self.parts:
+            yield from part.blocks(max_bytes)
+
+
+class _Whole:
+    """One output of an operation that needs its inputs whole."""
+
+    def __init__(self, op: Op, parts: Sequence[_Stream], index: int, shape: Shape) -> None:
+        self.op, self.parts, self.index, self.shape = op, parts, index, shape
+        self.dtype = parts[0].dtype
+
+    def blocks(self, max_bytes: int) -> Iterator[Array]:
+        made = self.op.to_theirs([whole(part) for part in self.parts])
+        return cut(made[self.index], max_bytes)
+
+
+class _Cast:
+    """A stream's `blocks`, in another dtype."""
+
+    def __init__(self, stream: _Stream, dtype: np.dtype[Any]) -> None:
+        self.stream, self.dtype = stream, dtype
+
+    def __call__(self, max_bytes: int) -> Iterator[Array]:
+        # Blocks widen when cast: what is read shrinks, so that what comes out fits.
+        widening = max(1, self.dtype.itemsize // self.stream.dtype.itemsize)
+        for block in self.stream.blocks(max(1, max_bytes // widening)):
+            yield block if block.dtype == self.dtype else block.astype(self.dtype)
+
+
+def whole(stream: _Stream) -> Array:
+    """A stream as one array."""
+    out = np.empty(stream.shape, stream.dtype)
+    flat, at = out.reshape(-1), 0
+    for block in stream.blocks(1 << 24):
+        flat[at : at + block.size] = block.reshape(-1)
+        at += block.size
+    return out
+
+
+def _theirs(op: Op, ours: Sequence[_Stream]) -> list[_Stream]:
+    if isinstance(op, Rename):
+        return list(ours)
+    if isinstance(op, Chain):
+        streams = list(ours)
+        for step in reversed(op.ops):
+            streams = _theirs(step, streams)
+        return streams
+    views = [stream for stream in ours if isinstance(stream, _View)]
+    if isinstance(op, Transpose) and len(views) == len(ours):
+        return [view.transposed() for view in views]
+    if isinstance(op, Split) and op.axis == 0:
+        return [_Joined(ours)]
+    shapes = op.their_shapes([stream.shape for stream in ours])
+    return [_Whole(op, ours, index, shape) for index, shape in enumerate(shapes)]

@@ -1,0 +1,1 @@
+from .bridge import EasyBridgeMixin as EasyBridgeMixin

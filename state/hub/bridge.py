@@ -1,0 +1,368 @@
+"""EasyBridgeMixin: models in and out of Hugging Face's formats."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.conversion import whole
+from cairn.state.errors import ArgumentError
+from cairn.state.hub.hf_folder import model_streams, write_folder
+from cairn.state.hub.peft_folder import read_adapter, write_adapter
+from cairn.state.hub.pretrained import load_weights, placement
+from cairn.state.saving import LoadArguments, is_run, load_module, say
+from cairn.state.weights import open_pretrained
+from cairn.storage.store import StoreURI
+from cairn.storage.training import processes
+
+
+class EasyBridgeMixin:
+    """Loads pretrained weights, and gives ours back to PyTorch, a folder, a store or the hub."""
+
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
+
+    @classmethod
+    def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
+        """Returns the class that `from_pretrained` makes of a config; this one."""
+        return cls
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str] | StoreURI,
+        *,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        auto_shard_model: bool = True,
+        mesh: Mesh | None = None,
+        partition_rules: Any = None,
+        sharding_axis_dims: Sequence[int] | None = None,
+        sharding_axis_names: Sequence[str] | None = None,
+        device: Any = None,
+        config_kwargs: Mapping[str, Any] | None = None,
+        quantization_platform: Any = None,
+        quantization_method: Any = None,
+        quantization_block_size: int = DEFAULT_BLOCK_SIZE,
+        quantization_pattern: str | None = None,
+        quantize_tensors: bool = True,
+        revision: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+        verbose: bool = False,
+    ) -> Self:
+        """A model with pretrained weights, each one read and placed by itself.
+
+        Args:
+            pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
+                ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
+                "run@alias", "run/steps/N"); or a hub id such as "org/name".
+            dtype: of the computation.
+            param_dtype: of the floating weights; None keeps the stored dtypes.
+            precision: of matrix multiplications.
+            auto_shard_model: spread the weights over the mesh; else all go to one device.
+            mesh: the mesh; by default the one that `sharding_axis_dims` make of all devices.
+            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
+                config's, else the axis names that the layers gave their parameters.
+            sharding_axis_dims: mesh of the config.
+            sharding_axis_names: axes of that mesh.
+            device: the one device, without `auto_shard_model`; the first one by default.
+            config_kwargs: keys that replace those of config.json, or options of ours such as
+                `scan_layers`; of a run, fields of the config it was saved with.
+            quantization_platform: where weights are quantized: None, "jax", or the platform in
+                use; the numbers are the same on each.
+            quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize each
+                weight once it is placed. The result is what loading and then `quantize` gives.
+            quantization_block_size: inputs that share a scale, -1 for all of them.
+            quantization_pattern: regular expression, searched in the "/"-joined path of each
+                layer; None for all layers.
+            quantize_tensors: False is the explicit form of no quantization_method, and contradicts
+                one.
+            revision: branch, tag or commit on the hub.
+            token: of the hub.
+            local_files_only: take a hub id from the local cache alone.
+            verbose: say on stderr what is being loaded.
+
+        Raises:
+            ArgumentError: arguments contradict each other, or the weights can't be quantized so.
+            NotFoundError: nothing is there, or no safetensors (pickled weights are never read).
+            ConfigError: the family is unknown, or config.json asks for what can't be done.
+            ConversionError: tensors are missing, unexpected, mis-shaped or of an unsupported
+                type; all are listed.
+            ShardingError: weights don't divide over the mesh; all are listed.
+        """
+        axes = {
+            "sharding_axis_dims": sharding_axis_dims,
+            "sharding_axis_names": sharding_axis_names,
+        }
+        given: dict[str, Any] = {
+            name: tuple(value) for name, value in axes.items() if value is not None
+        }
+        request = QuantizationRequest(
+            method=quantization_method,
+            block_size=quantization_block_size,
+            pattern=quantization_pattern,
+            tensors=quantize_tensors,
+            platform=quantization_platform,
+        )
+        if is_run(pretrained_model_name_or_path):
+            _refuse_for_runs(revision=revision, token=token, local_files_only=local_files_only)
+            arguments = LoadArguments(
+                device=jax.local_devices()[0] if device is None else device,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                precision=precision,
+                auto_shard_model=auto_shard_model,
+                mesh=mesh,
+                partition_rules=partition_rules,
+                config_kwargs=config_kwargs,
+                verbose=verbose,
+                quantization_platform=quantization_platform,
+                quantization_method=quantization_method,
+                quantization_block_size=quantization_block_size,
+                quantization_pattern=quantization_pattern,
+                quantize_tensors=quantize_tensors,
+                **given,
+            )
+            run = str(pretrained_model_name_or_path)
+            return cast(Self, load_module(run, arguments, expected_class=cls))
+        found = open_pretrained(
+            pretrained_model_name_or_path,
+            config_kwargs={**(config_kwargs or {}), **given},
+            revision=revision,
+            token=token,
+            local_files_only=local_files_only,
+        )
+        say(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
+        place = placement(
+            found.config,
+            mesh=mesh,
+            partition_rules=partition_rules,
+            auto_shard_model=auto_shard_model,
+            device=device,
+        )
+        model = load_weights(
+            cls._class_for(found.config),
+            found,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            place=place,
+            quantization=None if request.method is None else request.settings,
+        )
+        return cast(Self, model)
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str] | StoreURI,
+        max_shard_size: int | str = "5GB",
+        *,
+        float_dtype: Any = None,
+    ) -> list[str]:
+        """Writes config.json, safetensors and tokenizer files that transformers loads.
+
+        Leaves go to the host one after the other. With several processes all must call this; the
+        first one writes.
+
+        Args:
+            save_directory: a folder, here or in a store.
+            max_shard_size: most bytes of tensors per file ("5GB").
+            float_dtype: cast floating weights to this, and make quantized ones floating again;
+                None keeps their dtypes.
+
+        Returns:
+            The names of the files written.
+
+        Raises:
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConfigError: the family can't express the model's options.
+            StorageError: the store refuses (full, forbidden, unreachable).
+        """
+        return write_folder(
+            cast(Any, self), save_directory, max_shard_size, float_dtype=float_dtype
+        )
+
+    def save_adapter(
+        self,
+        save_directory: str | os.PathLike[str] | StoreURI,
+        *,
+        base_model_name_or_path: str | None = None,
+    ) -> list[str]:
+        """Writes the model's adapters as `peft` loads them: `PeftModel.from_pretrained(base, dir)`.
+
+        The weights beside them are not written. With several processes all must call this; the
+        first one writes.
+
+        Args:
+            save_directory: a folder, here or in a store.
+            base_model_name_or_path: hub id or folder of the model that the adapters belong to,
+                for `AutoPeftModel`, which loads that too; None leaves it unsaid.
+
+        Returns:
+            The names of the files written.
+
+        Raises:
+            ArgumentError: the model has no adapters.
+            ConversionError: the model is of no known family, or adapters have no module in it.
+            StorageError: the store refuses (full, forbidden, unreachable).
+        """
+        return write_adapter(
+            cast(Any, self), save_directory, base_model_name_or_path=base_model_name_or_path
+        )
+
+    def load_adapter(
+        self,
+        name_or_path: str | os.PathLike[str] | StoreURI,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        local_files_only: bool = False,
+    ) -> Self:
+        """Gives the model the adapters of a folder that `save_adapter` or `peft` wrote.
+
+        Values and dtypes are the file's. The model gets adapters where the file has some, unless
+        it has just these already. A dropout that the adapters were trained with is not applied.
+
+        Args:
+            name_or_path: a folder, here or in a store, or a hub id.
+            revision: branch, tag or commit on the hub.
+            token: of the hub.
+            local_files_only: take a hub id from the local cache alone.
+
+        Returns:
+            The model, floating or quantized as it was.
+
+        Raises:
+            NotFoundError: nothing is there, or no safetensors (pickle is never read).
+            ConversionError: the adapter is more than plain LoRA, has ranks or scales that differ
+                between layers, or does not fit the model; all problems are listed.
+            ArgumentError: the model has other adapters.
+        """
+        read_adapter(
+            cast(Any, self),
+            name_or_path,
+            revision=revision,
+            token=token,
+            local_files_only=local_files_only,
+        )
+        return self
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload model",
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        max_shard_size: int | str = "5GB",
+        float_dtype: Any = None,
+    ) -> str:
+        """Uploads what `save_pretrained` writes; the URL of the commit.
+
+        With several processes all must call this; the first one uploads.
+
+        Args:
+            repo_id: "name" or "org/name"; made if it is not there.
+            commit_message: of the commit.
+            private: for a new repository; None for the account's default.
+            token: of the hub; else the stored one, or HF_TOKEN.
+            revision: branch to commit to.
+            max_shard_size: most bytes of tensors per file.
+            float_dtype: cast floating weights to this.
+        """
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, max_shard_size, float_dtype=float_dtype)
+
+            def upload() -> str:
+                api = HfApi(token=token)
+                repository = api.create_repo(repo_id, private=private, exist_ok=True)
+                commit = api.upload_folder(
+                    repo_id=repository.repo_id,
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    revision=revision,
+                )
+                return str(commit.commit_url)
+
+            return processes.agree(upload)
+
+    def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
+        """The weights as PyTorch tensors, for `load_state_dict(strict=True)` of transformers.
+
+        Every dtype stays as it is, bfloat16 included. Tied weights come under both names, sharing
+        memory.
+
+        Args:
+            float_dtype: cast floating weights to this, and make quantized ones floating again.
+
+        Raises:
+            ArgumentError: PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+        """
+        torch = _module("torch")
+        table, sources = model_streams(cast(Any, self), float_dtype_name=float_dtype)
+        tensors = {}
+        for source in sources:
+            stream = whole(source)
+            # NumPy's bfloat16 is unknown to torch: the bits go over as integers.
+            bits = torch.from_numpy(stream.view(f"u{stream.dtype.itemsize}"))
+            tensors[source.name] = bits.view(getattr(torch, stream.dtype.name))
+        aliases = {alias: tensors[name] for alias, name in table.aliases.items()}
+        return tensors | aliases
+
+    def to_pytorch(self, *, float_dtype: Any = None) -> Any:
+        """The `transformers` model with these weights, in evaluation mode.
+
+        Args:
+            float_dtype: as in `to_torch`.
+
+        Raises:
+            ArgumentError: transformers or PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConfigError: the family can't express the model's options.
+        """
+        torch, transformers = _module("torch"), _module("transformers")
+        tensors = self.to_torch(float_dtype=float_dtype)
+        data = self.config.to_hf()
+        config = transformers.AutoConfig.for_model(data.pop("model_type"), **data)
+        floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
+        usual = max(set(floating), key=floating.count, default=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=usual)
+        model.load_state_dict(tensors, strict=True)
+        return model.eval()
+
+
+def _refuse_for_runs(**arguments: Any) -> None:
+    given = [f"{name}={value!r}" for name, value in arguments.items() if value]
+    if given:
+        raise ArgumentError(
+            path=given[0].partition("=")[0],
+            expected="a hub id with it",
+            found="a Cairn run",
+            next_step="leave it out",
+        )
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise ArgumentError(
+            path=name,
+            expected=f"the package {name!r}",
+            found="it is not installed",
+            next_step="pip install 'cairn-checkpoints[torch]'",
+        ) from exc

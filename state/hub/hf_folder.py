@@ -1,0 +1,183 @@
+"""Writes a model in memory as a Hugging Face folder, in any store."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cairn.state.adapt import PackedParam, QuantizedWeight, adaptable_layers
+from cairn.state.conversion import Array, MemoryLeaf, Rule, RuleTable, float_dtype, match, streams
+from cairn.state.errors import ConversionError
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import gather_leaf
+from cairn.state.weights import CONFIG_FILE, INDEX_FILE, hf_config, rule_table
+from cairn.storage.safetensors import (
+    TensorSource,
+    plan_shards,
+    write_index,
+    write_shard,
+)
+from cairn.storage.store import Files, StoreURI, open_files, parse_uri
+from cairn.storage.training import processes
+
+
+class _Weights:
+    """A model's weights by path; fetched to the host when read, or before, in one order.
+
+    A quantized weight stands for the floating one, which is made when it is fetched.
+    """
+
+    def __init__(self, model: Any) -> None:
+        params = nnx.state(model, nnx.All(nnx.Param, nnx.Not(PackedParam)))
+        self.arrays: dict[str, jax.Array | QuantizedWeight] = {
+            named.path: named.leaf for named in named_leaves(params)
+        }
+        kernels = ((f"{path}/kernel", layer.kernel) for path, layer in adaptable_layers(model))
+        self.arrays |= {path: one for path, one in kernels if isinstance(one, QuantizedWeight)}
+        self.fetched: dict[str, Array] = {}
+
+    def fetch(self, path: str) -> Array:
+        ready = self.fetched.get(path)
+        if ready is not None:
+            return ready
+        array = self.arrays[path]
+        if isinstance(array, QuantizedWeight):
+            array = array.unpack().get_value()
+        return np.asarray(gather_leaf(array))
+
+    def leaf(self, path: str) -> MemoryLeaf:
+        array = self.arrays[path]
+        return MemoryLeaf(tuple(array.shape), np.dtype(array.dtype), lambda: self.fetch(path))
+
+
+def model_streams(
+    model: Any, *, float_dtype_name: Any = None
+) -> tuple[RuleTable, list[TensorSource]]:
+    """A model's weights under Hugging Face's names, and the table that they went by.
+
+    Raises:
+        ConversionError: weights that the family's rules don't know; adapters; or quantized weights
+            without a dtype to make of them.
+    """
+    table, _, sources = _streams(model, _Weights(model), float_dtype_name)
+    return table, sources
+
+
+def write_folder(
+    model: Any,
+    save_directory: str | os.PathLike[str] | StoreURI,
+    max_shard_size: int | str,
+    *,
+    float_dtype: Any,
+) -> list[str]:
+    """Weights first, config.json last, so that a folder that has it is complete.
+
+    Raises:
+        ConversionError: weights that the family's rules don't know; adapters; or quantized weights
+            without a dtype to make of them.
+        ConfigError: the family can't express the model's options.
+        StorageError: the store refuses.
+    """
+    weights = _Weights(model)
+    _, rules, sources = _streams(model, weights, float_dtype)
+    config = hf_config(model.config, [source.dtype for source in sources])
+    shards = plan_shards(sources, max_shard_size)
+    files = open_files(parse_uri(save_directory))
+    leaves_of = {name: rule.ours for rule in rules for name in rule.theirs}
+    for shard in shards:
+        if jax.process_count() > 1:
+            # Gathering is collective: every process does it, in one order, outside of threads.
+            paths = dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name])
+            weights.fetched = _fetched(weights, paths)
+        _on_first(partial(write_shard, files, shard.file_name, shard))
+    small: dict[str, bytes] = dict(model.config.tokenizer_files)
+    small[CONFIG_FILE] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
+    written = [shard.file_name for shard in shards]
+    if len(shards) > 1:
+        written.append(INDEX_FILE)
+
+    def finish() -> None:
+        if len(shards) > 1:
+            write_index(files, INDEX_FILE, shards)
+        _remove_stale(files, keep={*written})
+        _write_small(files, small)
+
+    _on_first(finish)
+    return [*written, *small]
+
+
+def _fetched(weights: _Weights, paths: Iterable[str]) -> dict[str, Array]:
+    """The weights on process 0; the others take part in gathering, and keep nothing."""
+    fetched = {}
+    for path in paths:
+        array = weights.fetch(path)
+        if jax.process_index() == 0:
+            fetched[path] = array
+    return fetched
+
+
+def _on_first(write: Callable[[], object]) -> None:
+    """Has process 0 write; all return once it has, or raise what it raised."""
+
+    def written() -> None:
+        write()
+
+    processes.agree(written)
+
+
+def _streams(
+    model: Any, weights: _Weights, dtype: Any
+) -> tuple[RuleTable, tuple[Rule, ...], list[TensorSource]]:
+    _check_form(model, dtype)
+    shapes = {path: tuple(array.shape) for path, array in weights.arrays.items()}
+    table = rule_table(model.config, shapes)
+    rules = match(table, ours=shapes, path=type(model).__name__)
+    leaves = {path: weights.leaf(path) for path in shapes}
+    made = streams(rules, leaves, dtype=float_dtype(dtype, argument="float_dtype"))
+    return table, rules, made
+
+
+def _check_form(model: Any, dtype: Any) -> None:
+    """Adapters and quantized weights have no place among a model's tensors."""
+    # A class that has the bridge alone knows of neither.
+    lora, quantization = getattr(model, "lora", None), getattr(model, "quantization", None)
+    if lora is not None:
+        raise ConversionError(
+            path=type(model).__name__,
+            expected="a model without adapters",
+            found=str(lora),
+            next_step="save_adapter() writes the adapters by themselves; "
+            "unwrap_lora_to_layers() merges them into the weights",
+        )
+    if quantization is not None and dtype is None:
+        raise ConversionError(
+            path=type(model).__name__,
+            expected="floating weights, or float_dtype= to make them of the quantized ones",
+            found=str(quantization),
+            next_step="pass float_dtype, such as 'bfloat16', to export what they stand for",
+        )
+
+
+def _remove_stale(files: Files, *, keep: set[str]) -> None:
+    """Weights of an earlier save, which readers would mix with these."""
+    for entry in files.list(""):
+        weights = entry.name.startswith("model") and entry.name.endswith(".safetensors")
+        if (weights or entry.name == INDEX_FILE) and entry.name not in keep:
+            files.delete_tree(entry.name)
+
+
+def _write_small(files: Files, contents: Mapping[str, bytes]) -> None:
+    for name, content in contents.items():
+        if "/" in name or name.startswith("."):
+            raise ConversionError(
+                path="tokenizer_files", expected="plain file names", found=repr(name)
+            )
+        with files.open_write(name) as sink:
+            sink.write(content)

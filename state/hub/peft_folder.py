@@ -1,0 +1,307 @@
+"""Adapters of a model in memory as a folder that `peft` loads, and back.
+
+The folder holds adapter_model.safetensors and adapter_config.json; weights come first, so that a
+folder with a config is complete. Pickled adapters are never read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cairn.state.adapt import LoraSettings, adaptable_layers
+from cairn.state.conversion import Array, Shape
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.hub.pretrained import put
+from cairn.state.names import TaskType
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import gather_leaf
+from cairn.state.weights import (
+    AdaptedModule,
+    Pair,
+    PeftConfig,
+    SourceFolder,
+    modules_of,
+    parse_json,
+    target_modules,
+)
+from cairn.storage.errors import NotFoundError
+from cairn.storage.safetensors import Shard, TensorSource, read_header, read_tensor, write_shard
+from cairn.storage.store import StoreURI, open_files, parse_uri
+from cairn.storage.training import processes
+
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "read_adapter", "write_adapter"]
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_TASKS = {TaskType.CAUSAL_LM: "CAUSAL_LM"}
+
+
+def write_adapter(
+    model: Any,
+    directory: str | os.PathLike[str] | StoreURI,
+    *,
+    base_model_name_or_path: str | None,
+) -> list[str]:
+    """Writes a model's adapters; the names of the files. All processes must call this.
+
+    Raises:
+        ArgumentError: the model has no adapters.
+        ConversionError: it is of no family, or some adapters have no module in it; all are listed.
+        StorageError: the store refuses.
+    """
+    settings = model.lora
+    if settings is None:
+        raise ArgumentError(
+            path="save_adapter",
+            expected="a model with adapters",
+            found=f"a {type(model).__name__} that has none",
+            next_step="call apply_lora_to_layers() first",
+        )
+    where = type(model).__name__
+    modules = modules_of(model.config, _kernels(model), path=where)
+    leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
+    _check_covered(leaves, modules, path=where)
+    adapted = [module for module in modules if any(f"{k}_lora_a" in leaves for k in module.kernels)]
+    tensors: dict[str, Array] = {}
+    ranks, alphas = {}, {}
+    for module in adapted:
+        down, up = module.to_peft([_pair(leaves, kernel) for kernel in module.kernels])
+        if down.shape[0] != settings.rank:
+            # A module of several kernels: its rank grows with their number, its scale does not.
+            ranks[re.escape(module.name)] = down.shape[0]
+            alphas[re.escape(module.name)] = settings.alpha * down.shape[0] / settings.rank
+        tensors[f"{_PREFIX}{module.name}.lora_A.weight"] = down
+        tensors[f"{_PREFIX}{module.name}.lora_B.weight"] = up
+    names = [module.name for module in adapted]
+    config = PeftConfig(settings.rank, settings.alpha, False, ranks, alphas).to_json(
+        modules=target_modules(names, [m.name for m in modules if m.name not in set(names)]),
+        task_type=_TASKS[model.model_task],
+        base_model_name_or_path=base_model_name_or_path,
+        fan_in_fan_out=any(module.inputs_first for module in adapted),
+    )
+    files = open_files(parse_uri(directory))
+
+    def write() -> None:
+        sources = tuple(_source(name, array) for name, array in tensors.items())
+        nbytes = sum(source.nbytes for source in sources)
+        write_shard(files, WEIGHTS_FILE, Shard(WEIGHTS_FILE, sources, nbytes))
+        with files.open_write(CONFIG_FILE) as sink:
+            sink.write((json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+    processes.agree(write)
+    return [WEIGHTS_FILE, CONFIG_FILE]
+
+
+def read_adapter(
+    model: Any,
+    directory: str | os.PathLike[str] | StoreURI,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> None:
+    """Gives a model the adapters of a folder, bit for bit; see `EasyBridgeMixin.load_adapter`.
+
+    Raises:
+        NotFoundError: nothing is there, or no safetensors.
+        ConversionError: it is more than plain LoRA, or does not fit the model; all is listed.
+        ArgumentError: the model has other adapters.
+    """
+    folder = SourceFolder.find(
+        directory,
+        hub_files=[CONFIG_FILE, WEIGHTS_FILE],
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+    )
+    raw = folder.read_bytes(CONFIG_FILE)
+    if raw is None or WEIGHTS_FILE not in folder.names():
+        raise NotFoundError(
+            path=folder.uri,
+            expected=f"{CONFIG_FILE} and {WEIGHTS_FILE}",
+            found=", ".join(folder.names()[:8]) or "nothing",
+            next_step="save the adapter with peft's save_pretrained: pickle is never read",
+        )
+    where = f"{folder.uri}/{CONFIG_FILE}"
+    config = PeftConfig.read(parse_json(raw, where), path=where)
+    kernels = _kernels(model)
+    modules = {one.name: one for one in modules_of(model.config, kernels, path=str(folder.uri))}
+    found = _modules_found(folder, modules, config)
+    settings = _settings(found, modules, config, kernels, path=str(folder.uri))
+    pairs: dict[str, Pair] = {}
+    for name, (down, up) in found.items():
+        module = modules[name]
+        made = module.to_ours(down, up, config.rank)
+        pairs |= dict(zip(module.kernels, made, strict=True))
+    _give(model, settings, pairs, path=str(folder.uri))
+
+
+def _kernels(model: Any) -> dict[str, Shape]:
+    """Shape of every kernel that can have adapters, by path; also of those that are quantized."""
+    return {f"{path}/kernel": tuple(layer.kernel.shape) for path, layer in adaptable_layers(model)}
+
+
+def _check_covered(leaves: Mapping[str, Any], modules: list[AdaptedModule], *, path: str) -> None:
+    covered = {f"{kernel}_lora_a" for module in modules for kernel in module.kernels}
+    problems = [leaf for leaf in leaves if leaf.endswith("_lora_a") and leaf not in covered]
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected="adapters beside matrices that are modules of the family",
+            found=f"{len(problems)} that are not",
+            next_step="leave these layers out by lora_pattern, or merge them: "
+            "unwrap_lora_to_layers()",
+            problems=problems,
+        )
+
+
+def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair | None:
+    if f"{kernel}_lora_a" not in leaves:
+        return None
+    a, b = (gather_leaf(leaves[f"{kernel}_lora_{letter}"]) for letter in "ab")
+    return np.asarray(a), np.asarray(b)
+
+
+def _source(name: str, array: Array) -> TensorSource:
+    def blocks(max_bytes: int) -> Iterator[Array]:
+        yield array
+
+    return TensorSource(name, tuple(array.shape), array.dtype, blocks)
+
+
+def _modules_found(
+    folder: SourceFolder, modules: Mapping[str, AdaptedModule], config: PeftConfig
+) -> dict[str, Pair]:
+    """`lora_A.weight` and `lora_B.weight` of every module in the file.
+
+    Raises:
+        ConversionError: tensors that are no plain LoRA of these modules; all are listed.
+    """
+    files, rel = folder.locate(WEIGHTS_FILE)
+    header = read_header(files, rel)
+    problems: list[str] = []
+    names: dict[str, dict[str, str]] = {}
+    for tensor in header.tensors:
+        match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
+        if match is None or match[1] not in modules:
+            problems.append(f"unexpected tensor: {tensor} {header.tensors[tensor].shape}")
+        else:
+            names.setdefault(match[1], {})[match[2]] = tensor
+    for name, tensors in names.items():
+        module, rank = modules[name], config.rank_of(name)
+        for letter, shape in (("A", (rank, module.inputs)), ("B", (module.outputs, rank))):
+            if letter not in tensors:
+                problems.append(f"missing tensor: {_PREFIX}{name}.lora_{letter}.weight {shape}")
+            elif (got := header.tensors[tensors[letter]].shape) != shape:
+                problems.append(f"shape of {tensors[letter]}: expected {shape}, found {got}")
+    if problems or not names:
+        weights = any(".base_layer." in tensor for tensor in header.tensors)
+        raise ConversionError(
+            path=f"{folder.uri}/{WEIGHTS_FILE}",
+            expected="A and B of modules that the model has",
+            found=f"{len(problems)} problem(s)" if names else "no adapters",
+            next_step="peft put the model's own weights beside adapters: save it with "
+            "save_embedding_layers=False, or merge it (merge_and_unload), and load the result"
+            if weights
+            else "load it into the model that it was trained for",
+            problems=problems,
+        )
+    return {
+        name: (
+            read_tensor(files, rel, tensors["A"], header=header),
+            read_tensor(files, rel, tensors["B"], header=header),
+        )
+        for name, tensors in names.items()
+    }
+
+
+def _settings(
+    found: Mapping[str, Pair],
+    modules: Mapping[str, AdaptedModule],
+    config: PeftConfig,
+    kernels: Mapping[str, Shape],
+    *,
+    path: str,
+) -> LoraSettings:
+    """One rank, one scale and one pattern for all layers.
+
+    Raises:
+        ConversionError: ranks or scales differ between layers.
+    """
+    sizes: dict[tuple[int, float], list[str]] = {}
+    for name, (down, up) in found.items():
+        module, rank = modules[name], down.shape[0]
+        ours = module.to_ours(down, up, config.rank)[0][0].shape[1]
+        sizes.setdefault((ours, config.scale(name, rank)), []).append(name)
+    if len(sizes) > 1:
+        raise ConversionError(
+            path=path,
+            expected="one rank and one scale for all layers",
+            found=f"{len(sizes)} kinds",
+            next_step="merge the adapter with peft (merge_and_unload), and load the result",
+            problems=[
+                f"rank {rank}, scale {scale}: {', '.join(names[:3])}"
+                f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+                for (rank, scale), names in sizes.items()
+            ],
+        )
+    ((rank, scale),) = sizes
+    paths = [kernel.removesuffix("/kernel") for name in found for kernel in modules[name].kernels]
+    others = {kernel.removesuffix("/kernel") for kernel in kernels} - set(paths)
+    return LoraSettings(rank, scale * rank, _pattern(paths, others))
+
+
+def _pattern(paths: list[str], others: set[str]) -> str:
+    """A regular expression that is found in these paths and in no others."""
+    shapes = dict.fromkeys(re.sub(r"(?<=/)\d+(?=/)", r"\\d+", re.escape(path)) for path in paths)
+    pattern = f"^(?:{'|'.join(shapes)})$"
+    if any(re.search(pattern, path) for path in others):
+        return f"^(?:{'|'.join(map(re.escape, paths))})$"
+    return pattern
+
+
+def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path: str) -> None:
+    """Puts adapters into a model, which gets its layers for them if it has none.
+
+    Raises:
+        ArgumentError: the model has adapters of another size, or elsewhere.
+    """
+    wanted = {
+        f"{kernel}_lora_{letter}": array
+        for kernel, pair in pairs.items()
+        for letter, array in zip("ab", pair, strict=True)
+    }
+    own = model.lora
+    if own is None:
+        model.apply_lora_to_layers(settings.rank, settings.alpha, settings.pattern)
+    leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
+    same = own is None or (own.rank, own.scale) == (settings.rank, settings.scale)
+    if not same or leaves.keys() != wanted.keys():
+        raise ArgumentError(
+            path=path,
+            expected=f"adapters as the model has them: {own}",
+            found=f"rank {settings.rank}, scale {settings.scale}, on {len(pairs)} layers",
+            next_step="call unwrap_lora_to_layers() first, or load into a model without adapters",
+        )
+    tree = nnx.state(model, nnx.LoRAParam)
+    placed = [
+        put(wanted[named.path], wanted[named.path].dtype, _place(named.leaf))
+        for named in named_leaves(tree)
+    ]
+    nnx.update(model, jax.tree.unflatten(jax.tree.structure(tree), placed))
+
+
+def _place(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf.sharding
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

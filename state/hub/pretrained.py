@@ -1,0 +1,150 @@
+"""Puts pretrained weights into a new model, tensor by tensor, where each part belongs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.conversion import Array, float_dtype, is_floating, match
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import module_plan
+from cairn.state.weights import Pretrained, rule_table
+
+Model = TypeVar("Model", bound=nnx.Module)
+Placement = Callable[[Any], Mapping[str, Sharding]]
+
+
+def load_weights(
+    model_class: type[Model],
+    found: Pretrained,
+    *,
+    dtype: Any,
+    param_dtype: Any,
+    precision: Any,
+    place: Placement,
+    quantization: QuantizationSettings | None = None,
+) -> Model:
+    """A model with the weights that were found.
+
+    One tensor at a time is read, cast on the host and put where `place` says; no device ever holds
+    more than its share, and the host holds one rule's tensors.
+
+    Args:
+        model_class: made abstractly first, so that it must not look at its weights in `__init__`.
+        found: config and weights.
+        dtype: of the computation.
+        param_dtype: floating weights are cast to this; None keeps each one's own.
+        precision: of matrix multiplications.
+        place: abstract weights -> path -> sharding.
+        quantization: quantizes each kernel as soon as it is placed.
+
+    Raises:
+        ArgumentError: the model can't be quantized so.
+        ConversionError: tensors are missing, unexpected or mis-shaped; all are listed.
+    """
+    cast = float_dtype(param_dtype, argument="param_dtype")
+    options = {
+        "dtype": float_dtype(dtype, argument="dtype"),
+        "param_dtype": cast or _usual(found.weights.dtypes),
+        "precision": precision,
+    }
+
+    def make() -> Model:
+        made: Model = model_class(found.config, **options, rngs=nnx.Rngs(0))
+        return made
+
+    model = nnx.eval_shape(make)
+    layers: dict[str, Any] = {}
+    if quantization is not None:
+        # Once without arrays: it must be possible before anything is read.
+        method, size = quantization.method, quantization.group_size
+        nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
+        layers = layers_to_quantize(model, quantization)
+    graphdef, params, others = nnx.split(model, nnx.Param, ...)
+    leaves = {named.path: named.leaf for named in named_leaves(params)}
+    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    table = found.gguf_rules() or rule_table(found.config, shapes)
+    rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
+    shardings = place(params)
+    placed: dict[str, jax.Array] = {}
+    for rule in rules:
+        made = rule.op.to_ours([found.weights.read(name) for name in rule.theirs])
+        for path, values in zip(rule.ours, made, strict=True):
+            target = cast if cast is not None and is_floating(values.dtype) else values.dtype
+            array = put(values, target, shardings[path])
+            if path in layers and quantization is not None:
+                quantize_layer(layers[path], array, quantization)
+            else:
+                placed[path] = array
+    if quantization is not None:
+        model = filled(model, placed, quantization)
+        graphdef, params, others = nnx.split(model, nnx.Param, ...)
+    else:
+        ordered = [placed[path] for path in leaves]
+        params = jax.tree.unflatten(jax.tree.structure(params), ordered)
+    if jax.tree.leaves(others):
+        # What is no weight (random streams, statistics) starts as the class makes it.
+        others = jax.jit(lambda: nnx.split(make(), nnx.Param, ...)[2])()
+    made_of: Model = nnx.merge(graphdef, params, others)
+    return made_of
+
+
+def put(values: Array, dtype: np.dtype[Any], sharding: Sharding) -> jax.Array:
+    """A host array on its devices; each device gets a copy of its own part only."""
+
+    def part(index: Any) -> Array:
+        return np.array(values[index], dtype=dtype, order="C")
+
+    return jax.make_array_from_callback(values.shape, sharding, part, dtype=dtype)
+
+
+def placement(
+    config: EDPretrainedConfig,
+    *,
+    mesh: Mesh | None,
+    partition_rules: Any,
+    auto_shard_model: bool,
+    device: Any,
+) -> Placement:
+    """Decides where weights go: with `auto_shard_model` over the mesh, else all on one device.
+
+    Raises:
+        ArgumentError: one device and a mesh are both asked for, or one device of many processes.
+        ShardingError: from the returned function, if weights don't divide over the mesh.
+    """
+    if auto_shard_model:
+        if device is not None:
+            raise ArgumentError(
+                path="device",
+                expected="auto_shard_model=False",
+                found=f"device={device} and auto_shard_model=True",
+            )
+
+        def over_mesh(params: Any) -> Mapping[str, Sharding]:
+            report = module_plan(params, config, partition_rules, mesh).raise_for_problems()
+            return {leaf.path: NamedSharding(report.mesh, leaf.spec) for leaf in report.leaves}
+
+        return over_mesh
+    if jax.process_count() > 1:
+        raise ArgumentError(
+            path="auto_shard_model=False",
+            expected="one process",
+            found=f"{jax.process_count()}: one device can't be seen by all of them",
+            next_step="leave auto_shard_model on",
+        )
+    one = SingleDeviceSharding(jax.local_devices()[0] if device is None else device)
+    return lambda params: {named.path: one for named in named_leaves(params)}
+
+
+def _usual(dtypes: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+    floating = Counter(dtype for dtype in dtypes.values() if is_floating(dtype))
+    return floating.most_common(1)[0][0] if floating else np.dtype(np.float32)

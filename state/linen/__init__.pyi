@@ -1,0 +1,2 @@
+from .decoder import LinenDecoderForCausalLM as LinenDecoderForCausalLM
+from .model import EDPretrainedModel as EDPretrainedModel

@@ -1,0 +1,309 @@
+"""The one decoder as a Linen model, through Flax's own bridge."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx
+from flax.core import unfreeze
+from flax.nnx.bridge import wrappers
+
+from cairn.state.adapt import abstract_model, build_model, module_settings
+from cairn.state.config import DecoderConfig, FrozenJSON
+from cairn.state.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError
+from cairn.state.linen.model import EDPretrainedModel
+from cairn.state.module import CausalLMOutput, EasyDeLBaseModule, GenerationOutput, KVCache
+from cairn.state.paths import rebuild
+
+__all__ = ["LinenDecoderForCausalLM", "linen_decoder"]
+
+
+def linen_decoder(config: DecoderConfig, settings: Any) -> linen.Module:
+    """Returns `DecoderForCausalLM` as a Linen module.
+
+    `module.init(key, input_ids)` makes parameters, and `module.apply({"params": params}, ...)`
+    takes what the NNX module's call takes. Their tree is that of the NNX module: layers have
+    numbers as keys.
+
+    Args:
+        config: shape and options.
+        settings: as `cairn.state.adapt.models.module_settings` gives them.
+    """
+    return nnx.bridge.to_linen(_build, config, settings=FrozenJSON(settings), metadata_fn=None)
+
+
+class LinenDecoderForCausalLM(EDPretrainedModel):
+    """The decoder of all families, for code that is written for Linen.
+
+    The same layers as `DecoderForCausalLM`, not a second implementation: `to_nnx` and `from_nnx`
+    go between the two without copying an array.
+
+        model = LinenDecoderForCausalLM.from_pretrained("org/name")
+        state = TrainState.create(params=model.params, tx=tx, apply_fn=model)
+        loss = model(input_ids, labels=input_ids, params=state.params).loss
+    """
+
+    config: DecoderConfig
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        module: linen.Module | None = None,
+        input_shape: tuple[int, ...] = (1, 1),
+        seed: int = 0,
+        dtype: Any = jnp.float32,
+        _do_init: bool = True,
+        *,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        settings: Any = None,
+    ) -> None:
+        """Makes the model; the arguments that are not listed are `EDPretrainedModel`'s.
+
+        Args:
+            config: shape and options.
+            module: by default what `linen_decoder` makes.
+            input_shape: (batch, tokens) of the input that the module is initialised with.
+            seed: of the initial parameters.
+            dtype: dtype of the computation.
+            _do_init: make new parameters.
+            param_dtype: dtype of the parameters.
+            precision: of matrix multiplications.
+            settings: all settings at once, as `cairn.state.adapt.models.module_settings` gives
+                them; instead of `dtype`, `param_dtype` and `precision`.
+        """
+        if settings is None:
+            settings = {
+                "dtype": np.dtype(dtype).name,
+                "param_dtype": np.dtype(param_dtype).name,
+                "precision": precision.name.lower()
+                if isinstance(precision, jax.lax.Precision)
+                else precision,
+            }
+        self.settings = FrozenJSON(settings, name="settings")
+        module = linen_decoder(config, self.settings) if module is None else module
+        dtype = self.settings.get("dtype") or dtype
+        super().__init__(config, module, input_shape, seed, dtype, _do_init)
+
+    def __call__(  # type: ignore[override]  # names what the base class takes as **inputs
+        self,
+        input_ids: jax.Array,
+        attention_mask: jax.Array | None = None,
+        position_ids: jax.Array | None = None,
+        labels: jax.Array | None = None,
+        past_key_values: KVCache | None = None,
+        params: Any = None,
+    ) -> CausalLMOutput:
+        """Logits of every token, and the loss if labels are given; compiled.
+
+        Args:
+            input_ids: token ids (batch, tokens).
+            attention_mask: 1 for tokens, 0 for padding: (batch, tokens), or with a cache
+                (batch, slots of the cache), as `prepare_inputs_for_generation` extends it.
+            position_ids: position of each token.
+            labels: the tokens themselves, -100 where they don't count.
+            past_key_values: keys and values of earlier tokens; a new one comes back as `cache`.
+            params: by default the model's.
+
+        Raises:
+            ArgumentError: shapes that don't go together.
+            TreeStructureError: if `params` are not the model's; lists every difference.
+        """
+        if past_key_values is not None and attention_mask is not None:
+            slots = past_key_values.valid.shape
+            if attention_mask.shape == slots:
+                valid = attention_mask.astype(jnp.bool_)
+                past_key_values, attention_mask = past_key_values.replace(valid=valid), None
+        inputs = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "labels": labels,
+            "cache": past_key_values,
+        }
+        given = {name: value for name, value in inputs.items() if value is not None}
+        outputs: CausalLMOutput = _forward(self.module, self._fitting(params), input_ids, given)
+        return outputs
+
+    def generate(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        params: Any = None,
+        **arguments: Any,
+    ) -> GenerationOutput:
+        """Continues each prompt; the arguments are those of `DecoderForCausalLM.generate`."""
+        return self.to_nnx(params).generate(input_ids, attention_mask, **arguments)
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    def get_input_embeddings(self, params: Any = None) -> Any:
+        """Returns the matrix that tokens are looked up in, (vocabulary, hidden)."""
+        return self._fitting(params)["model"]["embed_tokens"]["embedding"]
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Replaces that matrix; with tied embeddings it is the output's too.
+
+        Raises:
+            ArgumentError: if it has another shape.
+        """
+        self._set(("model", "embed_tokens", "embedding"), self._matrix(value))
+
+    def get_output_embeddings(self, params: Any = None) -> Any:
+        """Returns the matrix that gives logits, (vocabulary, hidden); tied: the input's.
+
+        Raises:
+            ArgumentError: if it is quantized.
+        """
+        if self.config.tie_word_embeddings:
+            return self.get_input_embeddings(params)
+        kernel = self._fitting(params)["lm_head"]["kernel"]
+        if isinstance(kernel, dict):
+            raise self._quantized("get_output_embeddings")
+        return kernel.T
+
+    def set_output_embeddings(self, value: Any) -> None:
+        """Replaces that matrix; with tied embeddings it is the input's too.
+
+        Raises:
+            ArgumentError: if it has another shape, or the present one is quantized.
+        """
+        if self.config.tie_word_embeddings:
+            self.set_input_embeddings(value)
+            return
+        if isinstance(self.params["lm_head"]["kernel"], dict):
+            raise self._quantized("set_output_embeddings")
+        self._set(("lm_head", "kernel"), self._matrix(value).T)
+
+    def get_decoder(self, params: Any = None) -> dict[str, Any]:
+        """Returns the parameters of embedding, layers and final norm: all but the output head."""
+        decoder: dict[str, Any] = self._fitting(params)["model"]
+        return decoder
+
+    def set_decoder(self, value: Any) -> None:
+        """Replaces these parameters.
+
+        Raises:
+            TreeStructureError: if they are not exactly the decoder's; lists every difference.
+        """
+        self.params = {**self.params, "model": value}
+
+    def init_cache(self, batch_size: int, max_length: int) -> KVCache:
+        """Returns an empty cache with room for `max_length` tokens in each row.
+
+        Raises:
+            ArgumentError: if a size is below 1.
+        """
+        cache: KVCache = nnx.merge(*self._graph).init_operations_cache(batch_size, max_length)
+        return cache
+
+    # -- the NNX form --------------------------------------------------------------------------
+
+    def to_nnx(self, params: Any = None) -> DecoderForCausalLM:
+        """Returns the same model as an NNX module, around the same arrays."""
+        graphdef, state = self._graph
+        given = rebuild(state, self._fitting(params), path="params")
+        model: DecoderForCausalLM = nnx.merge(graphdef, given)
+        return model
+
+    @classmethod
+    def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
+        """Returns the Linen form of a decoder, around the same arrays.
+
+        Raises:
+            ArgumentError: if it is no decoder.
+        """
+        if not isinstance(model, DecoderForCausalLM):
+            raise ArgumentError(
+                path=f"{cls.__name__}.from_nnx",
+                expected="a DecoderForCausalLM",
+                found=type(model).__name__,
+            )
+        made = cls(model.config, settings=module_settings(model), _do_init=False)
+        made.params = nnx.to_pure_dict(nnx.state(model))
+        return made
+
+    @classmethod
+    def nnx_class(cls) -> type[DecoderForCausalLM]:
+        """Returns the class that `from_pretrained` loads through."""
+        return DecoderForCausalLM
+
+    @functools.cached_property
+    def _graph(self) -> tuple[Any, Any]:
+        """Static structure and abstract state of the NNX form."""
+        split: tuple[Any, Any] = nnx.split(
+            abstract_model(DecoderForCausalLM, self.config, self.settings)
+        )
+        return split
+
+    def _init_variables(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+        variables = unfreeze(self.module.init(rng, jnp.zeros(input_shape, jnp.int32)))
+        # The bridge sorts by type of Variable: quantized weights are a collection of their own.
+        return functools.reduce(_merged, variables.values())
+
+    def _params_with_axes(self) -> Any:
+        return _as_dict(self._graph[1])
+
+    def _matrix(self, value: Any) -> Any:
+        expected = (self.config.vocab_size, self.config.hidden_size)
+        if np.shape(value) != expected:
+            raise ArgumentError(
+                path="embeddings",
+                expected=f"shape {expected}, (vocabulary, hidden)",
+                found=f"shape {np.shape(value)}",
+            )
+        return jnp.asarray(value)
+
+    def _set(self, path: tuple[str, ...], value: Any) -> None:
+        def put(tree: dict[str, Any], rest: tuple[str, ...]) -> dict[str, Any]:
+            inner = value if len(rest) == 1 else put(tree[rest[0]], rest[1:])
+            return {**tree, rest[0]: inner}
+
+        self.params = put(self.params, path)
+
+    def _quantized(self, method: str) -> ArgumentError:
+        return ArgumentError(
+            path=f"{type(self).__name__}.{method}",
+            expected="a floating output head",
+            found="a quantized one",
+            next_step="use the model that was quantized",
+        )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(module: linen.Module, params: Any, input_ids: jax.Array, inputs: Any) -> Any:
+    return module.apply({"params": params}, input_ids, **inputs)
+
+
+def _build(config: DecoderConfig, *, settings: Any, rngs: nnx.Rngs) -> DecoderForCausalLM:
+    """The NNX module that the bridge wraps.
+
+    When the Linen module is applied, all of its weights come from the caller: then it is built
+    without arrays, rather than with random ones that are thrown away.
+    """
+    outer = wrappers.current_linen_module()
+    if outer is not None and not outer.is_initializing():
+        abstract: DecoderForCausalLM = abstract_model(DecoderForCausalLM, config, settings)
+        return abstract
+    built: DecoderForCausalLM = build_model(DecoderForCausalLM, config, settings, rngs)
+    return built
+
+
+def _merged(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Two nested dicts of different leaves as one."""
+    both = {**one, **other}
+    return {
+        key: _merged(one[key], other[key]) if key in one and key in other else value
+        for key, value in both.items()
+    }
+
+
+def _as_dict(node: Any) -> Any:
+    """An NNX State as nested plain dicts, with its Variables as they are."""
+    if isinstance(node, nnx.Variable):
+        return node
+    return {key: _as_dict(inner) for key, inner in node.items()}

@@ -1,0 +1,449 @@
+"""EDPretrainedModel: the base of models in Flax Linen, with their parameters beside them."""
+
+import json
+import os
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen, nnx
+from flax.core import meta, unfreeze
+from jax.sharding import Mesh, NamedSharding
+
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, NotInitializedError
+from cairn.state.module import EasyDeLBaseModule
+from cairn.state.paths import named_leaves, rebuild
+from cairn.state.sharding import DEFAULT_AXIS_RULES, axis_units, check_rules, leaf_bytes, plan
+from cairn.storage.store import StoreURI
+
+__all__ = ["EDPretrainedModel", "model_markdown"]
+
+
+class EDPretrainedModel:
+    """A Linen module, its configuration and its parameters.
+
+    The parameters are a nested dict at `params`; every method that needs them takes others as
+    `params=`, so that a function of them can be differentiated and compiled. A subclass says how
+    the module is called (`__call__`), where its embeddings are, and how its caches are made; for
+    what crosses over to other formats it gives `to_nnx` and `from_nnx`, the same model as a module
+    of ours.
+
+    Attributes:
+        module: the Linen module.
+        input_shape: shape of the input that the module is initialised with: (batch, tokens).
+        seed: of the initial parameters.
+        dtype: dtype of the computation.
+    """
+
+    def __init__(
+        self,
+        config: EDPretrainedConfig,
+        module: linen.Module,
+        input_shape: tuple[int, ...] = (1, 1),
+        seed: int = 0,
+        dtype: Any = jnp.float32,
+        _do_init: bool = True,
+    ) -> None:
+        """Makes the model.
+
+        Args:
+            config: shape and options.
+            module: takes integers of `input_shape`; its `params` are the model's.
+            input_shape: of the input that the module is initialised with.
+            seed: of the initial parameters.
+            dtype: dtype of the computation, as the module has it.
+            _do_init: make new parameters; without, the model is abstract, and they are passed to
+                each call or set as `params`.
+        """
+        self._config = config
+        self.module = module
+        self.input_shape = tuple(input_shape)
+        self.seed = seed
+        self.dtype = floating_dtype(dtype, argument="dtype")
+        self._params: Any = None
+        if _do_init:
+            self._params = self.init_weights(jax.random.key(seed))
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    @property
+    def config(self) -> EDPretrainedConfig:
+        """The configuration."""
+        return self._config
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the configuration."""
+        return self.config.mesh
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters.
+
+        Raises:
+            NotInitializedError: if the model was made with `_do_init=False` and has none yet.
+        """
+        if self._params is None:
+            raise NotInitializedError(
+                path=f"{type(self).__name__}.params",
+                expected="parameters",
+                found="none: the model was made with _do_init=False",
+                next_step="pass params= to the call, or set model.params",
+            )
+        params: dict[str, Any] = self._params
+        return params
+
+    @params.setter
+    def params(self, params: Any) -> None:
+        self._params = self._fitting(params)
+
+    @property
+    def params_shape_tree(self) -> dict[str, Any]:
+        """The parameters' shapes and dtypes; nothing is computed."""
+        if not hasattr(self, "_shapes"):
+            tree = self._params_with_axes()
+            self._shapes: dict[str, Any] = jax.tree.map(
+                lambda leaf: leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf,
+                tree,
+                is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
+            )
+        return self._shapes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parameters."""
+        tree = self.params_shape_tree if self._params is None else self._params
+        return sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+    def init_weights(self, rng: jax.Array, input_shape: tuple[int, ...] | None = None) -> Any:
+        """Returns new parameters.
+
+        Args:
+            rng: a JAX key.
+            input_shape: by default the model's.
+        """
+        shape = self.input_shape if input_shape is None else tuple(input_shape)
+
+        def init(rng: jax.Array) -> Any:
+            return meta.unbox(self._init_variables(rng, shape))
+
+        return jax.jit(init)(rng)
+
+    def get_named_sharding(
+        self, partition_rules: Any = None, mesh: Mesh | None = None
+    ) -> dict[str, NamedSharding | Any]:
+        """Returns the parameters' tree with a NamedSharding in place of each leaf.
+
+        Args:
+            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
+                config's, else the axis names that the module gives its parameters
+                (`linen.with_partitioning`), be they logical or a mesh's own.
+            mesh: by default the config's.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them.
+        """
+        rules = check_rules(partition_rules)
+        if rules is None:
+            rules = check_rules(self.config.get_partition_rules())
+        mesh = self.mesh if mesh is None else mesh
+        axis = self.config.partition_axis
+        logical = DEFAULT_AXIS_RULES if axis is None else axis.axis_rules()
+        axis_rules = {**{name: name for name in mesh.axis_names}, **logical}
+        tree = self._params_with_axes()
+        report = plan(
+            tree, mesh, rules=rules, axis_rules=axis_rules, units=axis_units(self.config)
+        ).raise_for_problems()
+        named: dict[str, Any] = report.shardings(self.params_shape_tree)
+        return named
+
+    # -- what a subclass defines ---------------------------------------------------------------
+
+    def __call__(self, input_ids: jax.Array, *args: Any, params: Any = None, **inputs: Any) -> Any:
+        """Runs the forward pass; the subclass's own."""
+        raise self._undefined("__call__")
+
+    def get_input_embeddings(self, params: Any = None) -> Any:
+        """Returns the matrix that tokens are looked up in, (vocabulary, hidden)."""
+        raise self._undefined("get_input_embeddings")
+
+    def set_input_embeddings(self, value: Any) -> None:
+        """Replaces the matrix that tokens are looked up in."""
+        raise self._undefined("set_input_embeddings")
+
+    def get_output_embeddings(self, params: Any = None) -> Any:
+        """Returns the matrix that gives logits, (vocabulary, hidden)."""
+        raise self._undefined("get_output_embeddings")
+
+    def set_output_embeddings(self, value: Any) -> None:
+        """Replaces the matrix that gives logits."""
+        raise self._undefined("set_output_embeddings")
+
+    def get_decoder(self, params: Any = None) -> Any:
+        """Returns the decoder's parameters."""
+        raise self._undefined("get_decoder")
+
+    def set_decoder(self, value: Any) -> None:
+        """Replaces the decoder's parameters."""
+        raise self._undefined("set_decoder")
+
+    def init_cache(self, batch_size: int, max_length: int) -> Any:
+        """Returns an empty cache with room for `max_length` tokens in each row."""
+        raise self._undefined("init_cache")
+
+    def to_nnx(self, params: Any = None) -> EasyDeLBaseModule:
+        """Returns the same model as an NNX module, around the same arrays."""
+        raise self._undefined("to_nnx")
+
+    @classmethod
+    def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
+        """Returns the Linen form of an NNX module, around the same arrays."""
+        raise NotImplementedError(f"{cls.__name__} does not define from_nnx")
+
+    @classmethod
+    def nnx_class(cls) -> type[EasyDeLBaseModule]:
+        """Returns the class that `from_pretrained` loads through."""
+        raise NotImplementedError(f"{cls.__name__} does not define nnx_class")
+
+    # -- generation ----------------------------------------------------------------------------
+
+    def can_generate(self) -> bool:
+        """Whether the model makes caches, and so can generate text."""
+        return type(self).init_cache is not EDPretrainedModel.init_cache
+
+    def prepare_inputs_for_generation(
+        self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
+    ) -> dict[str, Any]:
+        """Returns what the call takes besides the prompt, to begin to generate.
+
+        Args:
+            input_ids: integers (batch, tokens).
+            max_length: prompt and new tokens together.
+            attention_mask: 1 for tokens, 0 for padding, which is on the left.
+
+        Returns:
+            `past_key_values`, an empty cache; `attention_mask` (batch, max_length), which is 1 for
+            every slot that may be attended to, those of new tokens included; `position_ids` of the
+            prompt.
+
+        Raises:
+            ArgumentError: if `max_length` leaves no room for the prompt.
+        """
+        batch, tokens = input_ids.shape
+        if max_length < tokens:
+            raise ArgumentError(
+                path="max_length", expected=f"{tokens} or more, the prompt", found=max_length
+            )
+        extended = jnp.ones((batch, max_length), jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[None, :], (batch, tokens))
+        if attention_mask is not None:
+            mask = attention_mask.astype(jnp.int32)
+            extended = jax.lax.dynamic_update_slice(extended, mask, (0, 0))
+            positions = jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0)
+        return {
+            "past_key_values": self.init_cache(batch, max_length),
+            "attention_mask": extended,
+            "position_ids": positions,
+        }
+
+    def update_inputs_for_generation(self, outputs: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the next call takes besides one new token of each row.
+
+        Args:
+            outputs: of the last call; they carry the `cache`.
+            inputs: what the last call took.
+        """
+        return {
+            **inputs,
+            "past_key_values": outputs.cache,
+            "position_ids": inputs["position_ids"][:, -1:] + 1,
+        }
+
+    # -- other forms ---------------------------------------------------------------------------
+
+    def to_easydel_state(
+        self,
+        params: Any = None,
+        *,
+        tx: optax.GradientTransformation | None = None,
+        **create_arguments: Any,
+    ) -> EasyDeLState:
+        """Returns a training state of this model.
+
+        Args:
+            params: by default the model's.
+            tx: an optimizer; its state is made where the parameters are.
+            **create_arguments: more arguments of `EasyDeLState.create`.
+        """
+        model = self.to_nnx(params)
+        state: EasyDeLState = model.to_state(tx, **create_arguments)
+        return state
+
+    def to_pytorch(self, params: Any = None) -> Any:
+        """Returns the `transformers` model with these weights, in evaluation mode."""
+        return self.to_nnx(params).to_pytorch()
+
+    def to_8bit(
+        self, params: Any = None, *, group_size: int = 64, quantization_pattern: str = ".*"
+    ) -> Self:
+        """Returns the model with its matrices in int8 (method "8bit"); this one stays as it is.
+
+        The new model runs, generates and saves a state; it can't be trained.
+
+        Args:
+            params: by default the model's.
+            group_size: inputs that share a scale, -1 for all.
+            quantization_pattern: regular expression, searched in each layer's path.
+        """
+        model = self.to_nnx(params)
+        return self.from_nnx(model.quantize("8bit", group_size, quantization_pattern))
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str] | StoreURI,
+        params: Any = None,
+        max_shard_size: int | str = "5GB",
+        *,
+        float_dtype: Any = None,
+    ) -> list[str]:
+        """Writes config.json, safetensors and tokenizer files that transformers loads.
+
+        Args:
+            save_directory: a folder, here or in a store.
+            params: by default the model's.
+            max_shard_size: most bytes of tensors per file ("5GB").
+            float_dtype: cast floating weights to this; None keeps their dtypes.
+
+        Returns:
+            The names of the files written.
+        """
+        return self.to_nnx(params).save_pretrained(
+            save_directory, max_shard_size, float_dtype=float_dtype
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | StoreURI, **arguments: Any
+    ) -> Self:
+        """Returns a model with pretrained weights, each one read and placed by itself.
+
+        Args:
+            pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store, or a hub
+                id such as "org/name".
+            **arguments: those of `EasyDeLBaseModule.from_pretrained`: `dtype`, `param_dtype`,
+                `precision`, `auto_shard_model`, `mesh`, `partition_rules`, `sharding_axis_dims`,
+                `sharding_axis_names`, `device`, `config_kwargs` and others.
+
+        Raises:
+            FileNotFoundError: as `EasyDeLBaseModule.from_pretrained`.
+            ValueError: as `EasyDeLBaseModule.from_pretrained`.
+        """
+        model = cls.nnx_class().from_pretrained(pretrained_model_name_or_path, **arguments)
+        return cls.from_nnx(model)
+
+    # -- text ----------------------------------------------------------------------------------
+
+    def _md_info(self) -> str:
+        """Returns a page of Markdown: the configuration, and every parameter's shape and dtype."""
+        name = f"{type(self).__name__} ({self.config.model_type or 'no model type'})"
+        return model_markdown(name, self.config.to_dict(), self.params_shape_tree)
+
+    def __repr__(self) -> str:
+        elements = sum(prod(leaf.shape) for leaf in jax.tree.leaves(self.params_shape_tree))
+        held = "" if self._params is not None else ", without params"
+        return (
+            f"{type(self).__name__}(model_type={self.config.model_type!r}, "
+            f"{elements:,} parameters, dtype={self.dtype.name}{held})"
+        )
+
+    def __str__(self) -> str:
+        """The configuration and the module, for people."""
+        fields = "\n".join(f"  {key} = {value}" for key, value in self.config.to_dict().items())
+        return f"{self!r}\n{fields}"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _init_variables(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+        variables = self.module.init(rng, jnp.zeros(input_shape, jnp.int32))
+        return unfreeze(variables["params"])
+
+    def _params_with_axes(self) -> Any:
+        """The abstract parameters; one with axis names is an `nnx.Param` that carries them."""
+        boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
+        return jax.tree.map(_with_axes, boxed, is_leaf=_is_box)
+
+    def _fitting(self, params: Any) -> Any:
+        """Returns the given parameters, or else the model's, in the model's own tree.
+
+        Raises:
+            TreeStructureError: if they are not exactly the model's; lists every difference.
+        """
+        if params is None:
+            return self.params
+        path = f"params of {type(self).__name__}"
+        return rebuild(self.params_shape_tree, params, path=path)
+
+    def _undefined(self, name: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} does not define {name}")
+
+
+def _is_box(node: Any) -> bool:
+    return isinstance(node, meta.AxisMetadata)
+
+
+def _with_axes(node: Any) -> Any:
+    if not _is_box(node):
+        return node
+    names = getattr(node, "names", None)
+    return node.unbox() if names is None else nnx.Param(node.unbox(), axes=tuple(names))
+
+
+def model_markdown(name: str, config: Mapping[str, Any], params: Any) -> str:
+    """Returns a page about a model.
+
+    Args:
+        name: its title.
+        config: JSON.
+        params: arrays or ShapeDtypeStructs. Leaves whose paths differ only in numbers, as those of
+            a decoder's layers do, and that are alike share a row.
+    """
+    rows: dict[tuple[str, tuple[int, ...], str], int] = {}
+    elements = nbytes = 0
+    for named in named_leaves(params):
+        shape, dtype = tuple(np.shape(named.leaf)), str(named.leaf.dtype)
+        path = "/".join("*" if part.isdigit() else part for part in named.path.split("/"))
+        rows[path, shape, dtype] = rows.get((path, shape, dtype), 0) + 1
+        elements += prod(shape)
+        nbytes += leaf_bytes(named.leaf)
+    settings = [f"| {key} | `{json.dumps(value)}` |" for key, value in config.items()]
+    weights = [
+        f"| `{path}` | {' x '.join(map(str, shape)) or 'scalar'} | {dtype} | {count} "
+        f"| {prod(shape) * count:,} |"
+        for (path, shape, dtype), count in rows.items()
+    ]
+    lines = [
+        f"# {name}",
+        "",
+        f"{elements:,} parameters, {nbytes:,} bytes.",
+        "",
+        "## Configuration",
+        "",
+        "| field | value |",
+        "| --- | --- |",
+        *settings,
+        "",
+        "## Parameters",
+        "",
+        "| path | shape | dtype | how many | elements |",
+        "| --- | --- | --- | ---: | ---: |",
+        *weights,
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,205 @@
+"""Quantization and low-rank adapters of a module: the part of EasyDeLBaseModule for both."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from flax import nnx
+
+from cairn.state.adapt import (
+    LoraSettings,
+    PackedParam,
+    QuantizationSettings,
+    dequantize_layers,
+    give_adapters,
+    merge_layers,
+    quantize_layers,
+    unwrap_layers,
+)
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLQuantizationMethods
+from cairn.state.paths import named_leaves, own_variables, rebuild
+
+__all__ = ["ModuleAdaptationMixin"]
+
+
+class ModuleAdaptationMixin:
+    """Quantizes and adapts; the methods change the module in place and return it.
+
+    What can be quantized or adapted are the layers of the classes `nnx.Linear`,
+    `nnx.LinearGeneral` and `nnx.Einsum`, an untied output head among them. Embeddings, norms,
+    biases and a head that is tied to the embedding stay as they are.
+
+    Attributes:
+        quantization: how the module is quantized, None if it is not.
+        lora: which adapters the module has, None if it has none.
+    """
+
+    quantization: QuantizationSettings | None = None
+    lora: LoraSettings | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some weights are quantized."""
+        return bool(named_leaves(nnx.state(self, PackedParam)))
+
+    @property
+    def lora_is_enabled(self) -> bool:
+        """Whether the model has low-rank adapters."""
+        return bool(named_leaves(nnx.state(self, nnx.LoRAParam)))
+
+    def quantize(
+        self,
+        method: EasyDeLQuantizationMethods | str = EasyDeLQuantizationMethods.NF4,
+        group_size: int = 64,
+        quantization_pattern: str = ".*",
+    ) -> Self:
+        """Quantizes weights, each where it is: a sharded model is never gathered.
+
+        Adapters stay floating; only the weights beside them are quantized. Quantized weights can't
+        be trained: add adapters for that.
+
+        Args:
+            method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the module
+                `cairn.state.adapt.quantization` has the table of what they stand for.
+            group_size: inputs that share a scale, -1 for all; a layer with fewer is one group.
+            quantization_pattern: regular expression, searched in the "/"-joined path of each layer.
+
+        Raises:
+            ArgumentError: if the model is quantized already, the method is unknown, the pattern
+                matches no layer, or the group size does not divide the inputs of one. The model
+                is as it was.
+        """
+        settings = QuantizationSettings(
+            EasyDeLQuantizationMethods(method), group_size, quantization_pattern
+        )
+        if self.quantization is not None:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.quantize",
+                expected="a model that is not quantized",
+                found=str(self.quantization),
+                next_step="call dequantize() first",
+            )
+        quantize_layers(self, settings)
+        self.quantization = settings
+        return self
+
+    def dequantize(self) -> Self:
+        """Makes the quantized weights floating again, of the dtype they had.
+
+        What quantization rounded away does not come back.
+
+        Raises:
+            ArgumentError: if the model is not quantized.
+        """
+        if self.quantization is None:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.dequantize",
+                expected="a quantized model",
+                found="one that is not",
+                next_step="call quantize() first",
+            )
+        dequantize_layers(self)
+        del self.quantization
+        return self
+
+    def apply_lora_to_layers(
+        self,
+        lora_rank: int,
+        lora_alpha: float | None = None,
+        lora_pattern: str = ".*",
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Self:
+        """Adds low-rank adapters to layers; only the adapters are trained from then on.
+
+        A layer's output gets `(alpha / rank) (x A) B` added. A is random and B zero, so that the
+        model computes what it did until they are trained. On a quantized model this is QLoRA.
+
+        Args:
+            lora_rank: columns of A and rows of B.
+            lora_alpha: by default the rank, for a scale of 1.
+            lora_pattern: regular expression, searched in the "/"-joined path of each layer.
+            rngs: source of A (seed 0 by default).
+
+        Raises:
+            ArgumentError: if the model has adapters already, the rank is below 1, or the pattern
+                matches no layer. The model is as it was.
+        """
+        alpha: Any = lora_rank if lora_alpha is None else lora_alpha
+        settings = LoraSettings(lora_rank, alpha, lora_pattern)
+        if self.lora_is_enabled:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.apply_lora_to_layers",
+                expected="a model without adapters",
+                found=str(self.lora or "adapters of its own"),
+                next_step="call unwrap_lora_to_layers() first",
+            )
+        give_adapters(self, settings, rngs)
+        self.lora = settings
+        return self
+
+    def split_lora_params(self) -> tuple[nnx.State[Any, Any], nnx.State[Any, Any]]:
+        """Returns the parameters as (base, adapters); the module stays as it is.
+
+        Later changes of the module are its own: both stay as they are.
+
+        Raises:
+            ArgumentError: if the model has no adapters.
+        """
+        self._require_lora("split_lora_params")
+        adapters, base, _ = nnx.state(self, nnx.LoRAParam, nnx.Param, ...)
+        return own_variables(base), own_variables(adapters)
+
+    def merge_lora_params(self, lora: Any = None) -> Self:
+        """Merges adapters back: a given tree into the module, or the module's own into its weights.
+
+        Args:
+            lora: adapters as `split_lora_params` returned them, or a nested dict of the same
+                paths and shapes: they become the module's. None: what the adapters do is added to
+                the weights, and the adapters start again at nothing (B is zero). The model
+                computes the same, and can be trained further.
+
+        Raises:
+            ArgumentError: if the model has no adapters; or, without `lora`, if it is quantized.
+            TreeStructureError: if the given adapters are not exactly the module's; lists all.
+        """
+        self._require_lora("merge_lora_params")
+        if lora is not None:
+            own = nnx.state(self, nnx.LoRAParam)
+            nnx.update(self, rebuild(own, lora, path=f"adapters of {type(self).__name__}"))
+            return self
+        if self.quantization is not None:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.merge_lora_params",
+                expected="floating weights",
+                found=str(self.quantization),
+                next_step="call dequantize() first, or unwrap_lora_to_layers(), which does",
+            )
+        merge_layers(self)
+        return self
+
+    def unwrap_lora_to_layers(self) -> Self:
+        """Merges the adapters into the weights for good and removes them.
+
+        A quantized model becomes a floating one: merged weights are no longer what few bits hold.
+
+        Raises:
+            ArgumentError: if the model has no adapters.
+        """
+        self._require_lora("unwrap_lora_to_layers")
+        if self.quantization is not None:
+            self.dequantize()
+        merge_layers(self)
+        unwrap_layers(self)
+        del self.lora
+        return self
+
+    def _require_lora(self, method: str) -> None:
+        if self.lora is None:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.{method}",
+                expected="a model with adapters",
+                found="one that has none",
+                next_step="call apply_lora_to_layers() first",
+            )

@@ -1,0 +1,283 @@
+"""EasyDeLBaseModule: what every NNX model of ours can do, whatever its layers are.
+
+A subclass fills in `__init__` (its layers) and `__call__` (its forward pass), and nothing else. If
+its `__call__` does not name `labels` itself, this class takes them out of the call and adds the
+loss to what the forward pass returns.
+"""
+
+import inspect
+from collections.abc import Mapping
+from math import prod
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from cairn.state.adapt import PackedParam
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError
+from cairn.state.hub import EasyBridgeMixin
+from cairn.state.module.adaptation import ModuleAdaptationMixin
+from cairn.state.module.calls import ModuleCallMixin
+from cairn.state.module.flops import FlopsMixin
+from cairn.state.module.generation import EasyGenerationMixin
+from cairn.state.module.loss import LossConfig, causal_lm_loss, with_loss
+from cairn.state.module.operation_cache import OperationCacheMixin
+from cairn.state.module.sharding import ModuleShardingMixin
+from cairn.state.names import TaskType
+from cairn.state.paths import named_leaves, own_variables, rebuild
+from cairn.state.registry import register, shipped_decoder
+from cairn.state.sharding import mesh_of
+
+__all__ = ["EasyDeLBaseModule"]
+
+
+class EasyDeLBaseModule(
+    nnx.Module,
+    ModuleShardingMixin,
+    ModuleAdaptationMixin,
+    ModuleCallMixin,
+    EasyGenerationMixin,
+    EasyBridgeMixin,
+    OperationCacheMixin,
+    FlopsMixin,
+):
+    """Base of all models: configuration, graph, placement, dtype, loss, state.
+
+    Attributes:
+        config: the model's configuration; static and hashable.
+        dtype: dtype of the computation.
+        param_dtype: dtype of the parameters.
+        precision: matrix multiplication precision, None for JAX's default.
+    """
+
+    model_task: ClassVar[TaskType] = TaskType.CAUSAL_LM
+    config: EDPretrainedConfig
+
+    def __init__(
+        self,
+        config: EDPretrainedConfig,
+        dtype: Any = jnp.float32,
+        param_dtype: Any = jnp.float32,
+        precision: Any = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> None:
+        """Remembers the settings. `rngs` is for the subclass's layers; it is not kept."""
+        self.config = config
+        self.dtype = floating_dtype(dtype, argument="dtype")
+        self.param_dtype = floating_dtype(param_dtype, argument="param_dtype")
+        self.precision = _checked_precision(precision)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward = cls.__dict__.get("__call__")
+        if forward is not None and "labels" not in inspect.signature(forward).parameters:
+            # nnx looks methods up on the class, so this is where the loss has to be added.
+            cls.__call__ = with_loss(forward)  # type: ignore[method-assign]  # one per subclass
+        register(cls)
+
+    @classmethod
+    def _class_for(cls, config: EDPretrainedConfig) -> type[Any]:
+        """Returns the class that `from_pretrained` makes of a config: this one, or the decoder.
+
+        Raises:
+            ArgumentError: if this is the base class, and the config of no known family.
+        """
+        if cls is not EasyDeLBaseModule:
+            return cls
+        if isinstance(config, DecoderConfig):
+            return shipped_decoder()
+        raise ArgumentError(
+            path="EasyDeLBaseModule.from_pretrained",
+            expected="a model of a known family",
+            found=f"model_type {config.model_type!r}",
+            next_step="call from_pretrained on the model's own class",
+        )
+
+    def __call__(self, input_ids: jax.Array, **kwargs: Any) -> Any:
+        """Runs the forward pass; the subclass's own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __call__")
+
+    # -- information ---------------------------------------------------------------------------
+
+    @property
+    def model_type(self) -> str:
+        """The config's model type, such as "llama"."""
+        return self.config.model_type
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that the parameters are on, or else the config's."""
+        return mesh_of(nnx.state(self)) or self.config.mesh
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters as a nested dict of arrays."""
+        return self.split_params_dict()
+
+    @property
+    def graphtree_params_shape(self) -> dict[str, Any]:
+        """The parameters' shapes and dtypes, as a nested dict of ShapeDtypeStructs."""
+        shapes: dict[str, Any] = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params
+        )
+        return shapes
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the parameters hold."""
+        return sum(prod(named.leaf.shape) for named in named_leaves(nnx.state(self, nnx.Param)))
+
+    @property
+    def module_dtype(self) -> np.dtype[Any]:
+        """The dtype that most of the floating parameters' elements have."""
+        counts: dict[np.dtype[Any], int] = {}
+        for named in named_leaves(nnx.state(self, nnx.All(nnx.Param, nnx.Not(PackedParam)))):
+            if jnp.issubdtype(named.leaf.dtype, jnp.floating):
+                dtype = np.dtype(named.leaf.dtype)
+                counts[dtype] = counts.get(dtype, 0) + prod(named.leaf.shape)
+        return max(counts, key=counts.__getitem__) if counts else self.param_dtype
+
+    # -- graph ---------------------------------------------------------------------------------
+
+    @property
+    def trainable_filter(self) -> type[nnx.Variable[Any]]:
+        """The Variables that training changes: the adapters if there are any, else all."""
+        trainable: type[nnx.Variable[Any]] = nnx.LoRAParam if self.lora_is_enabled else nnx.Param
+        return trainable
+
+    @property
+    def graphdef(self) -> Any:
+        """The static part of the module."""
+        return nnx.graphdef(self)
+
+    @property
+    def graphstate(self) -> nnx.State[Any, Any]:
+        """The parameters that training changes; later changes of the module are its own."""
+        parameters: nnx.State[Any, Any] = own_variables(nnx.state(self, self.trainable_filter))
+        return parameters
+
+    @property
+    def graphother(self) -> nnx.State[Any, Any]:
+        """Everything that is in the module's state and not in `graphstate`."""
+        others: nnx.State[Any, Any] = own_variables(nnx.split(self, self.trainable_filter, ...)[2])
+        return others
+
+    def split_module(self) -> tuple[Any, nnx.State[Any, Any]]:
+        """Returns the module as (graphdef, state); later changes of the module are its own."""
+        graphdef, state = nnx.split(self)
+        return graphdef, own_variables(state)
+
+    def merge_module(self, graphdef: Any, state: nnx.State[Any, Any]) -> Self:
+        """Returns a module made of a graphdef and a state, as `split_module` gave them."""
+        merged: Self = nnx.merge(graphdef, state)
+        return merged
+
+    def split_params(self) -> nnx.State[Any, Any]:
+        """Returns the parameters as an NNX State; later changes of the module are its own."""
+        params: nnx.State[Any, Any] = own_variables(nnx.state(self, nnx.Param))
+        return params
+
+    def split_params_dict(self) -> dict[str, Any]:
+        """Returns the parameters as a nested dict of arrays."""
+        pure: dict[str, Any] = nnx.to_pure_dict(self.split_params())
+        return pure
+
+    def merge_params(self, params: Any) -> Self:
+        """Puts parameters, an NNX State or a nested dict, into the module and returns it.
+
+        Raises:
+            TreeStructureError: if they are not exactly the module's; lists every difference.
+        """
+        own = self.split_params()
+        nnx.update(self, rebuild(own, params, path=f"parameters of {type(self).__name__}"))
+        return self
+
+    def merge_params_dict(self, params_dict: Mapping[Any, Any]) -> Self:
+        """Puts a nested dict of parameters into the module and returns it.
+
+        Raises:
+            TreeStructureError: if they are not exactly the module's; lists every difference.
+        """
+        return self.merge_params(dict(params_dict))
+
+    # -- dtype ---------------------------------------------------------------------------------
+
+    def to_dtype(self, dtype: Any) -> Self:
+        """Casts the floating leaves to a dtype, in place, and returns the module.
+
+        Integers stay, and quantized weights with all their parts.
+
+        Raises:
+            ArgumentError: if there is no such dtype, or it is not floating.
+        """
+        wanted = floating_dtype(dtype, argument="dtype")
+
+        def cast(leaf: Any) -> Any:
+            return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        nnx.update(self, jax.tree.map(cast, nnx.state(self, nnx.Not(PackedParam))))
+        self.param_dtype = wanted
+        return self
+
+    def half(self) -> Self:
+        """Casts the floating leaves to float16."""
+        return self.to_dtype(jnp.float16)
+
+    def float(self) -> Self:
+        """Casts the floating leaves to float32."""
+        return self.to_dtype(jnp.float32)
+
+    # -- loss and state ------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        labels: jax.Array,
+        logits: jax.Array,
+        config: LossConfig | None = None,
+        *,
+        auxiliary_loss: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Returns the loss of logits against labels, and its parts; see `causal_lm_loss`."""
+        return causal_lm_loss(logits, labels, config, auxiliary_loss=auxiliary_loss)
+
+    def to_state(
+        self,
+        optimizer: optax.GradientTransformation | None = None,
+        **create_arguments: Any,
+    ) -> EasyDeLState:
+        """Returns the training state of this model.
+
+        Args:
+            optimizer: its state is initialised where the parameters are; None to leave it out.
+            create_arguments: more arguments of `EasyDeLState.create`.
+        """
+        return EasyDeLState.create(
+            model=self, tx=optimizer, init_opt_state=optimizer is not None, **create_arguments
+        )
+
+
+def _checked_precision(precision: Any) -> Any:
+    """Returns a precision that JAX knows.
+
+    Raises:
+        ArgumentError: a name that it does not know.
+    """
+    presets = jax.lax.DotAlgorithmPreset.__members__
+    if isinstance(precision, str) and precision.upper() not in presets:
+        try:
+            jax.lax.Precision(precision)
+        except ValueError as error:
+            raise ArgumentError(
+                path="precision",
+                expected="None, 'default', 'high', 'highest', or an algorithm such as "
+                "'BF16_BF16_F32'",
+                found=repr(precision),
+            ) from error
+    return precision

@@ -1,0 +1,179 @@
+"""FlopsMixin: how many floating point operations a forward pass takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
+
+from cairn.state.adapt import abstract_model, module_settings
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.errors import ArgumentError
+
+__all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
+
+
+class FlopsMixin:
+    """Floating point operations of any model: in closed form for the decoder, else counted."""
+
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
+
+    def flops_per_token(self, batch_size: int, sequence_length: int) -> float:
+        """Operations of the forward pass per token; training takes about three times as many.
+
+        Args:
+            batch_size: rows.
+            sequence_length: tokens of each row.
+
+        Raises:
+            ArgumentError: as `_flop`.
+        """
+        tokens = batch_size * sequence_length
+        return self._flop(self.config, batch_size, sequence_length) / max(tokens, 1)
+
+    def _flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
+        """Operations of one forward pass over a batch: matrix products, a multiply-add is two.
+
+        With a DecoderConfig this is `decoder_flops`, without adapters. Any other model's forward
+        pass is traced on shapes alone, and its matrix products and convolutions are counted, scans
+        with all of their steps. What is elementwise (norms, softmax) does not count in either.
+
+        Args:
+            config: the model's own, or another of its class.
+            batch_size: rows.
+            sequence_length: tokens of each row.
+
+        Raises:
+            ArgumentError: sizes below 1, a forward pass without `input_ids`, or one whose number
+                of operations is not known before it runs.
+        """
+        if batch_size < 1 or sequence_length < 1:
+            raise ArgumentError(
+                path="batch_size and sequence_length",
+                expected="1 or more",
+                found=f"{batch_size} and {sequence_length}",
+            )
+        if isinstance(config, DecoderConfig):
+            return decoder_flops(config, batch_size, sequence_length)
+        return self._counted_flop(config, batch_size, sequence_length)
+
+    def _counted_flop(self, config: Any, batch_size: int, sequence_length: int) -> int:
+        name = type(self).__name__
+        if "input_ids" not in inspect.signature(type(self).__call__).parameters:
+            raise ArgumentError(
+                path=f"{name}._flop",
+                expected="a forward pass that takes input_ids",
+                found=str(inspect.signature(type(self).__call__)),
+                next_step="override _flop in this model class",
+            )
+        module = self
+        if config != self.config:
+            module = abstract_model(type(self), config, module_settings(self))
+        graphdef, state = nnx.split(module)
+        ids = jax.ShapeDtypeStruct((batch_size, sequence_length), jnp.int32)
+
+        def forward(state: Any, ids: jax.Array) -> Any:
+            return jax.tree.leaves(nnx.merge(graphdef, state, copy=True)(input_ids=ids))
+
+        return matmul_flops(forward, state, ids)
+
+
+def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) -> int:
+    """Operations of one forward pass of the decoder: matrix products, a multiply-add is two.
+
+    With B rows of S tokens, L layers, model size D, N heads and K key/value heads of size H, feed-
+    forward size F and vocabulary V::
+
+        2 B S (L (D N H + 2 D K H + N H D + 2 S N H + 3 D F) + D V)
+
+    The attention term 2 S N H counts every pair of tokens, though half of them are masked: that is
+    what is computed. The output head counts whether tied or not; looking up embeddings is free.
+
+    Source: PaLM (arXiv 2204.02311, appendix B), with grouped heads, a gated feed-forward layer and
+        the forward pass alone.
+    """
+    model, head = config.hidden_size, config.head_size
+    queries, shared = config.num_attention_heads * head, config.kv_heads * head
+    projections = 2 * model * queries + 2 * model * shared
+    attention = 2 * sequence_length * queries
+    feed_forward = 3 * model * config.intermediate_size
+    layers = config.num_hidden_layers * (projections + attention + feed_forward)
+    return 2 * batch_size * sequence_length * (layers + model * config.vocab_size)
+
+
+def matmul_flops(function: Callable[..., Any], *args: Any) -> int:
+    """Operations of all matrix products and convolutions in one call; a multiply-add is two.
+
+    The function is only traced, on `jax.ShapeDtypeStruct`s if wanted. A scan's body counts once
+    for each of its steps, of a conditional's branches the largest one.
+
+    Raises:
+        ArgumentError: a product in a loop whose number of steps is only known when it runs, or in
+            a kernel that can't be looked into.
+    """
+    return _count(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def _count(jaxpr: Any) -> int:
+    return sum(_count_equation(equation) for equation in jaxpr.eqns)
+
+
+def _count_equation(equation: Any) -> int:
+    name, params = equation.primitive.name, equation.params
+    if name in _PRODUCTS:
+        return _PRODUCTS[name](equation)
+    inner = [_count(jaxpr) for jaxpr in jaxprs_in_params(params)]
+    if name == "cond":
+        return max(inner)
+    total = sum(inner)
+    if name == "scan":
+        return total * int(params["length"])
+    if name == "shard_map":
+        shape = params["mesh"].shape
+        return total * int(prod(shape[axis] for axis in params["newly_manual_axes"]))
+    if name in ("while", "pallas_call") and (total or name == "pallas_call"):
+        raise ArgumentError(
+            path="matmul_flops",
+            expected="matrix products whose number is known before the function runs",
+            found=f"a {name} equation",
+            next_step="override _flop in the model class",
+        )
+    return total
+
+
+def _outputs(equation: Any) -> int:
+    return int(prod(equation.outvars[0].aval.shape))
+
+
+def _dot_general(equation: Any) -> int:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval.shape
+    return 2 * _outputs(equation) * int(prod(left[axis] for axis in contracted))
+
+
+def _convolution(equation: Any) -> int:
+    kernel = equation.invars[1].aval.shape
+    features_out = equation.params["dimension_numbers"].rhs_spec[0]
+    each = int(prod(size for axis, size in enumerate(kernel) if axis != features_out))
+    return 2 * _outputs(equation) * each
+
+
+def _ragged_dot(equation: Any) -> int:
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    left = equation.invars[0].aval.shape
+    return 2 * _outputs(equation) * int(prod(left[axis] for axis in contracted))
+
+
+_PRODUCTS: dict[str, Callable[[Any], int]] = {
+    "dot_general": _dot_general,
+    "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_dot,
+}

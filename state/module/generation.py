@@ -1,0 +1,162 @@
+"""EasyGenerationMixin: greedy and sampled text generation, compiled once per shape bucket."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx, struct
+
+from cairn.state.config import EDPretrainedConfig
+from cairn.state.errors import ArgumentError
+from cairn.state.module.generation_arguments import (
+    checked_prompt,
+    checked_room,
+    checked_sampling,
+    config_value,
+    end_tokens,
+    padding_token,
+    sampling_key,
+)
+from cairn.state.module.generation_loop import Stop, with_cache, without_cache
+from cairn.state.module.kv_cache import KVCache
+
+
+class GenerationOutput(struct.PyTreeNode):
+    """What `generate` returns.
+
+    Attributes:
+        sequences: int32 (batch, tokens): each prompt as it was given, then the new tokens, then
+            padding. Ends with the longest row.
+        lengths: int32 (batch,): how many tokens each row got, the end-of-sequence token included.
+    """
+
+    sequences: jax.Array
+    lengths: jax.Array
+
+
+class EasyGenerationMixin:
+    """Generation for any causal language model; fast for those that take a `cache`."""
+
+    if TYPE_CHECKING:
+        config: EDPretrainedConfig
+        takes_cache: bool
+        init_operations_cache: Callable[..., KVCache]
+
+    def can_generate(self) -> bool:
+        """Whether the forward pass takes what `generate` passes: `input_ids`, `attention_mask`."""
+        parameters = inspect.signature(type(self).__call__).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return "input_ids" in parameters and ("attention_mask" in parameters or takes_any)
+
+    def generate(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        max_new_tokens: int = 20,
+        do_sample: bool | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        pad_token_id: int | None = None,
+        rng: Any = None,
+    ) -> GenerationOutput:
+        """Continues each prompt.
+
+        Without sampling arguments the likeliest token is taken each time. Prompts are padded to a
+        few lengths ("buckets") inside, so that nearby lengths share one compilation. The model runs
+        in evaluation mode (no dropout, running averages), and it is not changed.
+
+        With the same key, a row's tokens depend on its prompt and its number in the batch; not on
+        the other rows, nor on padding, but for the rounding of their logits.
+
+        Args:
+            input_ids: integers (batch, tokens).
+            attention_mask: 1 for tokens, 0 for padding, which must be on the left.
+            max_new_tokens: most tokens to add; together with the longest prompt at most the
+                config's `max_position_embeddings`.
+            do_sample: draw tokens at random; by default if `temperature` is above 0, or `top_p`
+                or `top_k` is given.
+            temperature: divides the logits, 1 by default; 0 takes the likeliest token.
+            top_p: draw from the likeliest tokens whose probabilities sum up to this.
+            top_k: draw from this many likeliest tokens.
+            eos_token_id: stop a row at one of these; by default those of the model's
+                generation_config.json, else of its config; () for none.
+            pad_token_id: what follows a row's end; by default found in the same way, else its
+                first end-of-sequence token, else 0.
+            rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
+
+        Raises:
+            ArgumentError: an argument out of range, arguments that contradict, padding elsewhere
+                than on the left, more tokens than the model can take, or a model whose forward
+                pass can't be used.
+
+        Source: temperature, top_k and top_p as transformers' `GenerationMixin` defines them.
+        """
+        self._check_forward()
+        prompt, mask = checked_prompt(
+            input_ids, attention_mask, config_value(self.config, "vocab_size")
+        )
+        longest = config_value(self.config, "max_position_embeddings")
+        limit = checked_room(mask, max_new_tokens, longest)
+        sampling = checked_sampling(do_sample, temperature, top_p, top_k)
+        eos = end_tokens(self.config, eos_token_id)
+        pad = padding_token(self.config, pad_token_id, eos)
+        graphdef, state = nnx.split(self)
+        run = with_cache if self.takes_cache else without_cache
+        tokens, lengths = run(
+            graphdef,
+            state,
+            prompt,
+            mask,
+            limit=jnp.int32(limit),
+            stop=Stop(jnp.asarray(eos, jnp.int32), jnp.int32(pad)),
+            sampling=sampling,
+            key=sampling_key(rng),
+        )
+        # On the host: cutting and joining on a device would compile anew for each length.
+        made = np.asarray(tokens)[:, : int(np.asarray(lengths).max())]
+        sequences = np.concatenate([np.asarray(input_ids).astype(np.int32), made], axis=1)
+        return GenerationOutput(sequences=jax.device_put(sequences), lengths=lengths)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: jax.Array, max_length: int, attention_mask: jax.Array | None = None
+    ) -> dict[str, Any]:
+        """The forward pass's arguments for the prompt, with an empty cache of `max_length` slots.
+
+        Args:
+            input_ids: integers (batch, tokens), padded on the left.
+            max_length: slots of the cache: prompt and new tokens together.
+            attention_mask: 1 for tokens, 0 for padding.
+        """
+        starts = None
+        if attention_mask is not None:
+            starts = jnp.argmax(attention_mask.astype(jnp.bool_), axis=1).astype(jnp.int32)
+        cache = self.init_operations_cache(input_ids.shape[0], max_length, starts)
+        return {"input_ids": input_ids, "cache": cache}
+
+    def update_inputs_for_generation(
+        self, outputs: Any, next_tokens: jax.Array, inputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The forward pass's arguments for the next token of each row.
+
+        Args:
+            outputs: of the last forward pass.
+            next_tokens: integers (batch,).
+            inputs: of the last forward pass.
+        """
+        return {**inputs, "input_ids": next_tokens[:, None], "cache": outputs.cache}
+
+    def _check_forward(self) -> None:
+        if not self.can_generate():
+            raise ArgumentError(
+                path=f"{type(self).__name__}.generate",
+                expected="a forward pass that takes input_ids and attention_mask",
+                found=str(inspect.signature(type(self).__call__)),
+            )

@@ -1,0 +1,209 @@
+"""The compiled loop that generates tokens, with a cache or without one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx, struct
+
+from cairn.state.module.sampling import greedy, sample
+
+Made = tuple[jax.Array, jax.Array]
+"""New tokens (batch, room) and how many of them each row has."""
+
+_SMALLEST_BUCKET = 16
+_LARGEST_DOUBLING = 256
+
+
+class Stop(struct.PyTreeNode):
+    """What ends a row: one of the tokens `eos`; what follows it: `pad`."""
+
+    eos: jax.Array
+    pad: jax.Array
+
+    def now(self, tokens: jax.Array) -> jax.Array:
+        """Which rows end with these tokens."""
+        return (tokens[:, None] == self.eos[None, :]).any(axis=1)
+
+
+class Sampling(struct.PyTreeNode):
+    """How tokens are chosen. `random` is static: greedy and sampled are two programs."""
+
+    temperature: jax.Array
+    top_p: jax.Array
+    top_k: jax.Array
+    random: bool = struct.field(pytree_node=False)
+
+    def choose(self, logits: jax.Array, key: jax.Array) -> jax.Array:
+        """The next token of each row."""
+        if not self.random:
+            return greedy(logits)
+        return sample(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+
+def bucket(length: int) -> int:
+    """The padded length that a length shares with its neighbours."""
+    if length <= _LARGEST_DOUBLING:
+        return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+    return -(-length // _LARGEST_DOUBLING) * _LARGEST_DOUBLING
+
+
+def with_cache(
+    graphdef: Any,
+    state: Any,
+    prompt: np.ndarray[Any, Any],
+    mask: np.ndarray[Any, Any],
+    *,
+    limit: jax.Array,
+    **rest: Any,
+) -> Made:
+    """New tokens of a model that keeps keys and values.
+
+    Args:
+        graphdef: of the model.
+        state: of the model.
+        prompt: int32 (batch, tokens), padded on the left.
+        mask: bool, False for padding.
+        limit: most tokens to add.
+        rest: `stop`, `sampling` and `key`.
+    """
+    left = bucket(prompt.shape[1]) - prompt.shape[1]
+    padding = ((0, 0), (left, 0))
+    prompt, mask = np.pad(prompt, padding), np.pad(mask, padding)
+    room = bucket(int(limit))
+    made: Made = cached(graphdef, state, prompt, mask, limit, rest, room=room)
+    return made
+
+
+def without_cache(
+    graphdef: Any,
+    state: Any,
+    prompt: np.ndarray[Any, Any],
+    mask: np.ndarray[Any, Any],
+    *,
+    limit: jax.Array,
+    **rest: Any,
+) -> Made:
+    """New tokens of a model that sees all tokens again at each step."""
+    # Free slots on the right: a model without a cache may count positions from the first slot.
+    tokens = prompt.shape[1]
+    right = ((0, 0), (0, bucket(tokens + int(limit)) - tokens))
+    prompt, mask = np.pad(prompt, right), np.pad(mask, right)
+    room, start = bucket(int(limit)), jnp.int32(tokens)
+    made: Made = recomputed(graphdef, state, prompt, mask, start, limit, rest, room=room)
+    return made
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "room"))
+def cached(
+    graphdef: Any,
+    state: Any,
+    prompt: jax.Array,
+    mask: jax.Array,
+    limit: jax.Array,
+    rest: dict[str, Any],
+    *,
+    room: int,
+) -> Made:
+    """The compiled part of `with_cache`; `room` is the bucket of `limit`."""
+    model = _evaluated(graphdef, state)
+    inputs = model.prepare_inputs_for_generation(prompt, prompt.shape[1] + room, mask)
+    outputs = model(**inputs)
+
+    def logits_after(tokens: jax.Array, step: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        inputs_now = model.update_inputs_for_generation(
+            outputs.replace(cache=cache), tokens, inputs
+        )
+        made = _evaluated(graphdef, state)(**inputs_now)
+        return made.logits[:, -1], made.cache
+
+    return _loop(outputs.logits[:, -1], outputs.cache, logits_after, limit, room=room, **rest)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "room"))
+def recomputed(
+    graphdef: Any,
+    state: Any,
+    prompt: jax.Array,
+    mask: jax.Array,
+    start: jax.Array,
+    limit: jax.Array,
+    rest: dict[str, Any],
+    *,
+    room: int,
+) -> Made:
+    """The compiled part of `without_cache`; the first new token goes into the slot `start`."""
+
+    def forward(ids: jax.Array, mask: jax.Array, at: jax.Array) -> jax.Array:
+        model = _evaluated(graphdef, state)
+        made = model(input_ids=ids, attention_mask=mask.astype(jnp.int32))
+        logits = made["logits"] if isinstance(made, dict) else getattr(made, "logits", made)
+        taken: jax.Array = jax.lax.dynamic_index_in_dim(logits, at, axis=1, keepdims=False)
+        return taken
+
+    def logits_after(
+        tokens: jax.Array, step: jax.Array, carry: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        at = start + step
+        ids = jax.lax.dynamic_update_slice(carry[0], tokens[:, None], (jnp.int32(0), at))
+        seen = jax.lax.dynamic_update_slice(
+            carry[1], jnp.ones_like(carry[1][:, :1]), (jnp.int32(0), at)
+        )
+        return forward(ids, seen, at), (ids, seen)
+
+    first = forward(prompt, mask, start - 1)
+    return _loop(first, (prompt, mask), logits_after, limit, room=room, **rest)
+
+
+def _evaluated(graphdef: Any, state: Any) -> Any:
+    """A new module each time: what a forward pass changes in it must not outlive its trace."""
+    model = nnx.merge(graphdef, state, copy=True)
+    model.eval()
+    return model
+
+
+def _loop(
+    logits: jax.Array,
+    carry: Any,
+    logits_after: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
+    limit: jax.Array,
+    *,
+    room: int,
+    stop: Stop,
+    sampling: Sampling,
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The new tokens (batch, room), padded, and how many there are in each row."""
+    batch = logits.shape[0]
+    made = jnp.full((batch, room), stop.pad, jnp.int32)
+    lengths, done = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.bool_)
+
+    def goes_on(loop: tuple[Any, ...]) -> jax.Array:
+        more: jax.Array = (loop[0] < limit) & ~loop[1].all()
+        return more
+
+    def advance(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        step, done, lengths, made, logits, carry = loop
+        chosen = sampling.choose(logits, jax.random.fold_in(key, step))
+        tokens = jnp.where(done, stop.pad, chosen)
+        made = jax.lax.dynamic_update_slice(made, tokens[:, None], (jnp.int32(0), step))
+        lengths = lengths + (~done).astype(jnp.int32)
+        done = done | stop.now(tokens)
+        # The last token's successor is never looked at: no forward pass for it.
+        last = (step + 1 >= limit) | done.all()
+        logits, carry = jax.lax.cond(
+            last,
+            lambda carry: (logits, carry),
+            lambda carry: logits_after(tokens, step, carry),
+            carry,
+        )
+        return step + 1, done, lengths, made, logits, carry
+
+    loop = (jnp.int32(0), done, lengths, made, logits, carry)
+    _, _, lengths, made, _, _ = jax.lax.while_loop(goes_on, advance, loop)
+    return made, lengths

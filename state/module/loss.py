@@ -1,0 +1,192 @@
+"""The loss of causal language models: equal to transformers', plus z-loss and a router's.
+
+`with_loss` gives it to a forward pass that returns logits alone.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cairn.state.errors import ArgumentError, require_known
+from cairn.state.module.outputs import CausalLMOutput
+
+__all__ = ["IGNORE_INDEX", "LossConfig", "causal_lm_loss", "with_loss"]
+
+IGNORE_INDEX = -100
+"""Labels with this value count for nothing (PyTorch's convention)."""
+
+LOSS_TYPES = ("cross_entropy",)
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """How the loss of a language model is put together.
+
+    Attributes:
+        loss_type: "cross_entropy".
+        label_smoothing: share of the target spread evenly over the vocabulary, in [0, 1).
+        z_loss_coefficient: weight of the squared log normaliser (PaLM, section 5, uses 1e-4).
+        auxiliary_loss_coefficient: weight of a model's own auxiliary loss, such as a router's.
+    """
+
+    loss_type: str = "cross_entropy"
+    label_smoothing: float = 0.0
+    z_loss_coefficient: float = 0.0
+    auxiliary_loss_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_known("loss_type", self.loss_type, LOSS_TYPES)
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ArgumentError(
+                path="label_smoothing", expected="a number in [0, 1)", found=self.label_smoothing
+            )
+        for name in ("z_loss_coefficient", "auxiliary_loss_coefficient"):
+            if not getattr(self, name) >= 0.0:
+                raise ArgumentError(path=name, expected="a number >= 0", found=getattr(self, name))
+
+
+def causal_lm_loss(
+    logits: jax.Array,
+    labels: jax.Array,
+    config: LossConfig | None = None,
+    *,
+    auxiliary_loss: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Cross entropy of each token given those before it, averaged over the tokens that count.
+
+    Logits at position t are held against the label at t + 1; labels equal to `IGNORE_INDEX` do not
+    count. The sums run in float32 whatever the dtype of the logits. A batch in which no token
+    counts has loss 0 and gradients of 0 (PyTorch gives NaN for both). A label outside of the
+    vocabulary makes the loss NaN: under jit nothing can be raised (PyTorch raises IndexError).
+
+    Args:
+        logits: floating, (batch, tokens, vocabulary).
+        labels: integers, (batch, tokens).
+        config: parts of the loss; the default is plain cross entropy.
+        auxiliary_loss: scalar that `auxiliary_loss_coefficient` weighs, such as
+            `load_balancing_loss` of a router.
+
+    Returns:
+        The loss, a float32 scalar, and its parts: "cross_entropy", "z_loss", "auxiliary_loss",
+        "accuracy" and "tokens" (how many count).
+
+    Raises:
+        ArgumentError: if logits and labels do not belong together.
+
+    Source: transformers `ForCausalLMLoss`, PyTorch `CrossEntropyLoss` (label smoothing),
+        PaLM (arXiv 2204.02311, section 5: z-loss; its coefficient there is 1e-4).
+    """
+    config = LossConfig() if config is None else config
+    if not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise ArgumentError(path="logits", expected="a floating dtype", found=logits.dtype)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ArgumentError(path="labels", expected="an integer dtype", found=labels.dtype)
+    if auxiliary_loss is not None and jnp.shape(auxiliary_loss) != ():
+        raise ArgumentError(
+            path="auxiliary_loss", expected="a scalar", found=f"shape {jnp.shape(auxiliary_loss)}"
+        )
+    if logits.ndim != 3 or logits.shape[:-1] != labels.shape:
+        raise ArgumentError(
+            path="labels",
+            expected=f"shape (batch, tokens) of logits {logits.shape}",
+            found=f"shape {labels.shape}",
+        )
+    scores = logits[:, :-1].astype(jnp.float32)
+    targets = labels[:, 1:]
+    counts = targets != IGNORE_INDEX
+    known = (targets >= 0) & (targets < logits.shape[-1])
+    safe_targets = jnp.where(counts & known, targets, 0)
+    tokens = counts.astype(jnp.float32).sum()
+
+    def mean(values: jax.Array) -> jax.Array:
+        return jnp.where(counts, values, 0.0).sum() / jnp.maximum(tokens, 1.0)
+
+    normaliser = jax.nn.logsumexp(scores, axis=-1)
+    chosen = jnp.take_along_axis(scores, safe_targets[..., None], axis=-1)[..., 0]
+    losses = jnp.where(known, normaliser - chosen, jnp.nan)
+    if config.label_smoothing:
+        spread = normaliser - scores.mean(axis=-1)
+        losses = (1.0 - config.label_smoothing) * losses + config.label_smoothing * spread
+    metrics = {
+        "cross_entropy": mean(losses),
+        "accuracy": mean((scores.argmax(axis=-1) == safe_targets).astype(jnp.float32)),
+        "tokens": tokens,
+    }
+    loss = metrics["cross_entropy"]
+    if config.z_loss_coefficient:
+        metrics["z_loss"] = config.z_loss_coefficient * mean(jnp.square(normaliser))
+        loss = loss + metrics["z_loss"]
+    if config.auxiliary_loss_coefficient and auxiliary_loss is not None:
+        metrics["auxiliary_loss"] = config.auxiliary_loss_coefficient * jnp.asarray(
+            auxiliary_loss, jnp.float32
+        )
+        loss = loss + metrics["auxiliary_loss"]
+    return loss, metrics
+
+
+def with_loss(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a forward pass that knows of no labels, so that it takes `labels` and `loss_config`.
+
+    With labels, the outputs get `loss` and its parts, `metrics`; logits alone become a
+    `CausalLMOutput`. Outputs with an `auxiliary_loss` give it to the module's `compute_loss`.
+    """
+    signature = inspect.signature(forward)
+    names_config = "loss_config" in signature.parameters
+
+    @functools.wraps(forward)
+    def call(
+        self: Any,
+        *args: Any,
+        labels: jax.Array | None = None,
+        loss_config: LossConfig | None = None,
+        **kw: Any,
+    ) -> Any:
+        if names_config:
+            kw["loss_config"] = loss_config
+        outputs = forward(self, *args, **kw)
+        if labels is None:
+            return outputs
+        found = _parts(outputs)
+        given = {"config": loss_config, "auxiliary_loss": found.get("auxiliary_loss")}
+        given = {name: value for name, value in given.items() if value is not None}
+        loss, metrics = self.compute_loss(labels=labels, logits=found["logits"], **given)
+        if isinstance(outputs, Mapping):
+            return {**outputs, "loss": loss, "metrics": metrics}
+        if dataclasses.is_dataclass(outputs) and hasattr(outputs, "loss"):
+            more = {"metrics": metrics} if hasattr(outputs, "metrics") else {}
+            replaced: Any = dataclasses.replace(outputs, loss=loss, **more)  # type: ignore[type-var]
+            return replaced
+        return CausalLMOutput(logits=found["logits"], loss=loss, metrics=metrics)
+
+    # The signature tells what a call takes: generation and jit's static arguments look at it.
+    call.__signature__ = _with_parameters(  # type: ignore[attr-defined]
+        signature, {"labels": jax.Array | None, "loss_config": LossConfig | None}
+    )
+    return call
+
+
+def _parts(outputs: Any) -> Mapping[str, Any]:
+    """Logits, and the auxiliary loss if there is one, of whatever a forward pass returns."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    return {
+        "logits": getattr(outputs, "logits", outputs),
+        "auxiliary_loss": getattr(outputs, "auxiliary_loss", None),
+    }
+
+
+def _with_parameters(signature: inspect.Signature, added: Mapping[str, Any]) -> inspect.Signature:
+    parameters = list(signature.parameters.values())
+    end = len(parameters) - any(p.kind is p.VAR_KEYWORD for p in parameters)
+    parameters[end:end] = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in added.items()
+        if name not in signature.parameters
+    ]
+    return signature.replace(parameters=parameters)

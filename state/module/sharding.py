@@ -1,0 +1,140 @@
+"""Placement of a module over a mesh: the part of EasyDeLBaseModule that knows about devices."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import (
+    PartitionRules,
+    ShardingReport,
+    check_rules,
+    gather_leaf,
+    gather_tree,
+    mesh_of,
+    module_plan,
+    put_leaf,
+    put_tree,
+)
+
+__all__ = ["ModuleShardingMixin"]
+
+
+class ModuleShardingMixin:
+    """Shards, gathers and explains; the methods change the module in place and return it."""
+
+    def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Puts every leaf where the rules say.
+
+        Args:
+            partition_rules: pairs of a regular expression and a PartitionSpec; by default the
+                config's, else the axis names that the layers gave their parameters.
+            mesh: by default the one that the module is on, else the config's.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them and moves none.
+        """
+        tree = nnx.state(self)
+        report = self._plan(tree, partition_rules, mesh).raise_for_problems()
+        nnx.update(self, put_tree(tree, report.shardings(tree)))
+        return self
+
+    def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Brings every leaf to host memory, one by one; the arguments are accepted and not needed.
+
+        An array knows where its parts are, so that rules and mesh add nothing here.
+        """
+        nnx.update(self, gather_tree(nnx.state(self)))
+        return self
+
+    def fully_shard(self, mesh: Mesh | None = None) -> Self:
+        """Cuts every leaf over all devices, along its longest dimension that they divide.
+
+        Leaves that no dimension allows to be cut so are replicated.
+        """
+        tree = nnx.state(self)
+        mesh = mesh or mesh_of(tree) or self._config().mesh
+        # Axes of size 1 split nothing, and the compiler gives specs back without them.
+        splitting = tuple(name for name, size in mesh.shape.items() if size > 1)
+        axes = splitting[0] if len(splitting) == 1 else splitting or None
+
+        def place(leaf: Any) -> NamedSharding:
+            shape = getattr(leaf, "shape", ())
+            fitting = [index for index, size in enumerate(shape) if size % mesh.size == 0]
+            if not fitting or axes is None:
+                return NamedSharding(mesh, PartitionSpec())
+            longest = max(fitting, key=lambda index: shape[index])
+            return NamedSharding(mesh, PartitionSpec(*[None] * longest, axes))
+
+        nnx.update(self, put_tree(tree, jax.tree.map(place, tree)))
+        return self
+
+    def fully_gather(self, mesh: Mesh | None = None) -> Self:
+        """Brings every leaf to host memory; the same as `gather_model`."""
+        return self.gather_model(mesh=mesh)
+
+    def explain_sharding(
+        self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
+    ) -> ShardingReport:
+        """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
+
+        Raises:
+            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+                lists all of them.
+        """
+        report = self._plan(nnx.state(self), partition_rules, mesh)
+        return report.raise_for_problems(strict=True) if strict else report
+
+    def _get_partition_rules(self, partition_rules: Any = None) -> PartitionRules | None:
+        """Returns the argument, else the config's rules; None stands for the axis names."""
+        rules = check_rules(partition_rules)
+        return rules if rules is not None else check_rules(self._config().get_partition_rules())
+
+    def _specs_sharding(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Any:
+        """Returns the module's state with a PartitionSpec in place of each leaf."""
+        named = self._named_shardings(partition_rules, mesh)
+        return jax.tree.map(lambda place: place.spec, named)
+
+    def _named_shardings(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Any:
+        """Returns the module's state with a NamedSharding in place of each leaf."""
+        tree = nnx.state(self)
+        return self._plan(tree, partition_rules, mesh).raise_for_problems().shardings(tree)
+
+    def _shard_fns(
+        self, partition_rules: Any = None, mesh: Mesh | None = None
+    ) -> dict[str, Callable[[Any], Any]]:
+        """Returns for each path a function that puts a leaf where the rules say."""
+        named = named_leaves(self._named_shardings(partition_rules, mesh))
+        return {leaf.path: _putter(leaf.leaf) for leaf in named}
+
+    def _gather_fns(
+        self, partition_rules: Any = None, mesh: Mesh | None = None
+    ) -> dict[str, Callable[[Any], Any]]:
+        """Returns for each path a function that brings a leaf to host memory."""
+        return {leaf.path: gather_leaf for leaf in named_leaves(nnx.state(self))}
+
+    def _apply_sharding_fns(
+        self,
+        tree: Any,
+        partition_rules: Any = None,
+        mesh: Mesh | None = None,
+        is_gather: bool = False,
+    ) -> Any:
+        """Shards (or gathers) a tree of this module's leaves, and returns it."""
+        if is_gather:
+            return gather_tree(tree)
+        report = self._plan(tree, partition_rules, mesh).raise_for_problems()
+        return put_tree(tree, report.shardings(tree))
+
+    def _plan(self, tree: Any, partition_rules: Any, mesh: Mesh | None) -> ShardingReport:
+        return module_plan(tree, self._config(), partition_rules, mesh)
+
+    def _config(self) -> Any:
+        return self.config  # type: ignore[attr-defined]  # the module's
+
+
+def _putter(place: NamedSharding) -> Callable[[Any], Any]:
+    return lambda leaf: put_leaf(leaf, place)

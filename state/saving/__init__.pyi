@@ -1,0 +1,9 @@
+from .load_arguments import LoadArguments as LoadArguments
+from .progress import say as say
+from .run_saver import RunSaver as RunSaver
+from .state_loading import is_run as is_run
+from .state_loading import load_module as load_module
+from .state_saving import SaveArguments as SaveArguments
+from .state_storage import StateStorageMixin as StateStorageMixin
+from .train_state_storage import load_train_state as load_train_state
+from .train_state_storage import save_train_state as save_train_state

@@ -1,0 +1,229 @@
+"""One stored checkpoint, opened for loading: what it holds, whether a target fits, its leaves."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import named_leaves
+from cairn.storage.arrays import dtype_named
+from cairn.storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import (
+    CheckpointRef,
+    LeafRecord,
+    Manifest,
+    Run,
+    StepInfo,
+    StepState,
+    parse_ref,
+    read_asset,
+)
+from cairn.storage.training import (
+    dtype_name,
+    is_key_dtype,
+    processes,
+    read_meta,
+    restore_item,
+    restore_leaves,
+)
+
+__all__ = ["StoredCheckpoint"]
+
+META_FORMAT = "cairn.meta"
+META_VERSION = 1
+
+
+class StoredCheckpoint:
+    """A checkpoint of a run.
+
+    Attributes:
+        run: the run.
+        info: the step.
+        manifest: what the step holds.
+        meta: the JSON that `save_state` kept.
+    """
+
+    def __init__(self, run: Run, info: StepInfo) -> None:
+        self.run = run
+        self.info = info
+        self.uri = run.step_uri(info)
+        self.manifest: Manifest = run.manifest(info)
+        self._reader = CheckpointReader.open(self.uri, self.manifest)
+        self.meta: Mapping[str, Any] = read_meta(self._reader)
+        self._check_meta()
+
+    @classmethod
+    def open(
+        cls, reference: str | os.PathLike[str], *, step: int | None = None
+    ) -> "StoredCheckpoint":
+        """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
+
+        All processes of a job must call this; they get the same one.
+
+        Args:
+            reference: the run, or one of its checkpoints.
+            step: the step, where the reference names only the run.
+
+        Raises:
+            InvalidURIError: if the reference is malformed, or names a step and `step` is given.
+            NotFoundError: if there is no such run, alias or step.
+            NotACheckpointError: if the step was not saved by `save_state`.
+        """
+
+        def named() -> CheckpointRef:
+            ref = parse_ref(reference)
+            if step is None:
+                return ref
+            if ref.alias is not None or ref.step not in (None, step):
+                raise ArgumentError(
+                    path="step",
+                    expected=f"no step= with {os.fspath(reference)!r}, which names one",
+                    found=step,
+                )
+            return replace(ref, step=step)
+
+        ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
+        # Process 0 looks for all: what is the latest step may change while they look.
+        found = processes.agree(lambda: asdict(Run.open(ref.run).resolve(ref)))
+        info = StepInfo(**{**found, "state": StepState(found["state"])})
+        return processes.together(lambda: cls(Run(ref.run), info))
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Names of the stored items."""
+        return self.manifest.items
+
+    def leaves(self, item: str) -> dict[str, LeafRecord]:
+        """Returns what is stored of an item, by path."""
+        return {leaf.path: leaf for leaf in self.manifest.leaves if leaf.item == item}
+
+    def assets(self) -> dict[str, bytes]:
+        """Returns the small files that go with the model, such as a tokenizer's, by name.
+
+        Raises:
+            CorruptionError: if one is gone, or not what it was.
+        """
+        return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
+
+    def targets(self, item: str, tree: Any) -> Any:
+        """Returns an abstract tree with the dtypes that the item is stored in.
+
+        Only floating leaves take the stored dtype, and only from a floating one: any other
+        difference stays, for `check` to find.
+        """
+        stored = self.leaves(item)
+
+        def as_stored(path: str, leaf: Any) -> Any:
+            record = stored.get(path)
+            if record is None or is_key_dtype(leaf.dtype) or record.dtype.startswith("key<"):
+                return leaf
+            dtype = dtype_named(record.dtype)
+            if not (_is_float(leaf.dtype) and _is_float(dtype)):
+                return leaf
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+
+        leaves = [as_stored(named.path, named.leaf) for named in named_leaves(tree)]
+        return jax.tree.unflatten(jax.tree.structure(tree), leaves)
+
+    def check(self, targets: Mapping[str, Any], *, casts: frozenset[str] = frozenset()) -> None:
+        """Holds targets, by item, against what is stored.
+
+        Args:
+            targets: abstract trees.
+            casts: items whose floating leaves may have another floating dtype.
+
+        Raises:
+            TreeMismatchError: if a leaf is missing, unexpected, or of another shape or dtype; all
+                leaves of all items are listed.
+        """
+        problems = [
+            problem
+            for item, tree in targets.items()
+            for problem in self._problems(item, tree, item in casts)
+        ]
+        if problems:
+            raise TreeMismatchError(
+                "the checkpoint does not fit",
+                path=self.uri,
+                expected="the model and optimizer that are being loaded",
+                found=f"{len(problems)} leaves that differ",
+                next_step="load it with the config, model class and optimizer it was saved with",
+                problems=problems,
+            )
+
+    def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
+        """Returns an item in the containers of the target, each leaf where the target says.
+
+        Raises:
+            TreeMismatchError: if the target does not fit.
+            CorruptionError: if stored bytes fail their check.
+        """
+        return restore_item(self._reader, item, target, cast=cast)
+
+    def restore_some(
+        self, item: str, target: Any, paths: Collection[str], *, cast: bool = False
+    ) -> dict[str, Any]:
+        """Returns some leaves of an item by path, each where the target, the whole tree, says.
+
+        Raises:
+            TreeMismatchError: if the target does not fit.
+            CorruptionError: if stored bytes fail their check.
+        """
+        return restore_leaves(self._reader, item, target, paths, cast=cast)
+
+    def _problems(self, item: str, tree: Any, cast: bool) -> list[str]:
+        stored = self.leaves(item)
+        wanted = {named.path: named.leaf for named in named_leaves(tree)}
+        problems = [
+            f"{item}/{path}: missing from the checkpoint, expected {_text(wanted[path])}"
+            for path in wanted.keys() - stored.keys()
+        ]
+        problems += [
+            f"{item}/{path}: unexpected in the checkpoint, stored as "
+            f"{stored[path].dtype}{list(stored[path].shape)}"
+            for path in stored.keys() - wanted.keys()
+        ]
+        for path in wanted.keys() & stored.keys():
+            leaf, record = wanted[path], stored[path]
+            same_dtype = dtype_name(leaf.dtype) == record.dtype or (
+                cast and _is_float(leaf.dtype) and _is_float_name(record.dtype)
+            )
+            if tuple(leaf.shape) != tuple(record.shape) or not same_dtype:
+                problems.append(
+                    f"{item}/{path}: expected {_text(leaf)}, "
+                    f"stored as {record.dtype}{list(record.shape)}"
+                )
+        return sorted(problems)
+
+    def _check_meta(self) -> None:
+        if self.meta.get("format") != META_FORMAT:
+            raise NotACheckpointError(
+                path=self.uri,
+                expected=f"meta of format {META_FORMAT!r}",
+                found=repr(self.meta.get("format")),
+                next_step="this step was not saved by save_state; read it with plain Orbax",
+            )
+        if self.meta.get("version") != META_VERSION:
+            raise UnsupportedFormatError(
+                path=self.uri,
+                expected=f"meta of version {META_VERSION}",
+                found=f"version {self.meta.get('version')!r}",
+                next_step="load it with the version of Cairn that saved it, or a newer one",
+            )
+
+
+def _is_float(dtype: Any) -> bool:
+    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def _is_float_name(name: str) -> bool:
+    return not name.startswith("key<") and _is_float(dtype_named(name))
+
+
+def _text(leaf: Any) -> str:
+    return f"{dtype_name(leaf.dtype)}{list(leaf.shape)}"

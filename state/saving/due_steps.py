@@ -1,0 +1,132 @@
+"""Which steps of a job are due to be saved: the same answer in each of its processes."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from cairn.state.errors import ArgumentError
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run, step_facts
+from cairn.storage.store import StoreURI
+from cairn.storage.training import (
+    BestSoFar,
+    DueReason,
+    SaveFacts,
+    SavePolicy,
+    processes,
+)
+
+__all__ = ["DueSteps", "votes"]
+
+_REASONS: Final = (None, *DueReason)
+
+
+class DueSteps:
+    """Looks at one step after the other, as a policy says.
+
+    Rules that look at step numbers need no talk between processes. A signal, a clock and a metric
+    do: of those the processes tell each other at the first step at or after each multiple of
+    `agree_every`, and at each step that is due by its number.
+
+    Args:
+        uri: the run, whose best steps so far count.
+        policy: when to save.
+        agree_every: in steps.
+        clock: seconds.
+
+    Attributes:
+        previous: the step that was looked at last; None before the first.
+
+    Raises:
+        ArgumentError: `agree_every` is below 1.
+        StorageError: with `policy.best`: the metrics of the run's steps can't be read.
+    """
+
+    def __init__(
+        self,
+        uri: StoreURI,
+        policy: SavePolicy,
+        *,
+        agree_every: int = 10,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if agree_every < 1:
+            raise ArgumentError(path="agree_every", expected="1 or more", found=agree_every)
+        self.previous: int | None = None
+        self._policy = policy
+        self._agree_every = agree_every
+        self._clock = clock
+        self._began = clock()
+        self._many = jax.process_count() > 1
+        self._best = None if policy.best is None else BestSoFar(policy.best, _stored(uri, policy))
+
+    def look(
+        self, step: int, metrics: Mapping[str, float], *, preempted: bool, busy: bool
+    ) -> tuple[DueReason | None, bool]:
+        """Why to save this step, or None; and whether a save is under way in any process.
+
+        Args:
+            step: its number.
+            metrics: its numbers by name.
+            preempted: this process was told to end.
+            busy: a save is under way in this process.
+        """
+        facts = SaveFacts(
+            step=step,
+            previous=self.previous,
+            seconds=self._clock() - self._began,
+            metrics=metrics,
+            best=() if self._best is None else self._best.values,
+            preempted=preempted,
+        )
+        self.previous = step
+        if not self._many:
+            return self._policy.due(facts), busy
+        by_number = self._policy.due_by_number(facts.step, facts.previous)
+        if by_number is None and not self._agrees_at(facts):
+            return None, False
+        said = votes(preempted, busy, _REASONS.index(self._policy.due(facts)))
+        reason = DueReason.PREEMPTION if said[:, 0].any() else _REASONS[int(said[0, 2])]
+        return reason, bool(said[:, 1].any())
+
+    def begin(self) -> None:
+        """A save begins now, whatever for."""
+        self._began = self._clock()
+
+    def saved(self, metrics: Mapping[str, float]) -> None:
+        """A step with these metrics is durable."""
+        if self._best is not None:
+            self._best.add(metrics)
+
+    def _agrees_at(self, facts: SaveFacts) -> bool:
+        policy = self._policy
+        if not (policy.on_preemption or policy.every_minutes or policy.best):
+            return False
+        before = facts.step - 1 if facts.previous is None else facts.previous
+        return facts.step // self._agree_every > before // self._agree_every
+
+
+def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
+    """The metric of the steps that the run lists already: a restart goes on from there."""
+    name = "" if policy.best is None else policy.best.metric
+
+    def stored() -> list[float]:
+        with suppress(RunNotFoundError):
+            facts = step_facts(Run.open(uri))
+            return [one.metrics[name] for one in facts if name in one.metrics]
+        return []
+
+    return processes.agree(stored)
+
+
+def votes(*values: int) -> np.ndarray[Any, Any]:
+    """Small numbers of every process, one row each. All of them must call this."""
+    mine = np.asarray([int(value) for value in values], np.int32)
+    if jax.process_count() == 1:
+        return mine[None]
+    return np.asarray(multihost_utils.process_allgather(mine))

@@ -1,0 +1,293 @@
+"""The arguments of `load_state`, checked: each one acts, or raises an error that names it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import jax
+import optax
+from jax.sharding import Mesh, SingleDeviceSharding
+
+from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError, require_known
+from cairn.state.names import TaskType
+from cairn.state.saving.load_placement import (
+    as_partition_axis,
+    check_mesh_dims,
+    named_platform,
+    platform_devices,
+)
+from cairn.state.sharding import MESH_AXES, check_rules, make_mesh
+
+__all__ = ["LoadArguments"]
+
+_DEFAULT_DIMS = (1, -1, 1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadArguments:
+    """The arguments of `EasyDeLState.load_state`, and what they are for.
+
+    Attributes:
+        device: where everything goes unless it is sharded: a device, or a platform such as "cpu",
+            the default, which gives way to `backend` and `platform`.
+        dtype: of the computation; None keeps the one it was saved with (Hugging Face: float32).
+        param_dtype: None keeps the stored dtypes (Hugging Face: float32); a dtype casts floating
+            parameters to it, and optimizer leaves to what the optimizer keeps for such parameters.
+        precision: of matrix products; None keeps the one it was saved with.
+        sharding_axis_dims: devices along each mesh axis; written into the model's config.
+        sharding_dcn_axis_dims: slices (processes, where devices are in none) along each mesh axis;
+            `sharding_axis_dims` are then those of one slice. Written into the model's config.
+        sharding_axis_names: names of the mesh axes; written into the model's config.
+        partition_axis: which mesh axes carry which logical axis, a PartitionAxis or its fields by
+            name; written into the model's config. None keeps the stored one.
+        shard_attention_computation: False keeps heads and tokens of attention whole on every
+            device; written into the model's config. True keeps what is stored.
+        shard_fns: functions, by the path of a leaf ("layers/0/kernel" or its keys as a tuple), each
+            of which gets the loaded array and returns it placed; optimizer leaves follow. They
+            come after `partition_rules`, for these leaves alone.
+        backend: "cpu", "gpu" or "tpu": the devices to load onto, sharded or not.
+        platform: the same, or "jax" for whatever there is; a kernel language is refused.
+        config_kwargs: fields of the model's config to change.
+        quantization_platform: where weights are quantized: None, "jax", or the platform in use.
+        quantization_method: quantize while loading, as `model.quantize` does; an optimizer state
+            of float weights must be left out with it. None keeps what is stored.
+        quantization_block_size: inputs that share a scale, -1 for all of them.
+        quantization_pattern: regular expression, searched in the path of each layer; None for all.
+        quantize_tensors: False is the explicit form of no quantization_method.
+        model_task: AUTO_BIND, or the task that the model class must be for.
+        auto_shard_model: shard over the mesh of `sharding_axis_dims`; else all on one `device`.
+        partition_rules: where leaves go; by default the config's, else the model's axis names.
+        verbose: say on stderr what is loaded.
+        step: the step to load, where the reference names only a run.
+        tx: the optimizer; by default rebuilt from the stored `tx_init`.
+        tx_init: JSON that rebuilds `tx`, kept with the state.
+        optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
+            it out.
+        mesh: a mesh to shard over, instead of `sharding_axis_dims`.
+        model_class: class of the model, where several have the stored name, or none is imported.
+
+    An argument that is unknown, contradicts another or cannot act raises an ArgumentError naming
+    it, before anything is read.
+    """
+
+    device: Any = "cpu"
+    dtype: Any = None
+    param_dtype: Any = None
+    precision: Any = None
+    sharding_axis_dims: Sequence[int] = _DEFAULT_DIMS
+    sharding_dcn_axis_dims: Sequence[int] | None = None
+    sharding_axis_names: Sequence[str] = MESH_AXES
+    partition_axis: Any = None
+    shard_attention_computation: bool = True
+    shard_fns: Mapping[Any, Callable[..., Any]] | None = None
+    backend: Any = None
+    platform: Any = None
+    config_kwargs: Mapping[str, Any] | None = None
+    model_task: TaskType | str = TaskType.AUTO_BIND
+    auto_shard_model: bool = False
+    partition_rules: Any = None
+    quantization_platform: Any = None
+    quantization_method: Any = None
+    quantization_block_size: int = DEFAULT_BLOCK_SIZE
+    quantization_pattern: str | None = None
+    quantize_tensors: bool = True
+    verbose: bool = True
+    step: int | None = None
+    tx: optax.GradientTransformation | None = None
+    tx_init: Mapping[str, Any] | None = None
+    optimizer: Literal["require", "skip"] = "require"
+    mesh: Mesh | None = None
+    model_class: type[Any] | None = None
+
+    def __post_init__(self) -> None:
+        TaskType(self.model_task)
+        check_rules(self.partition_rules)
+        require_known("optimizer", self.optimizer, ("require", "skip"))
+        for name in ("dtype", "param_dtype"):
+            if getattr(self, name) is not None:
+                floating_dtype(getattr(self, name), argument=name)
+        self.quantization  # noqa: B018  (its checks)
+        object.__setattr__(self, "partition_axis", as_partition_axis(self.partition_axis))
+        named_platform(self.backend, self.platform, self.device)
+        self._check_mesh()
+        for name in ("partition_rules", "shard_fns"):
+            if getattr(self, name) is not None and not self.sharded:
+                raise ArgumentError(
+                    path=name,
+                    expected="auto_shard_model=True or mesh=",
+                    found="neither, so that everything would go to one device",
+                )
+        if not self.sharded and jax.process_count() > 1:
+            raise ArgumentError(
+                path="auto_shard_model",
+                expected=f"True, with {jax.process_count()} processes",
+                found="False: one device belongs to one process",
+            )
+
+    @classmethod
+    def checked(cls, more: Mapping[str, Any], **named: Any) -> "LoadArguments":
+        """Makes the arguments of a call from its named ones and those in its `**kwargs`.
+
+        Raises:
+            ArgumentError: if an argument is unknown.
+        """
+        known = {entry.name for entry in fields(cls)}
+        unknown = sorted(set(more) - known)
+        if unknown:
+            raise ArgumentError(
+                path="load_state",
+                expected=f"arguments among {', '.join(sorted(known))}",
+                found=f"unknown: {', '.join(unknown)}",
+            )
+        return cls(**named, **more)
+
+    @property
+    def quantization(self) -> QuantizationRequest:
+        """What the `quantization_*` arguments ask for.
+
+        Raises:
+            ArgumentError: if one is unknown, or contradicts another.
+        """
+        return QuantizationRequest(
+            method=self.quantization_method,
+            block_size=self.quantization_block_size,
+            pattern=self.quantization_pattern,
+            tensors=self.quantize_tensors,
+            platform=self.quantization_platform,
+        )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the state is sharded over a mesh."""
+        return self.auto_shard_model or self.mesh is not None
+
+    def target_mesh(self) -> Mesh | None:
+        """Returns the mesh to load onto, or None for one device.
+
+        Raises:
+            ShardingError: if `sharding_axis_dims` do not fit the devices.
+        """
+        if self.mesh is not None or not self.sharded:
+            return self.mesh
+        platform = named_platform(self.backend, self.platform, self.device)
+        return make_mesh(
+            self.sharding_axis_dims,
+            self.sharding_axis_names,
+            self.sharding_dcn_axis_dims,
+            devices=None if platform is None else platform_devices("backend", platform),
+        )
+
+    def target_device(self) -> SingleDeviceSharding:
+        """Returns the placement on `device`.
+
+        Raises:
+            ArgumentError: if there is no such device.
+        """
+        if isinstance(self.device, jax.Device):
+            return SingleDeviceSharding(self.device)
+        try:
+            platform = named_platform(self.backend, self.platform, self.device)
+            return SingleDeviceSharding(jax.local_devices(backend=platform or self.device)[0])
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(
+                path="device",
+                expected="a jax.Device, or a platform such as 'cpu'",
+                found=f"{self.device!r}: {error}",
+            ) from error
+
+    def _check_mesh(self) -> None:
+        if self.mesh is None:
+            return
+        if self.sharding_dcn_axis_dims is not None:
+            raise ArgumentError(
+                path="sharding_dcn_axis_dims",
+                expected="either these or mesh=",
+                found=f"{tuple(self.sharding_dcn_axis_dims)} and a mesh",
+            )
+        if tuple(self.sharding_axis_dims) != _DEFAULT_DIMS:
+            check_mesh_dims(self.mesh, self.sharding_axis_dims, self.sharding_axis_names)
+        platform = named_platform(self.backend, self.platform, self.device)
+        if platform is not None:
+            others = set(self.mesh.devices.flat) - set(platform_devices("backend", platform))
+            if others:
+                raise ArgumentError(
+                    path="mesh",
+                    expected=f"devices of {platform!r}, as backend or platform says",
+                    found=", ".join(sorted(map(str, others))),
+                )
+
+    def _mesh_of_config(self) -> dict[str, Any]:
+        """Returns the fields of a config that say how a model is laid out."""
+        dims, names = self.sharding_axis_dims, self.sharding_axis_names
+        if self.mesh is not None:
+            dims, names = tuple(self.mesh.shape.values()), self.mesh.axis_names
+        slices = self.sharding_dcn_axis_dims
+        laid_out: dict[str, Any] = {
+            "sharding_axis_dims": tuple(dims),
+            "sharding_axis_names": tuple(names),
+            "sharding_dcn_axis_dims": None if slices is None else tuple(slices),
+        }
+        if self.partition_axis is not None:
+            laid_out["partition_axis"] = self.partition_axis
+        if not self.shard_attention_computation:
+            laid_out["shard_attention_computation"] = False
+        return laid_out
+
+    def config_updates(self, config: Any) -> dict[str, Any]:
+        """Returns the fields of a model's config that these arguments change."""
+        updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
+        known = {entry.name for entry in fields(config)}
+        if not self.shard_attention_computation and "shard_attention_computation" not in known:
+            raise ArgumentError(
+                path="shard_attention_computation",
+                expected=f"a model whose config has this option (not {type(config).__name__})",
+                found=False,
+            )
+        unknown = sorted(set(updates) - known)
+        if unknown:
+            raise ArgumentError(
+                path="config_kwargs",
+                expected=f"fields of {type(config).__name__}",
+                found=", ".join(unknown),
+            )
+        return updates
+
+    def settings(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the settings of the module's constructor: the stored ones, or these arguments."""
+        given = {
+            name: None if value is None else floating_dtype(value, argument=name).name
+            for name, value in (("dtype", self.dtype), ("param_dtype", self.param_dtype))
+        }
+        given["precision"] = self.precision
+        return {
+            name: value if value is not None else stored.get(name) for name, value in given.items()
+        }
+
+    def for_pretrained(self) -> dict[str, Any]:
+        """Returns the arguments for `from_pretrained` of a model class."""
+        laid_out = {k: value for k, value in self._mesh_of_config().items() if value is not None}
+        axes = {name: laid_out.pop(name) for name in ("sharding_axis_dims", "sharding_axis_names")}
+        elsewhere = self.backend is not None or self.platform is not None
+        given = {
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "precision": self.precision,
+            "config_kwargs": {**laid_out, **(self.config_kwargs or {})} or None,
+            "partition_rules": self.partition_rules,
+            "mesh": self.target_mesh() if elsewhere else self.mesh,
+            "quantization_platform": self.quantization_platform,
+            "quantization_method": self.quantization_method,
+            "quantization_pattern": self.quantization_pattern,
+        }
+        placed: dict[str, Any] = {
+            "verbose": self.verbose,
+            "quantization_block_size": self.quantization_block_size,
+            "quantize_tensors": self.quantize_tensors,
+            "auto_shard_model": self.sharded,
+            **axes,
+        }
+        if not self.sharded:
+            (placed["device"],) = self.target_device().device_set
+        return {**placed, **{name: value for name, value in given.items() if value is not None}}

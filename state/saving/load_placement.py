@@ -1,0 +1,186 @@
+"""The placement arguments of `load_state`: devices, mesh axes, and leaves placed by functions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+
+from cairn.state.errors import ArgumentError
+from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
+from cairn.state.partition_axis import PartitionAxis
+from cairn.state.paths import named_leaves
+from cairn.state.sharding import mesh_text
+
+__all__ = [
+    "apply_shard_fns",
+    "as_partition_axis",
+    "check_mesh_dims",
+    "check_shard_fns",
+    "named_platform",
+    "platform_devices",
+]
+
+ShardFns = Mapping[Any, Callable[[Any], Any]]
+
+
+def named_platform(backend: Any, platform: Any, device: Any) -> str | None:
+    """Returns the JAX platform that `backend` and `platform` ask for, None if neither does.
+
+    Raises:
+        ArgumentError: if one is unknown or no platform, if they differ, if there is no such
+            platform here, or if `device` is on another one.
+    """
+    asked: dict[str, str] = {}
+    if backend is not None and EasyDeLBackends(backend) is not EasyDeLBackends.JAX:
+        asked["backend"] = str(EasyDeLBackends(backend))
+    if platform is not None:
+        name = EasyDeLPlatforms(platform)
+        if name in (EasyDeLPlatforms.TRITON, EasyDeLPlatforms.PALLAS):
+            raise ArgumentError(
+                path="platform",
+                expected="'jax', or a kind of device: 'cpu', 'gpu' or 'tpu'",
+                found=f"{str(name)!r}, a kernel language; the models here are plain JAX",
+            )
+        if name is not EasyDeLPlatforms.JAX:
+            asked["platform"] = str(name)
+    if not asked:
+        return None
+    argument, wanted = next(iter(asked.items()))
+    if len(set(asked.values())) > 1:
+        raise ArgumentError(
+            path="platform",
+            expected=f"{asked['backend']!r}, as backend says",
+            found=repr(asked["platform"]),
+        )
+    devices = platform_devices(argument, wanted)
+    other = device not in devices if isinstance(device, jax.Device) else device != wanted
+    # "cpu" is what `device` is by default, so that it contradicts nothing.
+    if other and device is not None and device != "cpu":
+        raise ArgumentError(
+            path="device", expected=f"one of {argument}={wanted!r}", found=repr(device)
+        )
+    return wanted
+
+
+def platform_devices(argument: str, platform: str) -> Sequence[jax.Device]:
+    """Returns the devices of a JAX platform.
+
+    Raises:
+        ArgumentError: if there are none here; names the argument and what there is.
+    """
+    try:
+        return jax.devices(platform)
+    except RuntimeError as error:
+        here = sorted({device.platform for device in (*jax.devices(), *jax.devices("cpu"))})
+        raise ArgumentError(
+            path=argument,
+            expected=f"a platform with devices here: {', '.join(map(repr, here))}",
+            found=repr(platform),
+            next_step="install the JAX plugin of that platform, or leave the argument out",
+        ) from error
+
+
+def check_mesh_dims(mesh: Mesh, dims: Sequence[int], names: Sequence[str]) -> None:
+    """Checks that the sizes of mesh axes, where -1 stands for any, are those of a mesh.
+
+    Raises:
+        ArgumentError: if they are not.
+    """
+    sizes = tuple(mesh.shape.values())
+    fits = len(dims) == len(sizes) and all(
+        wanted in (-1, size) for wanted, size in zip(dims, sizes, strict=True)
+    )
+    if not fits or tuple(names) != mesh.axis_names:
+        raise ArgumentError(
+            path="mesh",
+            expected=f"sharding_axis_dims {tuple(dims)} over {tuple(names)}, which are given too",
+            found=mesh_text(mesh),
+            next_step="give the mesh alone",
+        )
+
+
+def as_partition_axis(value: Any) -> PartitionAxis | None:
+    """Returns the argument `partition_axis` as what it describes: one, its JSON, or None.
+
+    Raises:
+        ArgumentError: if it is anything else, or has unknown fields.
+    """
+    if value is None or isinstance(value, PartitionAxis):
+        return value
+    if isinstance(value, Mapping):
+        return PartitionAxis.from_dict(value)
+    raise ArgumentError(
+        path="partition_axis", expected="a PartitionAxis, or its fields by name", found=repr(value)
+    )
+
+
+def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable[[Any], Any]]:
+    """Returns the functions by path, each of which must be that of a leaf of the tree.
+
+    Args:
+        shard_fns: by path, as a tuple of keys or as text with "/" between them.
+        tree: the model's state.
+
+    Raises:
+        ArgumentError: if paths are unknown or values no functions; lists all of them.
+    """
+    if shard_fns is None:
+        return {}
+    if not isinstance(shard_fns, Mapping):
+        raise ArgumentError(
+            path="shard_fns", expected="functions by the path of a leaf", found=repr(shard_fns)
+        )
+    known = {named.path for named in named_leaves(tree)}
+    found: dict[str, Any] = {
+        key if isinstance(key, str) else "/".join(map(str, key)): function
+        for key, function in shard_fns.items()
+    }
+    problems = [f"{path}: no such leaf" for path in found if path not in known]
+    problems += [
+        f"{path}: no function" for path, function in found.items() if not callable(function)
+    ]
+    if problems:
+        raise ArgumentError(
+            f"{len(problems)} entries that can't act",
+            path="shard_fns",
+            expected=f"functions for leaves among {', '.join(sorted(known))}",
+            problems=sorted(problems),
+        )
+    return found
+
+
+def apply_shard_fns(model: Any, shard_fns: ShardFns | None) -> Any:
+    """Places the leaves of a model by functions of their own, and returns it.
+
+    Raises:
+        ArgumentError: if paths are unknown, or if what a function returns is not the leaf, placed:
+            an array of the same shape and dtype. All are listed.
+    """
+    tree = nnx.state(model)
+    functions = check_shard_fns(shard_fns, tree)
+    if not functions:
+        return model
+    problems, placed = [], []
+    for named in named_leaves(tree):
+        leaf = named.leaf
+        if named.path in functions:
+            made = functions[named.path](leaf)
+            kept = (getattr(made, "shape", None), getattr(made, "dtype", None))
+            if not isinstance(made, jax.Array) or kept != (leaf.shape, leaf.dtype):
+                problems.append(
+                    f"{named.path}: expected an array {leaf.dtype}{list(leaf.shape)}, "
+                    f"found {type(made).__name__} {kept[1]} {kept[0]}"
+                )
+            leaf = made
+        placed.append(leaf)
+    if problems:
+        raise ArgumentError(
+            f"{len(problems)} functions did not return their leaf",
+            path="shard_fns",
+            next_step="return the array itself, placed (jax.device_put)",
+            problems=problems,
+        )
+    nnx.update(model, jax.tree.unflatten(jax.tree.structure(tree), placed))
+    return model

@@ -1,0 +1,95 @@
+"""Quantizing a model while it is loaded: a few floating weights at a time, where they belong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from cairn.state.adapt import QuantizationRequest, filled, layers_to_quantize, quantize_layer
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import named_leaves
+from cairn.state.saving.checkpoint import StoredCheckpoint
+
+__all__ = [
+    "GROUP_BYTES",
+    "fill_model",
+    "quantizes",
+    "refuse_float_optimizer",
+]
+
+GROUP_BYTES = 256 << 20
+"""Most bytes of floating kernels on a device while a checkpoint is quantized, if one fits."""
+
+
+def quantizes(checkpoint: StoredCheckpoint, request: QuantizationRequest) -> bool:
+    """Says whether loading a checkpoint has something to quantize.
+
+    Raises:
+        ArgumentError: if the checkpoint is quantized in another way than the request's.
+    """
+    stored = (checkpoint.meta.get("module") or {}).get("quantization")
+    return request.check_stored(stored, path=checkpoint.uri)
+
+
+def refuse_float_optimizer(checkpoint: StoredCheckpoint, model: Any) -> None:
+    """Checks that a stored optimizer state still has its parameters once a model is quantized.
+
+    Raises:
+        ArgumentError: if it belongs to floating weights, not to adapters.
+    """
+    if getattr(model, "lora", None) is None:
+        raise ArgumentError(
+            path="quantization_method",
+            expected="optimizer='skip' with it",
+            found=f"optimizer='require', and an optimizer state of floating weights in "
+            f"{checkpoint.uri}",
+            next_step="quantized weights are not trained: add adapters, and an optimizer for them",
+        )
+
+
+def fill_model(
+    checkpoint: StoredCheckpoint, model: Any, request: QuantizationRequest, *, cast: bool
+) -> Any:
+    """Returns a model with the arrays of a checkpoint, quantized if that is asked for.
+
+    Args:
+        checkpoint: holds the item "model", which must fit; `check` tells.
+        model: without arrays; each leaf says where it goes.
+        request: what to quantize. Floating kernels are read in groups of at most `GROUP_BYTES` on
+            any device, and each is dropped once it is quantized.
+        cast: whether floating leaves may have another floating dtype than stored.
+    """
+    graphdef, target = nnx.split(model)
+    if not quantizes(checkpoint, request):
+        return nnx.merge(graphdef, checkpoint.restore("model", target, cast=cast))
+    settings = request.settings
+    layers = layers_to_quantize(model, settings)
+    leaves = {named.path: named.leaf for named in named_leaves(target)}
+    for group in _groups({path: _device_bytes(leaves[path]) for path in layers}, GROUP_BYTES):
+        kernels = checkpoint.restore_some("model", target, group, cast=cast)
+        for path in group:
+            quantize_layer(layers[path], kernels.pop(path), settings)
+    others = [path for path in leaves if path not in layers]
+    found = checkpoint.restore_some("model", target, others, cast=cast)
+    return filled(model, found, settings)
+
+
+def _groups(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names in groups of at most `limit` bytes; what is larger is a group of its own."""
+    groups: list[list[str]] = []
+    filled = limit
+    for name, size in sizes.items():
+        if filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    return groups
+
+
+def _device_bytes(leaf: Any) -> int:
+    shape: tuple[int, ...] = leaf.sharding.shard_shape(leaf.shape)
+    return math.prod(shape) * int(leaf.dtype.itemsize)

@@ -1,0 +1,410 @@
+"""Saves the steps of a training loop as a policy says, and answers when the process is to end."""
+
+import logging
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, Self
+
+import jax
+
+from cairn.state.errors import ArgumentError
+from cairn.state.saving.due_steps import DueSteps, votes
+from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
+from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.training import (
+    Checkpointer,
+    DueReason,
+    Preemption,
+    RunRetention,
+    SaveHandle,
+    SavePolicy,
+    SaveState,
+    default_writer_id,
+    exit_guard,
+    prepare_metrics,
+    processes,
+    record_outcome,
+    record_refusal,
+    record_started,
+    superseded_save,
+)
+
+__all__ = ["RunSaver"]
+
+logger = logging.getLogger("cairn.save")
+
+_OWN_OPTIONS: Final = frozenset({"step", "wait", "metrics", "labels", "extras", "enable"})
+
+
+class Saveable(Protocol):
+    """A state that can be saved: an `EasyDeLState` or a `TrainState`."""
+
+    @property
+    def step(self) -> Any:
+        """Optimizer steps taken."""
+
+    def save_state(self, save_directory: str, /, **options: Any) -> SaveHandle:
+        """Begin to save."""
+
+
+class RunSaver:
+    """Saves steps of one run from a training loop.
+
+        with RunSaver("gs://bucket/run", SavePolicy(every_steps=1000)) as saver:
+            for batch in batches:
+                state, loss = train_step(state, batch)
+                saver.step(state)
+                if saver.should_stop:
+                    break
+
+    On SIGTERM the handler only takes a note. The next `step`, or `close` if none comes, saves the
+    step that training is at and waits until it is durable, for `policy.deadline_seconds` after the
+    signal. Past them the save is abandoned: its handle says failed, and the process, when it ends,
+    waits for it no longer. Either way `should_stop` is True then.
+
+    All processes of a job make the same calls. Rules that look at step numbers need no talk between
+    them; a signal, which may reach only one, a clock and a metric do. Of those they tell each other
+    at the first step at or after each multiple of `agree_every`, and whenever a step is due by its
+    number. So a signal is answered up to `agree_every` steps late, and a metric counts at those
+    steps alone, with the value that process 0 has.
+
+    It takes the run when it is made: a second job is refused before it trains, not at its first
+    save, and no save waits for that.
+
+    Args:
+        run_uri: the run's folder, created if there is none.
+        policy: when to save.
+        keep: which steps to keep; the others are deleted after each durable save, in the
+            background. By default all stay.
+        grace_seconds: for how long a deleted step can be had back.
+        agree_every: how often processes of one job agree, in steps.
+        save_options: arguments for every `save_state`, such as `float_dtype`.
+        clock: seconds, for `SavePolicy.every_minutes`.
+
+    Raises:
+        PolicyError: the policy listens for signals, and this is not the main thread.
+        ArgumentError: an option that `step` takes itself, or `agree_every` below 1.
+        InvalidURIError: `run_uri` is malformed.
+        LeaseHeldError: another writer holds the run.
+        StorageError: with `policy.best`: the metrics of the run's steps can't be read.
+    """
+
+    def __init__(
+        self,
+        run_uri: StoreURI | str | os.PathLike[str],
+        policy: SavePolicy,
+        *,
+        keep: RetentionPolicy | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        agree_every: int = 10,
+        save_options: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.uri = parse_uri(run_uri)
+        self.policy = policy
+        self._options = {"verbose": False, **_checked(save_options or {})}
+        self._due = DueSteps(self.uri, policy, agree_every=agree_every, clock=clock)
+        self._retention = self._retention_of(keep, grace_seconds)
+        prepare_metrics()
+        self._many = jax.process_count() > 1
+        self._last: SaveHandle | None = None
+        self._begun: SaveHandle | None = None
+        self._state: weakref.ref[Any] | None = None
+        self._given: int | None = None
+        self._told: dict[str, Mapping[str, Any] | None] = {}
+        self._stops = False
+        self._abandoned = False
+        self._closed = False
+        self._preemption = Preemption() if policy.on_preemption else None
+        try:
+            Checkpointer.for_run(self.uri).begin()
+        except BaseException:
+            if self._preemption is not None:
+                self._preemption.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        # An error may be this process's alone: then the others would wait for it in vain.
+        self._close(saving=failure[0] is None or not self._many)
+
+    @property
+    def last(self) -> SaveHandle | None:
+        """What became of the last step that was due, a refused one included."""
+        return self._last
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the process was told to end. With many processes, once all know of it."""
+        return self._stops or (not self._many and self._is_told_to_end())
+
+    def preempt(self) -> None:
+        """Do as if the signal had come: for news of an end that come another way.
+
+        Raises:
+            ArgumentError: the policy saves nothing on preemption.
+        """
+        if self._preemption is None:
+            raise ArgumentError(path="preempt", expected="a policy with on_preemption=True")
+        self._preemption.announce()
+
+    def step(
+        self,
+        state: Saveable,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> SaveHandle | None:
+        """Save the state if it is due. To be called after every training step.
+
+        While nothing is due this waits for nothing, the device included.
+
+        Args:
+            state: the state after this step.
+            step: its number. Without it the first call asks the state, and each later one counts
+                one further.
+            metrics: numbers of this step.
+            labels: texts to keep with it, if it is saved.
+            extras: JSON to keep with it, if it is saved.
+
+        Returns:
+            The save's handle, which may say superseded, or failed if it was abandoned; None if the
+            step was not due.
+
+        Raises:
+            SaveError: the save before this one failed, and nobody was told.
+            ArgumentError: the saver is closed.
+            Exception: as the state's `save_state`; the save was refused, and `last` says so.
+        """
+        self._check_open()
+        before = self._due.previous
+        if step is not None:
+            number = operator.index(step)
+        else:
+            number = int(state.step) if before is None else before + 1
+        self._state = weakref.ref(state)
+        self._given = None if step is None else number
+        self._told = {"metrics": metrics, "labels": labels, "extras": extras}
+        busy = self._begun is not None and not self._begun.done
+        reason, busy = self._due.look(
+            number,
+            metrics or {},
+            preempted=not self._stops and self._is_told_to_end(),
+            busy=busy,
+        )
+        if reason is None:
+            return None
+        if reason is DueReason.PREEMPTION:
+            return self._save_before_end(state)
+        if busy and self.policy.when_busy == "supersede":
+            return self._supersede(number, reason)
+        return self._save(state, self._given, reason)
+
+    def save(
+        self,
+        state: Saveable,
+        *,
+        step: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> SaveHandle:
+        """Save the state whatever the policy says, such as the last one of training.
+
+        Args:
+            state: the state.
+            step: its number, by default the state's.
+            metrics: numbers to keep with it.
+            labels: texts to keep with it.
+            extras: JSON to keep with it.
+
+        Returns:
+            The save's handle; that of the save before if it was of this very step.
+
+        Raises:
+            SaveError: the save before this one failed, and nobody was told.
+            ArgumentError: the saver is closed.
+            Exception: as the state's `save_state`; the save was refused, and `last` says so.
+        """
+        self._check_open()
+        number = int(state.step) if step is None else operator.index(step)
+        if self._begun is not None and self._has_saved(number):
+            return self._begun
+        self._told = {"metrics": metrics, "labels": labels, "extras": extras}
+        return self._save(state, number, DueReason.ASKED)
+
+    def close(self) -> None:
+        """Wait for the save under way, and give the run back to other writers.
+
+        If the process was told to end since the last `step`, the step that training is at is saved
+        before, if its state is still there.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        self._close(saving=True)
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def _is_told_to_end(self) -> bool:
+        return self._preemption is not None and self._preemption.announced
+
+    def _has_saved(self, number: int) -> bool:
+        kept = (SaveState.SAVING, SaveState.DURABLE)
+        begun = self._begun
+        return begun is not None and begun.step == number and begun.state in kept
+
+    def _supersede(self, number: int, reason: DueReason) -> SaveHandle:
+        assert self._begun is not None
+        handle = superseded_save(step=number, uri=self.uri, by=self._begun.step)
+        handle.reason = reason
+        record_outcome(handle)
+        self._last = handle
+        return handle
+
+    def _save(self, state: Saveable, number: int | None, reason: DueReason) -> SaveHandle:
+        """Begin to save; `number` as far as the caller has given it."""
+        self._due.begin()
+        metrics = self._told.get("metrics") or {}
+        try:
+            handle = state.save_state(str(self.uri), step=number, **self._told, **self._options)
+        except Exception as exc:
+            self._last = self._refused(exc, number)
+            raise
+        handle.reason = reason
+        record_started(handle)
+        if number is None:
+            self._due.previous = handle.step  # calls may have been left out
+        self._last = self._begun = handle
+        handle.when_done(record_outcome)
+        handle.when_done(lambda ended: self._saved(ended, metrics))
+        return handle
+
+    def _refused(self, error: Exception, number: int | None) -> SaveHandle:
+        known = vars(error).get("save")  # of the checkpointer; some errors are raised again
+        if isinstance(known, SaveHandle) and known is not self._last:
+            return known
+        step = self._due.previous if number is None else number
+        return record_refusal(error, step=-1 if step is None else step, uri=self.uri)
+
+    def _saved(self, handle: SaveHandle, metrics: Mapping[str, Any]) -> None:
+        """In the background: what follows a save."""
+        if handle.state is not SaveState.DURABLE:
+            return
+        self._due.saved(metrics)
+        if self._retention is not None and not self._stops:
+            self._retention.start()
+
+    def _save_before_end(self, state: Saveable | None) -> SaveHandle | None:
+        """Save the step that training is at, if it is there, and wait while there is time."""
+        self._stops = True
+        told = self._preemption.at if self._preemption is not None else None
+        deadline = self.policy.deadline_seconds + (time.monotonic() if told is None else told)
+        current = self._due.previous
+        assert current is not None
+        if not votes(self._has_saved(current)).all():
+            before = self._begun
+            in_time = before is None or before.ended(max(0.0, deadline - time.monotonic()))
+            if before is not None and not votes(in_time).all():
+                self._abandon(before)
+                self._last = SaveHandle(step=current, attempt=0, uri=self.uri)
+                self._abandon(self._last)
+                return self._last
+            if state is None:
+                logger.warning("preempted after step %d, whose state is gone: not saved", current)
+                return None
+            if before is not None:
+                with suppress(Exception):  # its failure is in the log; it must not cost this one
+                    before.wait(0)
+            late = threading.Timer(deadline - time.monotonic(), _say_late, (self.uri, current))
+            late.daemon = True
+            late.start()
+            try:
+                self._save(state, self._given, DueReason.PREEMPTION)
+            finally:
+                late.cancel()
+        assert self._begun is not None
+        if not self._begun.ended(max(0.0, deadline - time.monotonic())):
+            self._abandon(self._begun)
+        return self._begun
+
+    def _abandon(self, handle: SaveHandle) -> None:
+        """Give up on a save that has run out of time, and let the process end without it."""
+        seconds = self.policy.deadline_seconds
+        if handle.abandon(f"it was not durable {seconds:g} s after the process was told to end"):
+            self._abandoned = True
+            record_outcome(handle)
+            exit_guard.leave()
+
+    # -- closing -------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ArgumentError(
+                path=f"RunSaver({self.uri})",
+                expected="an open saver",
+                found="one that was closed",
+                next_step="make a new one",
+            )
+
+    def _close(self, *, saving: bool) -> None:
+        if self._closed:
+            return
+        try:
+            if saving:
+                self._save_if_preempted()
+            if self._begun is not None:
+                self._begun.join()
+            if not self._abandoned:
+                Checkpointer.for_run(self.uri).close()
+        finally:
+            self._closed = True
+            if self._retention is not None and not self._stops:
+                self._retention.close()
+            if self._preemption is not None:
+                self._preemption.close()
+
+    def _save_if_preempted(self) -> None:
+        if self._stops or self._preemption is None:
+            return
+        state = None if self._state is None else self._state()
+        there = state is not None and not _is_gone(state)
+        said = votes(self._preemption.announced, there)
+        if said[:, 0].any() and self._due.previous is not None:
+            self._save_before_end(state if said[:, 1].all() else None)
+
+    def _retention_of(self, keep: RetentionPolicy | None, grace: float) -> RunRetention | None:
+        if keep is None or not processes.is_primary():
+            return None
+        return RunRetention(Run(self.uri), keep, by=default_writer_id(), grace=grace)
+
+
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    taken = sorted(_OWN_OPTIONS & options.keys())
+    if taken:
+        raise ArgumentError(
+            path="save_options",
+            expected="arguments that are the same for every step",
+            found=", ".join(taken),
+            next_step="pass these to step()",
+        )
+    return options
+
+
+def _say_late(uri: StoreURI, step: int) -> None:
+    """For a process that ends while the call itself is held up: else the log would say nothing."""
+    logger.error("preempted: the save of step %d to %s could not begin in time", step, uri)
+
+
+def _is_gone(state: Any) -> bool:
+    """Whether a training step was given this state's memory."""
+    return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -1,0 +1,367 @@
+"""Loading training states: from a run's checkpoint onto any mesh, or from Hugging Face weights.
+
+The target is built first, without arrays: the model from its stored config, the optimizer state
+from the optimizer by `jax.eval_shape`. It says where each leaf goes; then every leaf is read
+straight to its place, each process reading only what its devices hold. A checkpoint that does not
+fit the target raises one error that lists every leaf of every item.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cairn.state.adapt import PackedParam, abstract_model
+from cairn.state.config import AutoEasyDeLConfig
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import (
+    ArgumentError,
+    OptimizerError,
+    OptimizerNotFoundError,
+    UnknownModelError,
+)
+from cairn.state.names import TaskType
+from cairn.state.optimizers import init_optimizer, optimizer_from_description
+from cairn.state.paths import is_variable, variable_paths
+from cairn.state.registry import find, shipped_decoder
+from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.saving.load_arguments import LoadArguments
+from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
+from cairn.state.saving.progress import say, size_text
+from cairn.state.saving.quantized_loading import fill_model, quantizes, refuse_float_optimizer
+from cairn.state.sharding import home_of, module_plan, optimizer_shardings, place_step, settled
+from cairn.storage.errors import InvalidURIError
+from cairn.storage.runs import RUN_FILE, parse_ref
+from cairn.storage.store import ObjectStore, StoreURI
+from cairn.storage.training import processes
+
+__all__ = ["is_pretrained", "is_run", "load_easydel_state", "load_module", "load_optimizer_into"]
+
+State = TypeVar("State")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_pretrained(reference: str | os.PathLike[str]) -> bool:
+    """Says whether a reference names Hugging Face weights rather than a checkpoint of a run.
+
+    That is a GGUF file, a folder (here or in a store) with a config.json that is no run, or a hub
+    id ("owner/name") that is no folder here.
+    """
+    text = os.fspath(reference)
+    if text.endswith(".gguf"):
+        return True
+    if "://" in text:
+        ref = parse_ref(text)
+        objects = ObjectStore.open(ref.run)
+        named = ref.alias is not None or ref.step is not None
+        return not named and not objects.read(RUN_FILE) and bool(objects.read("config.json"))
+    path = Path(text)
+    if path.is_dir():
+        return (path / "config.json").is_file() and not (path / RUN_FILE).exists()
+    return not path.exists() and _HUB_ID.fullmatch(text) is not None
+
+
+def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
+    """Says whether a reference names a run that exists, or a checkpoint of one."""
+    try:
+        ref = parse_ref(str(reference))
+    except InvalidURIError:
+        return False
+    return ObjectStore.open(ref.run).read(RUN_FILE) is not None
+
+
+def load_easydel_state(
+    state_class: type[State],
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+) -> State:
+    """Loads a state, an `EasyDeLState`; `LoadArguments` says what each argument does.
+
+    Raises:
+        FileNotFoundError: if there is no such run, alias, step or folder.
+        ValueError: if arguments contradict each other or the checkpoint does not fit.
+        CorruptionError: if stored bytes fail their check.
+    """
+    if is_pretrained(reference):
+        return _from_pretrained(state_class, reference, arguments)
+    _refuse_pickle(reference)
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    meta = checkpoint.meta
+    model = _agreed_target(checkpoint, arguments)
+    _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
+    with_optimizer = arguments.optimizer == "require" and "optimizer" in checkpoint.items
+    if with_optimizer and quantizes(checkpoint, arguments.quantization):
+        refuse_float_optimizer(checkpoint, model)
+    tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
+    targets = {"model": nnx.merge_state(params, other)}
+    if with_optimizer and tx is not None:
+        optimizer = init_optimizer(tx, params)
+        if arguments.param_dtype is None:
+            optimizer = checkpoint.targets("optimizer", optimizer)
+        targets["optimizer"] = optimizer
+    casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check(targets, casts=casts)
+    say(
+        arguments.verbose,
+        f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
+        f"from {checkpoint.uri}",
+    )
+    opt_state = None
+    if "optimizer" in targets:
+        opt_state = checkpoint.restore("optimizer", targets["optimizer"], cast=bool(casts))
+    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
+    model = apply_shard_fns(model, arguments.shard_fns)
+    graphdef, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
+    if arguments.shard_fns and opt_state is not None:
+        opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
+    make: Any = state_class
+    state: State = make(
+        step=place_step(meta["step"], home_of(params)),
+        graphdef=graphdef,
+        graphstate=params,
+        graphother=other,
+        tx=tx,
+        opt_state=opt_state,
+        hyperparameters=meta.get("hyperparameters") or {},
+        tx_init=tx_init,
+    )
+    state = settled(state)
+    object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))
+    return state
+
+
+def load_module(
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+    *,
+    expected_class: type[Any] | None = None,
+) -> Any:
+    """Loads the model of a run's checkpoint, and nothing else of it.
+
+    Args:
+        reference: the run, or one of its checkpoints.
+        arguments: what `LoadArguments` says; those about the optimizer do nothing here.
+        expected_class: a class that the model must be of.
+
+    Raises:
+        FileNotFoundError: if there is no such run, alias or step.
+        ValueError: if arguments contradict each other or the checkpoint does not fit.
+        CorruptionError: if stored bytes fail their check.
+    """
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    model = _agreed_target(checkpoint, arguments)
+    if expected_class is not None and not isinstance(model, expected_class):
+        raise ArgumentError(
+            path=checkpoint.uri,
+            expected=f"a checkpoint of a {expected_class.__name__}",
+            found=f"one of a {type(model).__name__}",
+            next_step="call from_pretrained on that class, or on EasyDeLBaseModule",
+        )
+    casts = frozenset({"model"}) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check({"model": nnx.state(model)}, casts=casts)
+    say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
+    model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
+    return apply_shard_fns(model, arguments.shard_fns)
+
+
+def load_optimizer_into(state: Any, reference: str | os.PathLike[str]) -> Any:
+    """Returns a state with the optimizer state of a checkpoint, placed like its parameters.
+
+    Raises:
+        OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
+        OptimizerError: if the state has no optimizer and the checkpoint does not describe one.
+        TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+    """
+    _refuse_pickle(reference)
+    checkpoint = StoredCheckpoint.open(reference)
+    if "optimizer" not in checkpoint.items:
+        raise OptimizerNotFoundError(
+            path=checkpoint.uri,
+            expected="an item 'optimizer'",
+            found=f"items {', '.join(checkpoint.items)}",
+            next_step="it was saved without optimizer state; init_tx makes a fresh one",
+        )
+    tx, tx_init = state.tx, state.tx_init
+    if tx is None:
+        tx, tx_init = _optimizer(checkpoint, LoadArguments(), needed=True)
+    assert tx is not None
+    abstract = jax.tree.map(_abstract, state.graphstate)
+    target = checkpoint.targets("optimizer", init_optimizer(tx, abstract))
+    checkpoint.check({"optimizer": target})
+    return state.replace(tx=tx, tx_init=tx_init, opt_state=checkpoint.restore("optimizer", target))
+
+
+def _agreed_target(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+    """The target model, once every process has one and all are alike."""
+    return processes.together(
+        lambda: _target_model(checkpoint, arguments),
+        same={"load_state": lambda model: [*map(str, jax.tree.leaves(nnx.state(model)))]},
+        error=ArgumentError,
+    )
+
+
+def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any:
+    """Returns the model without arrays: shape, dtype and placement of every leaf to load."""
+    meta = checkpoint.meta
+    if meta.get("config") is None or meta.get("model_class") is None:
+        raise UnknownModelError(
+            path=checkpoint.uri,
+            expected="a checkpoint of an EasyDeLBaseModule with a config",
+            found=f"model class {meta.get('model_class')!r}, no config",
+            next_step="build the state yourself and read the arrays with cairn.storage",
+        )
+    model_class = arguments.model_class or find(
+        meta["model_class"], meta.get("model_module"), path=checkpoint.uri
+    )
+    _check_task(model_class, arguments.model_task)
+    config = AutoEasyDeLConfig.from_dict(meta["config"])
+    assets = checkpoint.assets()
+    config = config.replace(**arguments.config_updates(config), tokenizer_files=assets)
+    stored = dict(meta.get("module") or {})
+    settings = {**stored, **arguments.settings(stored)}
+    if quantizes(checkpoint, arguments.quantization):
+        # Once without arrays: what the arguments ask for must be possible before anything is read.
+        wanted = arguments.quantization.settings.to_dict()
+        abstract_model(model_class, config, {**settings, "quantization": wanted})
+    model = abstract_model(model_class, config, settings)
+    tree = nnx.state(model)
+    if not quantizes(checkpoint, arguments.quantization):
+        check_shard_fns(arguments.shard_fns, tree)
+    mesh = arguments.target_mesh()
+    if mesh is not None:
+        report = module_plan(tree, config, arguments.partition_rules, mesh)
+        places = report.raise_for_problems().shardings(tree)
+    else:
+        places = jax.tree.map(lambda leaf: arguments.target_device(), tree)
+    tree = jax.tree.map(_abstract_at, tree, places)
+    tree = checkpoint.targets("model", tree)
+    if arguments.param_dtype is not None:
+        tree = _with_param_dtype(tree, arguments.param_dtype)
+    nnx.update(model, tree)
+    return model
+
+
+def _with_param_dtype(tree: Any, param_dtype: Any) -> Any:
+    wanted = floating_dtype(param_dtype, argument="param_dtype")
+
+    def cast(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, wanted, sharding=leaf.sharding)
+
+    def cast_node(node: Any) -> Any:
+        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
+        return jax.tree.map(cast, node) if floating else node
+
+    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+
+
+def _optimizer(
+    checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
+) -> tuple[Any, Any]:
+    """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    tx_init = checkpoint.meta.get("tx_init")
+    if arguments.tx is not None:
+        return arguments.tx, arguments.tx_init
+    if tx_init is not None:
+        return optimizer_from_description(tx_init), tx_init
+    if needed:
+        raise OptimizerError(
+            path=checkpoint.uri,
+            expected="the optimizer that the stored optimizer state belongs to",
+            found="neither tx= nor a stored description (tx_init)",
+            next_step="pass tx=, or optimizer='skip' to load without it",
+        )
+    return None, None
+
+
+def _from_pretrained(
+    state_class: type[State],
+    reference: str | os.PathLike[str],
+    arguments: LoadArguments,
+) -> State:
+    if arguments.step is not None:
+        raise ArgumentError(
+            path="step", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
+        )
+    model_class = arguments.model_class or shipped_decoder()
+    _check_task(model_class, arguments.model_task)
+    try:
+        model = model_class.from_pretrained(reference, **arguments.for_pretrained())
+    except OSError as error:
+        error.add_note(
+            f"{os.fspath(reference)!r} is no run here, so it was taken for Hugging Face weights. "
+            "A run is named by a path or URI such as ./run, gs://bucket/run."
+        )
+        raise
+    whole: Any = state_class
+    state: State = whole.create(
+        model=apply_shard_fns(model, arguments.shard_fns),
+        tx=arguments.tx,
+        tx_init=arguments.tx_init,
+        init_opt_state=arguments.tx is not None,
+    )
+    return state
+
+
+def _check_task(model_class: type[Any], model_task: TaskType | str) -> None:
+    wanted = TaskType(model_task)
+    own = getattr(model_class, "model_task", TaskType.BASE_MODULE)
+    if wanted not in (TaskType.AUTO_BIND, own):
+        raise ArgumentError(
+            path="model_task",
+            expected=f"{str(own)!r}, what {model_class.__name__} is for, or 'auto-bind'",
+            found=repr(str(wanted)),
+        )
+
+
+def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
+    path = Path(os.fspath(reference))
+    if "://" in os.fspath(reference) or not path.is_dir() or (path / RUN_FILE).exists():
+        return
+    pickles = sorted(
+        entry.name for entry in path.iterdir() if entry.suffix in (".pickle", ".pkl", ".easy")
+    )
+    if pickles:
+        raise ArgumentError(
+            path=str(path),
+            expected="a run saved by save_state",
+            found=f"pickle files: {', '.join(pickles)}",
+            next_step="pickle can run code and is never read; save again with save_state",
+        )
+
+
+def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
+    """Returns the filter of what is trained: what the state that was saved had, else the model's.
+
+    Raises:
+        ArgumentError: if the model lacks some of it, as it would be quantized while loading.
+    """
+    stored = checkpoint.meta.get("trainable")
+    if stored is None:
+        return getattr(model, "trainable_filter", nnx.Param)
+    trained = frozenset(stored)
+    missing = trained - set(variable_paths(nnx.state(model)))
+    if missing:
+        raise ArgumentError(
+            f"{len(missing)} of the {len(trained)} variables that were trained are not there",
+            path=checkpoint.uri,
+            expected="the model as it was saved",
+            found="one with other variables",
+            next_step="load it without quantization, or train a state made of the loaded model",
+            problems=sorted(missing)[:20],
+        )
+    return lambda path, value: "/".join(map(str, path)) in trained
+
+
+def _abstract(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _abstract_at(leaf: Any, place: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)

@@ -1,0 +1,256 @@
+"""Saving training states: what goes into a checkpoint. `EasyDeLState` and `TrainState` share it.
+
+A checkpoint has the items `model` (every variable of the module, parameters and others alike) and
+`optimizer`, both as nested dicts by path, and `meta`, which is JSON: what it takes to rebuild the
+state around them.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cairn.state.adapt import PackedParam, abstract_model, module_settings
+from cairn.state.config import FrozenJSON
+from cairn.state.dtypes import floating_dtype
+from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.state.paths import is_variable, tree_problems, variable_paths
+from cairn.state.registry import class_identity
+from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
+from cairn.state.saving.progress import say, size_text
+from cairn.state.sharding import leaf_bytes
+from cairn.storage.arrays import Compression
+from cairn.storage.runs import ModelInfo, parse_ref
+from cairn.storage.store import StoreURI
+from cairn.storage.training import Checkpointer, SaveHandle, processes
+
+__all__ = ["SaveArguments", "SkippedSave", "save_easydel_state", "store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveArguments:
+    """The arguments of `save_state`; `EasyDeLState.save_state` says what they do."""
+
+    float_dtype: Any = None
+    verbose: bool = True
+    mismatch_allowed: bool = True
+    save_optimizer: bool = True
+    enable: bool | None = None
+    step: int | None = None
+    wait: bool = False
+    overwrite: bool = False
+    metrics: Mapping[str, float] | None = None
+    labels: Mapping[str, str] | None = None
+    extras: Mapping[str, Any] | None = None
+    compression: Compression | None = None
+
+
+class SkippedSave(SaveHandle):
+    """The handle of a save that `enable=False` left out: done, nothing stored, attempt 0."""
+
+    def __init__(self, *, step: int, uri: StoreURI) -> None:
+        super().__init__(step=step, attempt=0, uri=uri)
+        self.skip()
+
+    def __repr__(self) -> str:
+        return f"SkippedSave(step={self.step}, {self.uri})"
+
+
+def save_easydel_state(
+    state: Any, save_directory: str | os.PathLike[str], arguments: SaveArguments
+) -> SaveHandle:
+    """Saves a state to a run.
+
+    Args:
+        state: an `EasyDeLState`.
+        save_directory: the run.
+        arguments: those of `save_state`.
+
+    Raises:
+        TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+        ArgumentError: if an argument is not what it must be, or not the same on every process.
+        StorageError: if the store refuses the save.
+    """
+    # Not `state.model`: what its user did to that module is not in the state.
+    model = state.merge(state.graphstate)
+    config = getattr(model, "config", None)
+    if not arguments.mismatch_allowed:
+        _check_against_config(model, config)
+    tree = nnx.merge_state(state.graphstate, state.graphother)
+    if arguments.float_dtype is not None:
+        tree = cast_parameters(tree, arguments.float_dtype)
+    items = {"model": tree}
+    if arguments.save_optimizer and state.opt_state is not None:
+        items["optimizer"] = state.opt_state
+    config_json = None if config is None else config.to_dict()
+    meta: dict[str, Any] = {
+        **class_identity(type(model)),
+        "model_type": getattr(config, "model_type", None),
+        "config": config_json,
+        "module": module_settings(model),
+        "trainable": _unusual_split(model, state.graphstate),
+        "tx_init": state.tx_init,
+        "hyperparameters": state.hyperparameters,
+    }
+    info = ModelInfo(
+        model_type=meta["model_type"], model_class=meta["model_class"], config=config_json or {}
+    )
+    assets = dict(getattr(config, "tokenizer_files", None) or {})
+    return store(state.step, save_directory, items, meta, arguments, info=info, assets=assets)
+
+
+def _unusual_split(model: Any, graphstate: Any) -> list[str] | None:
+    """Returns what is trained, by path, if a model of this class would not be split so itself."""
+    own = variable_paths(graphstate)
+    usual = variable_paths(nnx.state(model, getattr(model, "trainable_filter", nnx.Param)))
+    return None if own == usual else own
+
+
+def store(
+    state_step: Any,
+    save_directory: str | os.PathLike[str],
+    items: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    arguments: SaveArguments,
+    *,
+    info: ModelInfo | None = None,
+    assets: Mapping[str, bytes] | None = None,
+) -> SaveHandle:
+    """Hands items and meta to the run's checkpointer; the one path of every kind of state.
+
+    Raises:
+        ArgumentError: if an argument is not what it must be, or not the same on every process.
+        StorageError: if the store refuses the save.
+    """
+    dtype = arguments.float_dtype
+    enabled = arguments.enable is not False
+
+    def prepare() -> tuple[StoreURI, int, dict[str, Any]]:
+        _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
+        step = _number(state_step) if arguments.step is None else arguments.step
+        full_meta = {
+            "format": META_FORMAT,
+            "version": META_VERSION,
+            **FrozenJSON(meta, name="meta").to_dict(),
+            "extras": FrozenJSON(arguments.extras, name="extras").to_dict(),
+            "float_dtype": floating_dtype(dtype, argument="float_dtype").name
+            if dtype is not None
+            else None,
+            "step": step,
+        }
+        return _run_uri(save_directory), step, full_meta
+
+    run, step, full_meta = processes.together(
+        prepare,
+        same={
+            "enable": lambda _: enabled,
+            "save_directory": lambda made: str(made[0]),
+            "step": lambda made: made[1],
+            "float_dtype": lambda made: made[2]["float_dtype"],
+            "save_optimizer": lambda _: sorted(items),
+            "overwrite": lambda _: bool(arguments.overwrite),
+            "labels": lambda _: dict(arguments.labels or {}),
+            "extras": lambda made: made[2]["extras"],
+        },
+        error=ArgumentError,
+    )
+    if not enabled:
+        say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
+        return SkippedSave(step=step, uri=run)
+    handle = Checkpointer.for_run(run).save(
+        step,
+        items,
+        meta=full_meta,
+        model=info,
+        assets=assets,
+        metrics=arguments.metrics,
+        labels=arguments.labels,
+        overwrite=arguments.overwrite,
+        compression=arguments.compression,
+    )
+    nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
+    say(
+        arguments.verbose,
+        f"saving step {step} ({size_text(nbytes)}) to {handle.uri}; "
+        f"training waited {handle.blocked_seconds:.3f} s",
+    )
+    if arguments.wait:
+        handle.wait()
+        say(arguments.verbose, f"step {step} is durable")
+    return handle
+
+
+def _refuse_donated(leaves: Sequence[Any]) -> None:
+    gone = sum(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+    if gone:
+        raise ArgumentError(
+            path="save_state",
+            expected="a state whose arrays are there",
+            found=f"{gone} arrays that are gone: a step was given this state's memory (donation)",
+            next_step="save the state that the step returned",
+        )
+
+
+def _number(state_step: Any) -> int:
+    if np.ndim(state_step) != 0:
+        raise ArgumentError(
+            path="save_state: the state's step",
+            expected="one number",
+            found=f"an array of shape {np.shape(state_step)}, as of several states in one",
+            next_step="pass step=, or save each of the states by itself",
+        )
+    return int(state_step)
+
+
+def cast_parameters(tree: Any, dtype: Any) -> Any:
+    """Returns a model's tree with its floating parameters in another dtype, placed as before.
+
+    Quantized weights stay as they are, their floating parts too.
+
+    Raises:
+        ArgumentError: if the dtype is not a floating one.
+    """
+    wanted = floating_dtype(dtype, argument="float_dtype")
+
+    def cast(leaf: Any) -> Any:
+        return leaf.astype(wanted) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    def cast_node(node: Any) -> Any:
+        floating = isinstance(node, nnx.Param) and not isinstance(node, PackedParam)
+        return jax.tree.map(cast, node) if floating else node
+
+    return jax.tree.map(cast_node, tree, is_leaf=is_variable)
+
+
+def _run_uri(save_directory: str | os.PathLike[str]) -> StoreURI:
+    ref = parse_ref(os.fspath(save_directory))
+    if ref.alias is not None or ref.step is not None:
+        raise ArgumentError(
+            path=str(save_directory),
+            expected="the URI of a run",
+            found="a checkpoint of one",
+            next_step=f"save to {ref.run}; step= gives the number",
+        )
+    return ref.run
+
+
+def _check_against_config(model: Any, config: Any) -> None:
+    if config is None:
+        raise ArgumentError(
+            path="mismatch_allowed", expected="a model with a config", found=type(model).__name__
+        )
+    described = abstract_model(type(model), config, module_settings(model))
+    problems = tree_problems(nnx.state(described), nnx.state(model))
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves differ from what the config describes",
+            path=type(model).__name__,
+            expected="the model that its config builds",
+            next_step="correct the config, or save with mismatch_allowed=True",
+            problems=problems,
+        )

@@ -1,0 +1,305 @@
+"""Storage of a training state: the part of EasyDeLState that saves and loads."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from cairn.state.names import TaskType
+from cairn.state.registry import shipped_decoder
+from cairn.state.saving.load_arguments import LoadArguments
+from cairn.state.saving.state_loading import (
+    is_pretrained,
+    load_easydel_state,
+    load_module,
+    load_optimizer_into,
+)
+from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
+from cairn.state.sharding import MESH_AXES
+from cairn.storage.arrays import Compression
+from cairn.storage.errors import RunNotFoundError, StepNotFoundError
+from cairn.storage.runs import Run, parse_ref
+from cairn.storage.training import SaveHandle, processes
+
+__all__ = ["StateStorageMixin"]
+
+
+class StateStorageMixin:
+    """Saves and loads through `state_saving` and `state_loading`."""
+
+    def save_state(
+        self,
+        save_directory: str | os.PathLike[str],
+        float_dtype: Any = None,
+        verbose: bool = True,
+        mismatch_allowed: bool = True,
+        save_optimizer: bool = True,
+        enable: bool | None = None,
+        *,
+        step: int | None = None,
+        wait: bool = False,
+        overwrite: bool = False,
+        metrics: Mapping[str, float] | None = None,
+        labels: Mapping[str, str] | None = None,
+        extras: Mapping[str, Any] | None = None,
+        compression: Compression | None = None,
+    ) -> SaveHandle:
+        """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
+
+        Every process takes part. One save is in flight at a time: the next one waits for it. A
+        failure in the background surfaces at the next save, at `wait()` and at the end of the
+        process, which comes only once the save is durable.
+
+        Args:
+            save_directory: URI or path of the run; it is made by the first save.
+            float_dtype: dtype to store floating parameters in; None keeps theirs. Optimizer state
+                keeps its dtypes.
+            verbose: say on stderr what is saved and when it is durable.
+            mismatch_allowed: False raises if the model differs from what its config describes.
+            save_optimizer: store the optimizer state too, if there is one.
+            enable: False skips this save; None and True save.
+            step: number of the checkpoint, by default the state's step. Passing it spares waiting
+                for the device to finish that step.
+            wait: return only once the checkpoint is durable.
+            overwrite: replace this step and set aside any later ones.
+            metrics: numbers to keep with the checkpoint.
+            labels: texts to keep with the checkpoint.
+            extras: JSON that `load_state` gives back as `state.extras`, such as the position of
+                the data.
+            compression: "zstd" stores floating weights in about a tenth less space and takes
+                several times as long; None stores the bytes as they are.
+
+        Returns:
+            A handle with `wait()`, `done`, `error`, `step` and `uri`.
+
+        Raises:
+            StepExistsError: if the run has this step or a later one, and not `overwrite`.
+            TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+            UnsupportedFormatError: if `compression` is not one of those.
+            ArgumentError: if `extras` is not JSON, or if `enable`, `step`, `labels`, `extras` or
+                another argument differs between processes; on every process. Of `metrics`, which
+                may have been measured by each, those of process 0 are stored.
+            SaveError: if the save before this one failed.
+        """
+        arguments = SaveArguments(
+            float_dtype=float_dtype,
+            verbose=verbose,
+            mismatch_allowed=mismatch_allowed,
+            save_optimizer=save_optimizer,
+            enable=enable,
+            step=step,
+            wait=wait,
+            overwrite=overwrite,
+            metrics=metrics,
+            labels=labels,
+            extras=extras,
+            compression=compression,
+        )
+        return save_easydel_state(self, save_directory, arguments)
+
+    @classmethod
+    def load_state(
+        cls,
+        load_directory: str | os.PathLike[str],
+        device: Any = "cpu",
+        dtype: Any = None,
+        param_dtype: Any = None,
+        precision: Any = None,
+        sharding_axis_dims: Sequence[int] = (1, -1, 1, 1),
+        sharding_dcn_axis_dims: Sequence[int] | None = None,
+        sharding_axis_names: Sequence[str] = MESH_AXES,
+        partition_axis: Any = None,
+        shard_attention_computation: bool = True,
+        shard_fns: Mapping[Any, Callable[..., Any]] | None = None,
+        backend: Any = None,
+        platform: Any = None,
+        config_kwargs: Mapping[str, Any] | None = None,
+        model_task: TaskType | str = TaskType.AUTO_BIND,
+        auto_shard_model: bool = False,
+        partition_rules: Any = None,
+        quantization_platform: Any = None,
+        quantization_method: Any = None,
+        quantization_block_size: int = 128,
+        quantization_pattern: str | None = None,
+        quantize_tensors: bool = True,
+        verbose: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """Loads a state from a run's checkpoint, or from Hugging Face weights.
+
+        `LoadArguments` says what each argument does. Besides the documented
+        ones there are `step`, `tx`, `tx_init`, `optimizer` ("require" or "skip"), `mesh` and
+        `model_class`.
+
+        Args:
+            load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
+                URI; a Hugging Face folder, a GGUF file, or a hub id.
+            device: where everything goes if it is not sharded.
+            dtype: dtype of the computation; None keeps the stored one.
+            param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
+            precision: of matrix products; None keeps the stored one.
+            sharding_axis_dims: devices along each mesh axis.
+            sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
+                `sharding_axis_dims` are then those of one slice.
+            sharding_axis_names: names of the mesh axes.
+            partition_axis: a PartitionAxis: which mesh axes carry which logical axis.
+            shard_attention_computation: False keeps heads and tokens of attention whole on every
+                device.
+            shard_fns: functions, by the path of a leaf, each of which places its leaf.
+            backend: the devices to load onto: "cpu", "gpu" or "tpu".
+            platform: the same, or "jax" for whatever there is.
+            config_kwargs: fields of the model's config to change.
+            model_task: AUTO_BIND, or what the model class must be for.
+            auto_shard_model: shard over the mesh of `sharding_axis_dims`.
+            partition_rules: pairs of a regular expression and a PartitionSpec.
+            quantization_platform: where weights are quantized: None, "jax", or the platform in
+                use; the numbers are the same on each.
+            quantization_method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt": quantize while
+                loading, a few weights at a time. The result is what loading and then
+                `model.quantize` gives. The optimizer state of float weights must be left out
+                (optimizer="skip"); that of adapters stays. None keeps what is stored.
+            quantization_block_size: inputs that share a scale, -1 for all of them.
+            quantization_pattern: regular expression, searched in the "/"-joined path of each
+                layer; None for all layers.
+            quantize_tensors: False is the explicit form of no quantization_method, and contradicts
+                one.
+            verbose: say on stderr what is loaded.
+            **kwargs: the arguments of ours named above.
+
+        Returns:
+            The state; its `extras` are what the save kept.
+
+        Raises:
+            FileNotFoundError: if there is no such run, alias, step or folder.
+            ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
+                not fit the model and the optimizer; every leaf that differs is listed.
+            CorruptionError: if stored bytes fail their check.
+        """
+        arguments = LoadArguments.checked(
+            kwargs,
+            device=device,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            sharding_axis_dims=sharding_axis_dims,
+            sharding_dcn_axis_dims=sharding_dcn_axis_dims,
+            sharding_axis_names=sharding_axis_names,
+            partition_axis=partition_axis,
+            shard_attention_computation=shard_attention_computation,
+            shard_fns=shard_fns,
+            backend=backend,
+            platform=platform,
+            config_kwargs=config_kwargs,
+            model_task=model_task,
+            auto_shard_model=auto_shard_model,
+            partition_rules=partition_rules,
+            quantization_platform=quantization_platform,
+            quantization_method=quantization_method,
+            quantization_block_size=quantization_block_size,
+            quantization_pattern=quantization_pattern,
+            quantize_tensors=quantize_tensors,
+            verbose=verbose,
+        )
+        return load_easydel_state(cls, load_directory, arguments)
+
+    @classmethod
+    def load(cls, load_directory: str | os.PathLike[str], **arguments: Any) -> Self:
+        """Loads a state; the older name of `load_state`."""
+        return cls.load_state(load_directory, **arguments)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        *,
+        model_class: type[Any] | None = None,
+        tx: Any = None,
+        tx_init: Mapping[str, Any] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Returns the state of a model's `from_pretrained`: a fresh step 0.
+
+        Args:
+            source: a Hugging Face folder, a GGUF file, a hub id, or a checkpoint of a run.
+            model_class: class of the model, by default the one decoder (or the one stored).
+            tx: an optimizer, whose state is made at once.
+            tx_init: JSON that rebuilds `tx`.
+            **arguments: those of the model's `from_pretrained`, or of `load_state` for a
+                checkpoint.
+        """
+        if is_pretrained(source):
+            model = (model_class or shipped_decoder()).from_pretrained(source, **arguments)
+        else:
+            model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
+        state_class: Any = cls
+        created: Self = state_class.create(
+            model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None
+        )
+        return created
+
+    @classmethod
+    def load_or_create(
+        cls, uri: str | os.PathLike[str], create: Callable[[], Self], **arguments: Any
+    ) -> Self:
+        """Loads the latest checkpoint of a run, or makes a first state if the run has none yet.
+
+        The same line serves the first start of a job and every restart.
+
+        Args:
+            uri: the run, or a checkpoint of it.
+            create: makes the first state.
+            **arguments: those of `load_state`.
+
+        Raises:
+            FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
+            ValueError: as `load_state`.
+            CorruptionError: as `load_state`.
+        """
+
+        def is_empty() -> bool:
+            try:
+                return Run.open(parse_ref(os.fspath(uri)).run).latest_step() is None
+            except (RunNotFoundError, StepNotFoundError):
+                return True
+
+        return create() if processes.agree(is_empty) else cls.load_state(uri, **arguments)
+
+    def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
+        """Returns the state with the optimizer state of a checkpoint, placed like its parameters.
+
+        Raises:
+            OptimizerNotFoundError: if the checkpoint holds none (FileNotFoundError).
+            NotFoundError: if there is no such checkpoint (FileNotFoundError).
+            ArgumentError: if the folder holds pickle files; they are never read.
+            TreeMismatchError: if the stored optimizer state does not fit; lists every leaf.
+        """
+        loaded: Self = load_optimizer_into(self, load_directory)
+        return loaded
+
+    def to_torch(self, *, float_dtype: Any = None) -> dict[str, Any]:
+        """Returns the state's weights as PyTorch tensors, by their names in `transformers`.
+
+        Args:
+            float_dtype: cast floating weights to this, and make quantized ones floating again.
+
+        Raises:
+            ArgumentError: PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+        """
+        # Not `state.model`: what its user did to that module is not in the state.
+        whole: Any = self
+        weights: dict[str, Any] = whole.merge(whole.graphstate).to_torch(float_dtype=float_dtype)
+        return weights
+
+    def to_pytorch(self, *, float_dtype: Any = None) -> Any:
+        """Returns the state's weights as a `transformers` model, in evaluation mode.
+
+        Args:
+            float_dtype: as in `to_torch`.
+
+        Raises:
+            ArgumentError: transformers or PyTorch is not installed.
+            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConfigError: the family can't express the model's options.
+        """
+        whole: Any = self
+        return whole.merge(whole.graphstate).to_pytorch(float_dtype=float_dtype)

@@ -1,0 +1,196 @@
+"""Device meshes: making them, finding them on arrays, naming them."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.interpreters import partial_eval
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from cairn.state.errors import ShardingError
+
+__all__ = [
+    "MESH_AXES",
+    "compiling_mesh",
+    "home_of",
+    "make_mesh",
+    "mesh_of",
+    "mesh_text",
+    "sharding_of",
+]
+
+MESH_AXES = ("dp", "fsdp", "tp", "sp")
+"""Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
+
+
+def make_mesh(
+    dims: Sequence[int],
+    names: Sequence[str] = MESH_AXES,
+    dcn_dims: Sequence[int] | None = None,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Makes a device mesh whose axes the compiler places (Auto axis types).
+
+    With `dcn_dims` the mesh is hybrid: along each axis `dcn_dims` granules of `dims` devices each.
+    A granule is a slice of TPUs where devices say which slice they are in, else a process; a
+    single process is one granule. Neighbours along an axis are in one granule as far as they can
+    be, so that only the steps from granule to granule cross the slower network.
+
+    Args:
+        dims: devices along each axis; one of them may be -1, which takes what is left. Without a
+            -1 the mesh may use fewer devices than there are, the first ones.
+        names: name of each axis.
+        dcn_dims: granules along each axis; one of them may be -1.
+        devices: the devices to use, all of this run's by default.
+
+    Raises:
+        ShardingError: if the dims do not fit the names or the devices.
+    """
+    available = list(jax.devices() if devices is None else devices)
+    text = f"mesh {tuple(dims)} over axes {tuple(names)}"
+    if len(dims) != len(names) or len(set(names)) != len(names):
+        raise ShardingError(path=text, expected="one size for each of the distinct axis names")
+    axis_types = (AxisType.Auto,) * len(names)
+    if dcn_dims is not None:
+        arranged = hybrid_devices(dims, dcn_dims, available, text=text)
+        return Mesh(arranged, tuple(names), axis_types=axis_types)
+    sizes = _resolved(dims, len(available), "devices", text)
+    count = prod(sizes)
+    if count > len(available):
+        raise ShardingError(
+            path=text,
+            expected=f"{count} devices",
+            found=f"{len(available)} devices",
+            next_step="use smaller axes, or put -1 for the axis that takes what is left",
+        )
+    if count < len(available) and jax.process_count() > 1 and devices is None:
+        raise ShardingError(
+            path=text,
+            expected=f"all {len(available)} devices of the {jax.process_count()} processes",
+            found=f"a mesh of {count}",
+        )
+    return jax.make_mesh(
+        tuple(sizes), tuple(names), axis_types=axis_types, devices=available[:count]
+    )
+
+
+def hybrid_devices(
+    dims: Sequence[int], dcn_dims: Sequence[int], devices: Sequence[Any], *, text: str
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Returns devices in the shape `dims * dcn_dims`, granule by granule; see `make_mesh`.
+
+    Raises:
+        ShardingError: if the dims do not fit the devices of a granule or the granules.
+    """
+    text = f"{text}, {tuple(dcn_dims)} over slices"
+    if len(dcn_dims) != len(dims):
+        raise ShardingError(
+            path=text,
+            expected=f"{len(dims)} sizes in sharding_dcn_axis_dims, one for each mesh axis",
+            found=f"{len(dcn_dims)}",
+        )
+    by_slice = len({getattr(device, "slice_index", None) for device in devices}) > 1
+    key = "slice_index" if by_slice else "process_index"
+    what = "slices" if by_slice else "processes"
+    counts: dict[int, int] = {}
+    for device in devices:
+        counts[getattr(device, key)] = counts.get(getattr(device, key), 0) + 1
+    if len(set(counts.values())) != 1:
+        raise ShardingError(path=text, expected=f"{what} of one size", found=f"devices {counts}")
+    (each,) = set(counts.values())
+    granules = _resolved(dcn_dims, len(counts), what, text)
+    sizes = _resolved(dims, each, f"devices in each of the {what}", text)
+    if prod(granules) != len(counts) or prod(sizes) != each:
+        raise ShardingError(
+            path=text,
+            expected=f"{prod(granules)} {what} (sharding_dcn_axis_dims {tuple(dcn_dims)}) of "
+            f"{prod(sizes)} devices (sharding_axis_dims {tuple(dims)})",
+            found=f"{len(counts)} {what} of {each} devices",
+            next_step="make the products equal to these, or put -1 for one axis",
+        )
+    arranged: np.ndarray[Any, np.dtype[Any]] = mesh_utils.create_hybrid_device_mesh(
+        tuple(sizes), tuple(granules), devices, process_is_granule=not by_slice
+    )
+    return arranged
+
+
+def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int]:
+    """Returns the sizes with what is left in place of a -1."""
+    if any(size != -1 and size < 1 for size in dims) or list(dims).count(-1) > 1:
+        raise ShardingError(path=text, expected="sizes of 1 or more, and at most one -1")
+    fixed = prod(size for size in dims if size != -1)
+    if -1 in dims and count % fixed:
+        raise ShardingError(
+            path=text,
+            expected=f"a number of {what} that {fixed} divides",
+            found=f"{count} {what}",
+        )
+    return [count // fixed if size == -1 else size for size in dims]
+
+
+def mesh_text(mesh: Mesh | AbstractMesh) -> str:
+    """Returns a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
+    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """Returns the mesh that a tree's leaves are on, or None if they are on none (or traced)."""
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.core.Tracer):
+            continue
+        place = getattr(leaf, "sharding", None)
+        if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
+            return place.mesh
+    return None
+
+
+def sharding_of(leaf: Any) -> Any:
+    """Returns where an array is; None for a tracer, which is nowhere, and for what is no array."""
+    return None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+
+
+def home_of(tree: Any) -> Sharding | None:
+    """Returns where small leaves beside a tree's belong: on every device of its mesh.
+
+    Leaves that are bound to one device have that for a home; others, and traced ones, have none.
+    """
+    mesh = mesh_of(tree)
+    if mesh is not None:
+        return NamedSharding(mesh, PartitionSpec())
+    for leaf in jax.tree.leaves(tree):
+        bound = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+        if bound and leaf.committed and isinstance(leaf.sharding, SingleDeviceSharding):
+            return leaf.sharding
+    return None
+
+
+def compiling_mesh(tree: Any) -> AbstractMesh | None:
+    """Returns the mesh of values that are being compiled (under `jax.jit`), else None.
+
+    None too where there is nothing to place: on one device, in eager code, and on a mesh whose
+    axes are not the compiler's to place.
+    """
+    for leaf in jax.tree.leaves(tree):
+        # JAX has no public word for "under jit": gradients wrap the tracer that jit makes.
+        inner = leaf
+        while isinstance(inner, jax.core.Tracer) and hasattr(inner, "primal"):
+            inner = inner.primal
+        if not isinstance(inner, partial_eval.DynamicJaxprTracer):
+            continue
+        mesh = getattr(jax.typeof(inner).sharding, "mesh", None)
+        if isinstance(mesh, AbstractMesh) and not mesh.empty:
+            automatic = all(kind == AxisType.Auto for kind in mesh.axis_types)
+            return mesh if automatic and mesh.size > 1 else None
+    return None

@@ -1,0 +1,200 @@
+"""Where optimizer state goes: each leaf follows the parameter that it mirrors.
+
+An optimizer leaf mirrors the parameter whose path is the longest part of its own path. With the
+parameter's shape (momentum, second moments, accumulated gradients) it takes the parameter's
+placement. With one dimension less (Adafactor's row and column statistics) it takes the placement
+without that dimension; with dimensions in front (L-BFGS's memory) these stay whole; with some of
+its dimensions cut to 1 (SM3's accumulators) it keeps the others' axes. Small leaves that are none
+of these (counters, hyperparameters, scales) are replicated, large ones cut automatically.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from cairn.state.paths import named_leaves
+from cairn.state.sharding.mesh import mesh_text
+from cairn.state.sharding.report import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
+from cairn.state.sharding.rules import plan
+from cairn.state.sharding.specs import short_spec
+
+__all__ = ["explain_optimizer", "optimizer_shardings"]
+
+_MIRRORS = "mirrors its parameter"
+_FACTORED = "factored from its parameter"
+_REPLICATED = "replicated"
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    shape: tuple[int, ...]
+    sharding: Sharding | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    rule: str
+    sharding: Sharding | None
+    parameter: _Parameter | None = None
+
+
+def optimizer_shardings(opt_state: Any, params: Any) -> Any:
+    """Returns the optimizer state with a sharding in place of each leaf, None if there is none.
+
+    Args:
+        opt_state: the optimizer's state; shapes are enough (`jax.eval_shape(tx.init, params)`).
+        params: the parameters, with their shardings (arrays, or ShapeDtypeStructs that have one).
+    """
+    places = [place.sharding for place in _places(opt_state, params)]
+    return jax.tree.unflatten(jax.tree.structure(opt_state), places)
+
+
+def explain_optimizer(
+    opt_state: Any, params: Any, mesh: Mesh | AbstractMesh
+) -> tuple[LeafPlacement, ...]:
+    """Says where each leaf of an optimizer state goes, given where the parameters are.
+
+    Paths begin with "optimizer/"; the rule is "mirrors its parameter", "factored from its
+    parameter", "automatic" or "replicated".
+    """
+    explained = []
+    for named, place in zip(named_leaves(opt_state), _places(opt_state, params), strict=True):
+        sharding = place.sharding
+        assert isinstance(sharding, NamedSharding)
+        nbytes = leaf_bytes(named.leaf)
+        shape = tuple(np.shape(named.leaf))
+        part = prod(sharding.shard_shape(shape)) / max(prod(shape), 1)
+        explained.append(
+            LeafPlacement(
+                path=f"optimizer/{named.path}",
+                shape=shape,
+                dtype=str(named.leaf.dtype),
+                rule=place.rule,
+                spec=sharding.spec,
+                nbytes=nbytes,
+                bytes_per_device=round(nbytes * part),
+                unmatched=_unmatched(place, shape, mesh),
+            )
+        )
+    return tuple(explained)
+
+
+def _unmatched(place: _Place, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> str | None:
+    parameter = None if place.parameter is None else place.parameter.sharding
+    split = not isinstance(parameter, NamedSharding) or not parameter.is_fully_replicated
+    whole = place.sharding is None or place.sharding.is_fully_replicated
+    if prod(shape) < LARGE_LEAF_ELEMENTS or not whole or not split or mesh.size == 1:
+        return None
+    return f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
+
+
+def _places(opt_state: Any, params: Any) -> list[_Place]:
+    replicated = _replicated(params)
+    parameters = {
+        tuple(named.path.split("/")): _Parameter(
+            tuple(np.shape(named.leaf)), _beside(getattr(named.leaf, "sharding", None), replicated)
+        )
+        for named in named_leaves(params)
+    }
+    return [
+        _place(tuple(named.path.split("/")), tuple(np.shape(named.leaf)), parameters, replicated)
+        for named in named_leaves(opt_state)
+    ]
+
+
+def _replicated(params: Any) -> Sharding | None:
+    leaves = [leaf for leaf in jax.tree.leaves(params) if not isinstance(leaf, jax.core.Tracer)]
+    places = [getattr(leaf, "sharding", None) for leaf in leaves]
+    for place in places:
+        if isinstance(place, NamedSharding):
+            return NamedSharding(place.mesh, PartitionSpec())
+    return next((place for place in places if isinstance(place, SingleDeviceSharding)), None)
+
+
+def _beside(place: Sharding | None, replicated: Sharding | None) -> Sharding | None:
+    """Where a parameter counts as placed: beside others on a mesh, one device is no place yet."""
+    on_mesh = isinstance(replicated, NamedSharding)
+    return replicated if on_mesh and isinstance(place, SingleDeviceSharding) else place
+
+
+def _place(
+    path: tuple[str, ...],
+    shape: tuple[int, ...],
+    parameters: dict[tuple[str, ...], _Parameter],
+    replicated: Sharding | None,
+) -> _Place:
+    prefix, parameter = _mirrored(path, parameters)
+    if parameter is not None and parameter.shape == shape:
+        return _Place(_MIRRORS, parameter.sharding, parameter)
+    if parameter is not None and isinstance(parameter.sharding, NamedSharding):
+        entries = _entries_left(prefix, shape, parameter)
+        if entries is not None:
+            place = parameter.sharding
+            kept = NamedSharding(place.mesh, short_spec(entries), memory_kind=place.memory_kind)
+            return _Place(_FACTORED, kept, parameter)
+    if isinstance(replicated, NamedSharding) and prod(shape) >= LARGE_LEAF_ELEMENTS:
+        mesh = replicated.mesh
+        (leaf,) = plan(jax.ShapeDtypeStruct(shape, np.uint8), mesh).leaves
+        return _Place(leaf.rule, NamedSharding(mesh, leaf.spec), parameter)
+    return _Place(_REPLICATED, replicated, parameter)
+
+
+def _mirrored(
+    path: tuple[str, ...], parameters: dict[tuple[str, ...], _Parameter]
+) -> tuple[tuple[str, ...], _Parameter | None]:
+    """Finds the parameter whose path is the longest part of a leaf's, and what comes before it."""
+    for length in range(len(path), 0, -1):
+        for start in range(len(path) - length, -1, -1):
+            parameter = parameters.get(path[start : start + length])
+            if parameter is not None:
+                return path[:start], parameter
+    return (), None
+
+
+def _entries_left(
+    prefix: tuple[str, ...], shape: tuple[int, ...], parameter: _Parameter
+) -> list[Any] | None:
+    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
+
+    Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
+    over the two longest dimensions, in the order of a sort by length, `v_row` without the last and
+    `v_col` without the one before it. Any other leaf with a choice is left to the rule for leaves
+    that mirror nothing: never wrong, only larger.
+    """
+    place, whole = parameter.sharding, parameter.shape
+    assert isinstance(place, NamedSharding)
+    entries = [*place.spec, *[None] * (len(whole) - len(place.spec))]
+    if len(shape) > len(whole) and whole and shape[-len(whole) :] == whole:
+        return [*[None] * (len(shape) - len(whole)), *entries]
+    if len(shape) == len(whole):
+        if any(own not in (1, size) for own, size in zip(shape, whole, strict=True)):
+            return None
+        return [
+            entry if own == size else None
+            for own, size, entry in zip(shape, whole, entries, strict=True)
+        ]
+    candidates = [
+        dimension
+        for dimension in range(len(whole))
+        if whole[:dimension] + whole[dimension + 1 :] == shape
+    ]
+    if not candidates:
+        return None
+    by_length = [int(dimension) for dimension in np.argsort(whole)]
+    if len(candidates) > 1 and "v_row" in prefix:
+        candidates = by_length[-1:]
+    elif len(candidates) > 1 and "v_col" in prefix:
+        candidates = by_length[-2:-1]
+    left = [entries[:dimension] + entries[dimension + 1 :] for dimension in candidates]
+    return left[0] if all(other == left[0] for other in left) else None

@@ -1,0 +1,75 @@
+"""Putting arrays where they belong, on a mesh of one process or of many."""
+
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from cairn.state.errors import ShardingError
+from cairn.storage.training import is_key_dtype, processes
+
+__all__ = ["put_leaf", "put_tree"]
+
+
+def put_leaf(leaf: Any, place: Any) -> Any:
+    """Returns a leaf in another place.
+
+    A leaf that each process has whole goes to devices of all of them: each process puts its part.
+
+    Args:
+        leaf: an array; with several processes the same on all of them.
+        place: a sharding.
+    """
+    if not _is_spread(leaf, place):
+        return jax.device_put(leaf, place)
+    if is_key_dtype(leaf.dtype):
+        data = put_leaf(jax.random.key_data(leaf), place)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    whole = np.asarray(leaf)
+
+    def part(index: Any) -> np.ndarray[Any, Any]:
+        # A copy: JAX may use the memory as it is, and what it came from may be donated or change.
+        return np.array(whole[index], order="C")
+
+    return jax.make_array_from_callback(whole.shape, place, part, dtype=whole.dtype)
+
+
+def put_tree(tree: Any, places: Any) -> Any:
+    """Returns a tree in other places; with several processes all must call this.
+
+    Args:
+        tree: arrays.
+        places: the tree with a sharding in place of each leaf.
+
+    Raises:
+        ShardingError: processes have different values; on every process.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    wanted = jax.tree.leaves(places)
+    spread = [leaf for leaf, place in zip(leaves, wanted, strict=True) if _is_spread(leaf, place)]
+    if not spread:
+        return jax.device_put(tree, places)
+    # `jax.device_put` would compare them by sending every leaf of every process to all others.
+    processes.together(
+        lambda: [_checksum(leaf) for leaf in spread],
+        same={"values": lambda sums: sums},
+        error=ShardingError,
+    )
+    placed = [put_leaf(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
+    return jax.tree.unflatten(structure, placed)
+
+
+def _is_spread(leaf: Any, place: Any) -> bool:
+    """Whether each process has the leaf whole, and it goes to devices of several."""
+    if jax.process_count() == 1 or isinstance(leaf, jax.core.Tracer):
+        return False
+    if getattr(place, "is_fully_addressable", True):
+        return False
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
+def _checksum(leaf: Any) -> int:
+    whole = np.asarray(jax.random.key_data(leaf) if is_key_dtype(leaf.dtype) else leaf)
+    octets: Any = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
+    return zlib.crc32(octets)

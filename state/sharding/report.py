@@ -1,0 +1,168 @@
+"""What a sharding decision says of each leaf: its spec, why, its bytes, and what does not fit."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cairn.state.errors import ShardingError
+from cairn.state.sharding.mesh import mesh_text
+from cairn.storage.training import is_key_dtype
+
+__all__ = ["LARGE_LEAF_ELEMENTS", "LeafPlacement", "ShardingReport", "leaf_bytes"]
+
+LARGE_LEAF_ELEMENTS = 16_384
+"""Leaves below this many elements may be whole on every device without anyone having said so."""
+
+_COLUMNS = ("leaf", "shape", "dtype", "spec", "bytes/device", "rule")
+
+
+def leaf_bytes(leaf: Any) -> int:
+    """Returns the bytes of an array, abstract or not; 0 for anything else."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return 0
+    if is_key_dtype(leaf.dtype):
+        keys = jax.eval_shape(jax.random.key_data, leaf)
+        return int(prod(keys.shape)) * int(np.dtype(keys.dtype).itemsize)
+    return int(prod(leaf.shape)) * int(np.dtype(leaf.dtype).itemsize)
+
+
+@dataclass(frozen=True)
+class LeafPlacement:
+    """Where one leaf goes, and why.
+
+    Attributes:
+        path: keys joined by "/".
+        shape: of the whole leaf.
+        dtype: its name.
+        rule: the regular expression that matched, "axes (...)", "automatic" or "scalar"; of an
+            optimizer's leaf "mirrors its parameter", "factored from its parameter" or
+            "replicated".
+        spec: mesh axes of each dimension, without axes of size 1.
+        nbytes: bytes of the whole leaf.
+        bytes_per_device: bytes that each device holds of it.
+        problems: why it cannot be placed so.
+        unmatched: why a large leaf is whole on every device although nobody asked for that; None
+            if that is not so. Only strict mode takes it for an error.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    rule: str
+    spec: PartitionSpec
+    nbytes: int
+    bytes_per_device: int
+    problems: tuple[str, ...] = ()
+    unmatched: str | None = None
+
+
+@dataclass(frozen=True)
+class ShardingReport:
+    """The placement of every leaf of a tree on a mesh, in the order of the tree's leaves.
+
+    `print()` shows it as a table; Rich prints it as one too, and `str` gives it as plain text.
+    """
+
+    mesh: Mesh | AbstractMesh
+    leaves: tuple[LeafPlacement, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tree."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes that each device holds."""
+        return sum(leaf.bytes_per_device for leaf in self.leaves)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every leaf that does not fit, as one line each."""
+        return tuple(f"{leaf.path}: {text}" for leaf in self.leaves for text in leaf.problems)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """Every large leaf that is whole on every device by accident, as one line each."""
+        return tuple(f"{leaf.path}: {leaf.unmatched}" for leaf in self.leaves if leaf.unmatched)
+
+    def raise_for_problems(self, *, strict: bool = False) -> "ShardingReport":
+        """Returns the report itself if every leaf fits.
+
+        Args:
+            strict: large leaves that no rule places are problems too.
+
+        Raises:
+            ShardingError: otherwise; lists every leaf.
+        """
+        texts = [text for leaf in self.leaves for text in leaf.problems]
+        problems = self.problems
+        if strict:
+            texts += [leaf.unmatched for leaf in self.leaves if leaf.unmatched]
+            problems += self.unmatched
+        if not problems:
+            return self
+        causes = dict.fromkeys(text.partition(" (")[0] for text in texts)
+        raise ShardingError(
+            f"{len(problems)} placement problems: {'; '.join(list(causes)[:6])}",
+            path=f"mesh {mesh_text(self.mesh)}",
+            next_step="choose mesh axes that divide these, or other partition rules",
+            problems=problems,
+        )
+
+    def shardings(self, tree: Any) -> Any:
+        """Returns the tree with a NamedSharding in place of each leaf."""
+        places = [NamedSharding(self.mesh, leaf.spec) for leaf in self.leaves]
+        return jax.tree.unflatten(jax.tree.structure(tree), places)
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the table, and below it what does not fit.
+
+        Args:
+            console: where to; standard output by default.
+        """
+        (console or Console()).print(self)
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"mesh {mesh_text(self.mesh)}", caption="\n".join(self._footer()))
+        for name in _COLUMNS:
+            right = name in ("shape", "bytes/device")
+            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        for leaf in self.leaves:
+            style = "red" if leaf.problems else "yellow" if leaf.unmatched else None
+            # Text, because Rich would take the brackets of a regular expression for markup.
+            table.add_row(*map(Text, _row(leaf)), style=style)
+        return table
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *map(_row, self.leaves)]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[5]]
+            )
+            for row in rows
+        ]
+        return "\n".join([f"mesh {mesh_text(self.mesh)}", *lines, *self._footer()])
+
+    def _footer(self) -> list[str]:
+        total = f"{self.nbytes:,} bytes in all, {self.bytes_per_device:,} on each device"
+        return [total, *self.problems, *self.unmatched]
+
+
+def _row(leaf: LeafPlacement) -> tuple[str, ...]:
+    return (
+        leaf.path,
+        "x".join(map(str, leaf.shape)) or "scalar",
+        leaf.dtype,
+        str(tuple(leaf.spec)),
+        f"{leaf.bytes_per_device:,}",
+        leaf.rule,
+    )

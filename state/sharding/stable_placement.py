@@ -1,0 +1,174 @@
+"""Keeps the leaves of a state where they are while a training step is compiled.
+
+Under `jax.jit` the compiler chooses where results go: a bias that came in whole may go out split,
+and then the next call compiles again. So every state that is made while compiling says where its
+leaves go: where the plan (partition rules, axis names) puts them, or, if they were placed in
+another way before, there. The optimizer's leaves follow their parameters in the same manner.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from cairn.state.sharding.mesh import compiling_mesh, mesh_of
+from cairn.state.sharding.optimizers import optimizer_shardings
+from cairn.state.sharding.rules import module_plan
+from cairn.state.sharding.specs import entry_axes, short_spec, splitting_axes
+
+__all__ = ["Placement", "at_home", "placement_of", "settled"]
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Specs of leaves that are not where the plan would put them.
+
+    Attributes:
+        model: of `graphstate` and `graphother`, in the order of their leaves; None: as planned.
+        optimizer: of `opt_state`, in the order of its leaves; None: each with its parameter.
+    """
+
+    model: tuple[PartitionSpec, ...] | None = None
+    optimizer: tuple[PartitionSpec, ...] | None = None
+
+
+def settled(state: State) -> State:
+    """Returns a state that knows where its leaves are, or, while compiling, keeps them there."""
+    whole: Any = state
+    model = (whole.graphstate, whole.graphother)
+    try:
+        whole.module_config  # noqa: B018  (merges the parts, once)
+    except ValueError:
+        return state  # parts that do not fit each other: whoever merges them is told
+    mesh = compiling_mesh(model)
+    if mesh is not None:
+        return _kept(whole, mesh)  # type: ignore[no-any-return]
+    if _specs(jax.tree.leaves(model), mesh_of(model)) is None:
+        return state
+    placement = placement_of(whole)
+    if placement == whole.placement:
+        return state
+    noted: State = dataclasses.replace(whole, placement=placement)
+    return noted
+
+
+def at_home(tree: Any, home: Sharding | None) -> Any:
+    """Returns the tree with leaves that are bound to no device where the others are.
+
+    A random key that a module made for itself is such a leaf: after a step it would be bound, and
+    the next step would compile again.
+
+    Args:
+        tree: the tree.
+        home: as `home_of` says; None leaves everything as it is.
+    """
+    if home is None:
+        return tree
+
+    def put(leaf: Any) -> Any:
+        free = isinstance(leaf, np.ndarray) or (
+            isinstance(leaf, jax.Array)
+            and not isinstance(leaf, jax.core.Tracer)
+            and not leaf.committed
+        )
+        return jax.device_put(leaf, home) if free else leaf
+
+    return jax.tree.map(put, tree)
+
+
+def placement_of(state: Any) -> Placement | None:
+    """Returns where a state's leaves are, as far as that is not where they would be planned."""
+    model = (state.graphstate, state.graphother)
+    mesh = mesh_of(model)
+    found = _specs(jax.tree.leaves(model), mesh)
+    if found is None or mesh is None:
+        return None
+    placed = found if found != _planned(state, mesh) else None
+    optimizer = _specs(jax.tree.leaves(state.opt_state), mesh)
+    if optimizer is not None:
+        mirrored = optimizer_shardings(state.opt_state, _with_specs(state.graphstate, found, mesh))
+        if optimizer == _specs(_as_leaves(mirrored), mesh):
+            optimizer = None
+    return None if placed is optimizer is None else Placement(placed, optimizer)
+
+
+def _kept(state: Any, mesh: AbstractMesh) -> Any:
+    placement: Placement = state.placement or Placement()
+    leaves, structure = jax.tree.flatten((state.graphstate, state.graphother))
+    specs: Sequence[PartitionSpec] | None = placement.model
+    if specs is None or len(specs) != len(leaves):
+        specs = _planned(state, mesh)
+    kept = [_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
+    graphstate, graphother = jax.tree.unflatten(structure, kept)
+    updates = {"graphstate": graphstate, "graphother": graphother}
+    if state.opt_state is not None:
+        moments, structure = jax.tree.flatten(state.opt_state)
+        wanted: Sequence[PartitionSpec] | None = placement.optimizer
+        if wanted is None or len(wanted) != len(moments):
+            params = _with_specs(state.graphstate, specs, mesh)
+            places = _as_leaves(optimizer_shardings(state.opt_state, params))
+            wanted = [place.spec for place in places]
+        kept = [_constrained(leaf, spec, mesh) for leaf, spec in zip(moments, wanted, strict=True)]
+        updates["opt_state"] = jax.tree.unflatten(structure, kept)
+    return dataclasses.replace(state, **updates)
+
+
+def _planned(state: Any, mesh: Mesh | AbstractMesh) -> tuple[PartitionSpec, ...]:
+    config = state.module_config
+    reports = [
+        module_plan(part, config, mesh=mesh) for part in (state.graphstate, state.graphother)
+    ]
+    return tuple(leaf.spec for report in reports for leaf in report.leaves)
+
+
+def _constrained(leaf: Any, spec: PartitionSpec, mesh: AbstractMesh) -> Any:
+    if not isinstance(leaf, jax.core.Tracer) or not leaf.ndim or not _fits(leaf.shape, spec, mesh):
+        return leaf
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+
+def _fits(shape: tuple[int, ...], spec: PartitionSpec, mesh: AbstractMesh) -> bool:
+    """Says whether a spec can place a leaf: specs may come from a state on another mesh."""
+    entries = [entry_axes(entry) for entry in spec]
+    if len(entries) > len(shape) or any(
+        axis not in mesh.shape for names in entries for axis in names
+    ):
+        return False
+    parts = [prod(mesh.shape[axis] for axis in names) for names in entries]
+    return all(size % part == 0 for size, part in zip(shape, parts, strict=False))
+
+
+def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...] | None:
+    """Returns the specs of leaves, or None if one of them is not on the mesh."""
+    specs = []
+    for leaf in leaves:
+        place = leaf if isinstance(leaf, NamedSharding) else None
+        if place is None and not isinstance(leaf, jax.core.Tracer):
+            place = getattr(leaf, "sharding", None)
+        if mesh is None or not isinstance(place, NamedSharding) or place.mesh != mesh:
+            return None
+        specs.append(short_spec(splitting_axes(entry, mesh) for entry in place.spec))
+    return tuple(specs)
+
+
+def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:
+    """Returns the tree without arrays, its leaves placed by the first of the specs."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(
+        structure,
+        [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+            for leaf, spec in zip(leaves, specs, strict=False)
+        ],
+    )
+
+
+def _as_leaves(shardings: Any) -> list[Any]:
+    return jax.tree.leaves(shardings)

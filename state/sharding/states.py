@@ -1,0 +1,290 @@
+"""Placement of a training state: the part of EasyDeLState that knows about devices."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from cairn.state.errors import ArgumentError, NotInitializedError, TreeStructureError
+from cairn.state.paths import named_leaves, own_variables
+from cairn.state.sharding.gather import gather_tree
+from cairn.state.sharding.mesh import home_of, sharding_of
+from cairn.state.sharding.optimizers import explain_optimizer, optimizer_shardings
+from cairn.state.sharding.put import put_leaf, put_tree
+from cairn.state.sharding.report import ShardingReport
+from cairn.state.sharding.rules import module_plan
+from cairn.state.sharding.stable_placement import placement_of, settled
+
+__all__ = ["StateShardingMixin", "params_by_rules", "place_step"]
+
+_MISSING = object()
+_LAST_STEP = int(np.iinfo(np.int32).max)
+
+
+class StateShardingMixin:
+    """Shards, gathers and explains; every method returns a new state."""
+
+    if TYPE_CHECKING:
+        graphstate: Any
+        graphother: Any
+        opt_state: Any
+        step: Any
+
+        placement: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Flax gives every struct a `replace` of its own, over one that the class defines.
+        cls.replace = StateShardingMixin._replaced  # type: ignore[method-assign]
+
+    def replace(self, **updates: Any) -> Self:
+        """Returns a copy with other values; other arrays stay where this state's would be.
+
+        Under `jax.jit` new leaves are kept where the old ones were placed, so that a training step
+        compiles once; outside of it the copy takes note of where its leaves are.
+        """
+        return self._replaced(**updates)
+
+    def _replaced(self, **updates: Any) -> Self:
+        """Returns a copy with other values; see `replace`."""
+        whole: Any = self
+        for name in updates.keys() & {"graphstate", "graphother"}:
+            updates[name] = own_variables(updates[name])
+        if isinstance(updates.get("step"), bool | int | float | np.number):
+            home = home_of((whole.graphstate, whole.graphother))
+            updates["step"] = place_step(updates["step"], home)
+        if "tx_init" not in updates and updates.get("tx", whole.tx) is not whole.tx:
+            updates["tx_init"] = None  # it describes the old optimizer
+        state: Self = dataclasses.replace(whole, **updates)
+        moved = updates.keys() & {"graphstate", "graphother", "opt_state"}
+        return settled(state) if moved and "placement" not in updates else state
+
+    def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with the model's leaves where the rules say.
+
+        Args:
+            partition_rules: by default the config's, else the model's own axis names.
+            mesh: by default the one that the leaves are on, else the config's.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them.
+        """
+        params, other = _model_plans(self, partition_rules, mesh)
+        ShardingReport(params.mesh, params.leaves + other.leaves).raise_for_problems()
+        return self.replace(
+            step=place_step(self.step, NamedSharding(params.mesh, PartitionSpec())),
+            graphstate=put_tree(self.graphstate, params.shardings(self.graphstate)),
+            graphother=put_tree(self.graphother, other.shardings(self.graphother)),
+        )
+
+    def gather_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with the model's leaves in host memory, gathered one by one.
+
+        `partition_rules` and `mesh` are accepted and not needed: arrays know where their parts are.
+        """
+        return self.replace(
+            graphstate=gather_tree(self.graphstate), graphother=gather_tree(self.graphother)
+        )
+
+    def shard_optimizer_state(self, opt_state: Any = None, partition_rules: Any = None) -> Self:
+        """Returns the state with its optimizer's leaves where the parameters are that they mirror.
+
+        Args:
+            opt_state: by default the state's own.
+            partition_rules: where the parameters would be; by default where they are.
+
+        Raises:
+            NotInitializedError: if there is no optimizer state (ValueError).
+            ShardingError: if the parameters do not fit the rules.
+        """
+        opt_state = self.opt_state if opt_state is None else opt_state
+        if opt_state is None:
+            raise NotInitializedError(
+                path="shard_optimizer_state", expected="an optimizer state", found="opt_state=None"
+            )
+        params = params_by_rules(self, partition_rules)
+        return self.replace(opt_state=put_tree(opt_state, optimizer_shardings(opt_state, params)))
+
+    def gather_optimizer_state(self, partition_rules: Any = None) -> Self:
+        """Returns the state with the optimizer's leaves in host memory, gathered one by one.
+
+        Raises:
+            NotInitializedError: if there is no optimizer state (AssertionError).
+        """
+        if self.opt_state is None:
+            raise NotInitializedError(
+                path="gather_optimizer_state", expected="an optimizer state", found="opt_state=None"
+            )
+        return self.replace(opt_state=gather_tree(self.opt_state))
+
+    def shard_state(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
+        """Returns the state with model and optimizer (if there is one) where the rules say.
+
+        Raises:
+            ShardingError: if leaves do not fit; lists all of them.
+        """
+        state = self.shard_model(partition_rules, mesh)
+        return state if state.opt_state is None else state.shard_optimizer_state()
+
+    def gather_state(self) -> Self:
+        """Returns the state with model and optimizer (if there is one) in host memory."""
+        state = self.gather_model()
+        return state if state.opt_state is None else state.gather_optimizer_state()
+
+    def shard_with_shape(self, shape: Any) -> Self:
+        """Returns the state placed like another tree of the same structure.
+
+        Args:
+            shape: a tree of shardings (such as `shardings`), or of arrays or ShapeDtypeStructs
+                that have one; a leaf of None stays where it is. Works inside of jit too.
+
+        Raises:
+            TreeStructureError: if the trees differ.
+        """
+        leaves, structure = jax.tree.flatten(self)
+        wanted = _places_of(shape, self)
+        placed = [_placed(leaf, place) for leaf, place in zip(leaves, wanted, strict=True)]
+        restored: Self = jax.tree.unflatten(structure, placed)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            known = [
+                leaf
+                if place is None
+                else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+                for leaf, place in zip(leaves, wanted, strict=True)
+            ]
+            placement = placement_of(jax.tree.unflatten(structure, known))
+            whole: Any = restored
+            noted: Self = dataclasses.replace(whole, placement=placement)
+            return noted
+        return settled(restored)
+
+    @property
+    def shardings(self) -> Self:
+        """The state with the sharding of each leaf in its place, None where there is none."""
+        placed: Self = jax.tree.map(sharding_of, self)
+        return placed
+
+    def explain_sharding(
+        self, partition_rules: Any = None, mesh: Mesh | None = None, *, strict: bool = False
+    ) -> ShardingReport:
+        """Says for each leaf which rule it meets, its spec, its bytes per device and what fails.
+
+        Raises:
+            ShardingError: if `strict`, and leaves do not fit or large ones are placed by no rule;
+                lists all of them.
+        """
+        params, other = _model_plans(self, partition_rules, mesh)
+        leaves = params.leaves + other.leaves
+        if self.opt_state is not None:
+            leaves += explain_optimizer(
+                self.opt_state, _abstract(self.graphstate, params), params.mesh
+            )
+        report = ShardingReport(params.mesh, leaves)
+        return report.raise_for_problems(strict=True) if strict else report
+
+
+def place_step(step: Any, home: Sharding | None) -> Any:
+    """Returns a step number as an int32 scalar, where the state's other leaves are.
+
+    A step that is placed like the rest of the state lets a jitted training step be compiled once.
+
+    Raises:
+        ArgumentError: if it is no whole number: NaN, a fraction, an array of several; or one that
+            is below 0, or does not fit into 32 bits.
+    """
+    dtype = getattr(step, "dtype", None)
+    dtype = np.asarray(step).dtype if dtype is None else dtype
+    if not jnp.issubdtype(dtype, jnp.integer) or np.ndim(step) != 0:
+        raise ArgumentError(
+            path="step",
+            expected="a whole number of steps: an integer, or an integer scalar array",
+            found=repr(step),
+        )
+    if isinstance(step, int | np.integer | np.ndarray) and not 0 <= int(step) <= _LAST_STEP:
+        raise ArgumentError(
+            path="step",
+            expected=f"a whole number of steps: an integer, 0 or more, at most {_LAST_STEP}",
+            found=step,
+        )
+    if isinstance(step, jax.ShapeDtypeStruct | jax.core.Tracer):
+        return step
+    array = jnp.asarray(step, dtype=jnp.int32)
+    return array if home is None else put_leaf(array, home)
+
+
+def params_by_rules(state: Any, partition_rules: Any) -> Any:
+    """Returns the abstract parameters of a state, placed by rules, or as they are for None."""
+    if partition_rules is None:
+        return state.graphstate
+    config = state.module_config
+    report = module_plan(state.graphstate, config, partition_rules).raise_for_problems()
+    return _abstract(state.graphstate, report)
+
+
+def _model_plans(
+    state: Any, partition_rules: Any, mesh: Mesh | None
+) -> tuple[ShardingReport, ShardingReport]:
+    """Plans the parameters and the other variables of a state."""
+    config = state.module_config
+    params = module_plan(state.graphstate, config, partition_rules, mesh)
+    return params, module_plan(state.graphother, config, partition_rules, params.mesh)
+
+
+def _abstract(tree: Any, report: ShardingReport) -> Any:
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        tree,
+        report.shardings(tree),
+    )
+
+
+def _placed(leaf: Any, place: Any) -> Any:
+    if place is None:
+        return leaf
+    if isinstance(leaf, jax.core.Tracer):
+        return jax.lax.with_sharding_constraint(leaf, place)
+    return put_leaf(leaf, place)
+
+
+def _places_of(shape: Any, state: Any) -> list[Sharding | None]:
+    """Returns the placements that a tree gives to the leaves of a state, in their order.
+
+    Raises:
+        TreeStructureError: if the trees differ in a leaf's path or shape; lists every one.
+    """
+    structure: Any = jax.tree.structure(state)
+    own = named_leaves(state)
+    problems = []
+    try:
+        given = structure.flatten_up_to(shape)
+    except ValueError:
+        # Static parts may differ (another optimizer object, say): paths tell the leaves.
+        by_path = {named.path: named.leaf for named in named_leaves(shape)}
+        given = [by_path.pop(named.path, _MISSING) for named in own]
+        problems = [f"{path}: unexpected" for path in by_path]
+    for named, place in zip(own, given, strict=True):
+        if place is _MISSING:
+            problems.append(f"{named.path}: missing")
+        elif (
+            place is not None
+            and not isinstance(place, Sharding)
+            and np.shape(place) != np.shape(named.leaf)
+        ):
+            problems.append(
+                f"{named.path}: expected shape {np.shape(named.leaf)}, found {np.shape(place)}"
+            )
+    if problems:
+        raise TreeStructureError(
+            f"{len(problems)} leaves do not fit",
+            path="shard_with_shape",
+            expected=f"a placement for each of the state's {len(own)} leaves",
+            next_step="take `shardings` of a state with the same model and optimizer",
+            problems=sorted(problems),
+        )
+    return [
+        place if place is None or isinstance(place, Sharding) else getattr(place, "sharding", None)
+        for place in given
+    ]

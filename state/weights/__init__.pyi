@@ -1,0 +1,15 @@
+from .export import export_sources as export_sources
+from .export import hf_config as hf_config
+from .export import rule_table as rule_table
+from .export import stored_config as stored_config
+from .files import CONFIG_FILE as CONFIG_FILE
+from .files import INDEX_FILE as INDEX_FILE
+from .files import Pretrained as Pretrained
+from .files import open_pretrained as open_pretrained
+from .peft_config import PeftConfig as PeftConfig
+from .peft_config import target_modules as target_modules
+from .peft_names import AdaptedModule as AdaptedModule
+from .peft_names import Pair as Pair
+from .peft_names import modules_of as modules_of
+from .source_folder import SourceFolder as SourceFolder
+from .source_folder import parse_json as parse_json

@@ -1,0 +1,166 @@
+"""From a stored checkpoint to Hugging Face tensors, streaming and without JAX.
+
+Everything needed is in the store: the manifest names the family and holds the model's config, the
+family's rule table says which leaves become which tensors. Peak memory does not grow with the
+model: leaves are read in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
+from cairn.state.conversion import (
+    Array,
+    Rule,
+    RuleTable,
+    Shape,
+    float_dtype,
+    is_floating,
+    match,
+    streams,
+)
+from cairn.state.errors import ConversionError
+from cairn.state.families import get_family
+from cairn.state.weights.shapes import leaf_shapes
+from cairn.storage.errors import TreeMismatchError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import Manifest
+from cairn.storage.safetensors import TensorSource
+
+MODEL_ITEM = "model"
+
+
+def export_sources(
+    manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
+) -> tuple[list[TensorSource], dict[str, Any]]:
+    """The tensors of a stored model under Hugging Face's names, and its config.json.
+
+    Args:
+        manifest: of the step.
+        reader: opened on the step.
+        dtype: cast floating tensors to this (a name or a NumPy dtype); None keeps what is stored.
+
+    Returns:
+        The tensors in writing order, and the content of config.json, without nulls.
+
+    Raises:
+        ConversionError: the step holds no model that is known here, or one with adapters or
+            quantized weights; or its leaves don't match the family's rules; all are listed.
+        TreeMismatchError: its leaves are not those that its config describes; all are listed.
+        ConfigError: the family can't express the model's options.
+    """
+    config = stored_config(manifest)
+    _check_plain(reader)
+    infos = reader.leaves(MODEL_ITEM)
+    shapes = {path: tuple(info.shape) for path, info in infos.items()}
+    if isinstance(config, DecoderConfig):
+        _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {MODEL_ITEM}")
+    rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, model")
+    leaves = {path: _StoredLeaf(reader, path, shapes[path], infos[path].dtype) for path in infos}
+    sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
+    return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def _check_plain(reader: CheckpointReader) -> None:
+    """Adapters and quantized weights have no place among a model's tensors."""
+    module = reader.meta().get("module")
+    found = module if isinstance(module, dict) else {}
+    if found.get("lora"):
+        raise ConversionError(
+            path=reader.uri,
+            expected="a checkpoint of a model without adapters",
+            found=f"adapters: {found['lora']}",
+            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
+            "save_adapter() for a PEFT folder, or unwrap_lora_to_layers().save_pretrained()",
+        )
+    if found.get("quantization"):
+        raise ConversionError(
+            path=reader.uri,
+            expected="a checkpoint of a model with floating weights",
+            found=f"quantized weights: {found['quantization']}",
+            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
+            "save_pretrained(float_dtype=...)",
+        )
+
+
+def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path: str) -> None:
+    problems = [
+        f"{leaf}: missing from the checkpoint, expected shape {list(described[leaf])}"
+        for leaf in described.keys() - stored.keys()
+    ]
+    problems += [
+        f"{leaf}: unexpected in the checkpoint, stored with shape {list(stored[leaf])}"
+        for leaf in stored.keys() - described.keys()
+    ]
+    problems += [
+        f"{leaf}: expected shape {list(described[leaf])}, stored with {list(stored[leaf])}"
+        for leaf in described.keys() & stored.keys()
+        if described[leaf] != stored[leaf]
+    ]
+    if problems:
+        raise TreeMismatchError(
+            "the checkpoint does not fit its config",
+            path=path,
+            expected=f"the {len(described)} leaves that the stored config describes",
+            found=f"{len(problems)} that differ",
+            next_step="Save the model with the config that it was built from.",
+            problems=sorted(problems),
+        )
+
+
+def stored_config(manifest: Manifest) -> EDPretrainedConfig:
+    """The config of the model that a step holds.
+
+    Raises:
+        ConversionError: the step says of no model.
+        ConfigError: the model's type is unknown here.
+    """
+    if manifest.model is None or MODEL_ITEM not in manifest.items:
+        raise ConversionError(
+            path=f"step {manifest.step}",
+            expected="a manifest that describes a model, and an item 'model'",
+            found=f"the items {', '.join(manifest.items)}",
+            next_step="save with EasyDeLState.save_state, which stores the model's config",
+        )
+    return AutoEasyDeLConfig.from_dict(
+        {"model_type": manifest.model.model_type, **manifest.model.config}
+    )
+
+
+def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTable:
+    """The table between our leaves and what is exported.
+
+    A family has its own. A model class of no family is exported under its own paths, dots for
+    slashes, nothing transposed.
+    """
+    if isinstance(config, DecoderConfig):
+        return get_family(config.model_type).rules(config)
+    return RuleTable(tuple(Rule.one(path, path.replace("/", ".")) for path in shapes))
+
+
+def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[str, Any]:
+    """config.json for tensors of these dtypes, without nulls."""
+    floating = [dtype.name for dtype in dtypes if is_floating(dtype)]
+    data = config.to_hf()
+    if floating:
+        data["dtype"] = max(dict.fromkeys(floating), key=floating.count)
+    return data
+
+
+@dataclass(frozen=True)
+class _StoredLeaf:
+    reader: CheckpointReader
+    path: str
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
+        axes = [*range(len(self.shape))]
+        if transpose:
+            axes[-2:] = axes[:-3:-1]
+        return self.reader.iter_blocks(MODEL_ITEM, self.path, max_bytes=max_bytes, transpose=axes)

@@ -1,0 +1,264 @@
+"""Where pretrained weights come from: a folder of safetensors in any store, the hub, a GGUF file.
+
+JAX-free. Tensors are read one by one, when they are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
+from cairn.state.conversion import Array, RuleTable, Shape
+from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.weights.gguf import GGUFFile
+from cairn.state.weights.source_folder import SourceFolder, parse_json
+from cairn.storage.errors import NotFoundError
+from cairn.storage.runs import RUN_FILE
+from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tensor
+from cairn.storage.store import StoreURI, open_files, parse_uri
+
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files beside the weights that an export carries along unchanged."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
+
+
+class WeightSource(Protocol):
+    """Tensors by name."""
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        ...
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype that `read` gives each tensor."""
+        ...
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model as it was found.
+
+    Attributes:
+        path: what was asked for, for messages.
+        config: its configuration, tokenizer files included.
+        weights: its tensors.
+        gguf: the file itself, if it is a GGUF file.
+    """
+
+    path: str
+    config: EDPretrainedConfig
+    weights: WeightSource
+    gguf: GGUFFile | None = None
+
+    def gguf_rules(self) -> RuleTable | None:
+        """The table against GGUF's names, if this is a GGUF file."""
+        if self.gguf is None or not isinstance(self.config, DecoderConfig):
+            return None
+        return self.gguf.rules(self.config)
+
+
+def open_pretrained(
+    name_or_path: str | os.PathLike[str] | StoreURI,
+    *,
+    config_kwargs: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> Pretrained:
+    """Finds a model and reads its config; no weights yet.
+
+    Args:
+        name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id.
+        config_kwargs: keys that replace those of config.json, or options of ours such as
+            `scan_layers` and `sharding_axis_dims`.
+        revision: branch, tag or commit of a hub id.
+        token: of the hub.
+        local_files_only: take a hub id from the local cache alone.
+
+    Raises:
+        NotFoundError: nothing is there.
+        ConfigError: its family is unknown, or its options can't be had.
+        ConversionError: its files can't be read.
+    """
+    text = str(name_or_path)
+    if text.endswith(".gguf"):
+        return _open_gguf(text, config_kwargs)
+    folder = SourceFolder.find(
+        text,
+        hub_files=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
+        revision=revision,
+        token=token,
+        local_files_only=local_files_only,
+    )
+    raw = folder.read_bytes(CONFIG_FILE)
+    if raw is None:
+        is_run = RUN_FILE in folder.names()
+        raise NotFoundError(
+            path=folder.uri,
+            expected=f"a model's folder, with {CONFIG_FILE}",
+            found="a run" if is_run else f"{', '.join(folder.names()[:8]) or 'nothing'}",
+            next_step="EasyDeLState.load_state loads a run's checkpoints"
+            if is_run
+            else "give the folder that holds config.json and the safetensors files",
+        )
+    config = _config(parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
+    files = {name: content for name, content in found.items() if content is not None}
+    weights = SafetensorsFolder(folder)
+    return Pretrained(str(folder.uri), config.replace(tokenizer_files=files), weights)
+
+
+class SafetensorsFolder:
+    """The tensors of a folder: `model.safetensors`, or the shards that its index names."""
+
+    def __init__(self, folder: SourceFolder) -> None:
+        """Reads the headers.
+
+        Raises:
+            NotFoundError: no safetensors, or a shard that the index names is not there.
+            ConversionError: index and shards don't agree; all differences are listed.
+        """
+        self._folder = folder
+        self._where: dict[str, str] = {}
+        self._headers: dict[str, SafetensorsHeader] = {}
+        for name in self._file_names():
+            files, rel = folder.locate(name)
+            header = self._headers[name] = read_header(files, rel)
+            twice = sorted(set(header.tensors) & set(self._where))
+            if twice:
+                raise ConversionError(
+                    path=f"{folder.uri}/{name}",
+                    expected="every tensor in one file",
+                    found=f"{', '.join(twice[:5])} in {self._where[twice[0]]} as well",
+                    next_step="remove files of an earlier export from the folder",
+                )
+            self._where.update(dict.fromkeys(header.tensors, name))
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        return {name: self._entry(name).shape for name in self._where}
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        return {name: self._entry(name).dtype for name in self._where}
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        file_name = self._where[name]
+        files, rel = self._folder.locate(file_name)
+        found: Array = read_tensor(files, rel, name, header=self._headers[file_name])
+        return found
+
+    def _entry(self, name: str) -> Any:
+        return self._headers[self._where[name]].tensors[name]
+
+    def _file_names(self) -> list[str]:
+        raw = self._folder.read_bytes(INDEX_FILE)
+        if raw is not None:
+            return self._indexed(raw)
+        names = self._folder.names()
+        if SINGLE_FILE in names:
+            return [SINGLE_FILE]
+        pickled = [n for n in names if n.endswith((".bin", ".pt", ".pth"))]
+        raise NotFoundError(
+            path=self._folder.uri,
+            expected=f"{SINGLE_FILE} or {INDEX_FILE}",
+            found=f"pickled weights ({', '.join(pickled)})" if pickled else "neither",
+            next_step="convert the model with transformers' save_pretrained: pickle is never read"
+            if pickled
+            else "give the folder that holds the weights",
+        )
+
+    def _indexed(self, raw: bytes) -> list[str]:
+        path = f"{self._folder.uri}/{INDEX_FILE}"
+        mapping = parse_json(raw, path).get("weight_map")
+        names = sorted(set(mapping.values())) if isinstance(mapping, dict) and mapping else []
+        bad = [
+            name for name in names if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)
+        ]
+        if not names or bad:
+            raise ConversionError(
+                path=path,
+                expected='a "weight_map" from tensor names to file names of this folder',
+                found=f"the file names {bad[:3]}" if bad else "none",
+                next_step="take the folder again from its source",
+            )
+        return names
+
+
+def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+    if "://" not in text or text.startswith("file://"):
+        uri = parse_uri(text)
+        return _read_gguf(GGUFFile(uri.local_path), text, config_kwargs)
+    uri = parse_uri(text)
+    # Mapped into memory: once open, the file's name may go.
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, uri.name)
+        open_files(uri.parent).copy(uri.name, open_files(parse_uri(folder)), local.name)
+        return _read_gguf(GGUFFile(local), text, config_kwargs)
+
+
+def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
+    given = dict(updates or {})
+    ours = {name: given.pop(name) for name in OURS_ALONE if name in given}
+    config = AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+    _check_read(config, set(given) - set(data))
+    return config
+
+
+def _check_read(config: EDPretrainedConfig, added: set[str]) -> None:
+    """Checks that keys which config.json does not have were read, and not only carried along.
+
+    Raises:
+        ConfigError: some were not: their names are mistaken.
+    """
+    fields = {entry.name for entry in dataclasses.fields(config)}
+    if "hf_extra" in fields:
+        unread = added & set(getattr(config, "hf_extra", ()))
+    else:
+        unread = added - fields
+    unread = {name for name in unread if not name.endswith("_token_id")}
+    if unread:
+        raise ConfigError(
+            path="config_kwargs",
+            expected="keys of config.json, or options of the model: "
+            f"{', '.join(sorted(fields - type(config).JSON_EXCLUDED - {'hf_extra'}))}",
+            found=f"unknown: {', '.join(sorted(unread))}",
+            next_step="correct these names",
+        )
+
+
+def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
+    config = _config(file.config().to_hf(), config_kwargs)
+    return Pretrained(path, config.replace(tokenizer_files=file.tokenizer_files()), file, file)

@@ -1,0 +1,196 @@
+"""Reads GGUF files: metadata as a config, tensors dequantized one by one. JAX-free.
+
+Source: ggml's GGUF specification, version 3; the `gguf` package reads and dequantizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import Array, RuleTable, Shape
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.families import get_gguf_family
+from cairn.storage.errors import NotFoundError
+
+_UNQUANTIZED = ("F32", "F16")
+_UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
+_TOKEN_IDS = {
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+    "tokenizer.ggml.padding_token_id": "pad_token_id",
+}
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+class GGUFFile:
+    """One GGUF file, memory-mapped: a source of weights and of a config.
+
+    Attributes:
+        path: the file.
+        shapes: every tensor's shape in NumPy's order, [out, in] for matrices.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens the file and checks that every tensor can be dequantized.
+
+        Raises:
+            NotFoundError: there is no such file.
+            ConversionError: it is no GGUF file, or holds tensors of unsupported types; all of
+                them are listed.
+            ArgumentError: the `gguf` package is not installed.
+        """
+        self.path = Path(path)
+        self._gguf = _gguf()
+        if not self.path.is_file():
+            raise NotFoundError(
+                "no such file",
+                path=self.path,
+                expected="a GGUF file",
+                found="a folder" if self.path.is_dir() else "nothing",
+                next_step="Check the path.",
+            )
+        try:
+            reader = self._gguf.GGUFReader(self.path)
+        except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as exc:
+            unknown = _UNKNOWN_TYPE.search(str(exc))
+            if unknown is not None:
+                raise ConversionError(
+                    path=self.path,
+                    expected=f"tensors of the types {', '.join(self._supported())}",
+                    found=f"the type number {unknown.group(1)}, which 'gguf' does not know",
+                    next_step="upgrade the package 'gguf', or quantize the model to another type",
+                ) from exc
+            raise ConversionError(
+                path=self.path,
+                expected="a readable GGUF file, version 2 or 3",
+                found=str(exc),
+                next_step="take the file again from its source: it may be cut short",
+            ) from exc
+        self._fields = reader.fields
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._check_types()
+        self.shapes: Mapping[str, Shape] = {
+            name: tuple(int(n) for n in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+        }
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """The dtype that `read` gives each tensor: float32 for all."""
+        return dict.fromkeys(self.shapes, np.dtype(np.float32))
+
+    def read(self, name: str) -> Array:
+        """One tensor, dequantized to float32."""
+        tensor = self._tensors[name]
+        values: Array = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return values.reshape(self.shapes[name])
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """Every key but the vocabulary's lists."""
+        return {
+            name: field.contents()
+            for name, field in self._fields.items()
+            if not name.startswith(("GGUF.", "tokenizer.")) or name in _TOKEN_IDS
+        }
+
+    def config(self) -> DecoderConfig:
+        """The model's config, special token ids included.
+
+        Raises:
+            ConfigError: an architecture that is unknown here, or one that lacks keys.
+        """
+        architecture = str(self.metadata.get("general.architecture"))
+        family, form = get_gguf_family(architecture, path=str(self.path))
+        prefix = f"{architecture}."
+        own: dict[str, Any] = {
+            name.removeprefix(prefix): value
+            for name, value in self.metadata.items()
+            if name.startswith(prefix)
+        }
+        own["tied"] = _OUTPUT not in self.shapes
+        own["attention_bias"] = "blk.0.attn_q.bias" in self.shapes
+        if _EMBEDDING in self.shapes:
+            own["vocab_size"] = self.shapes[_EMBEDDING][0]
+        if "rope_freqs.weight" in self.shapes:
+            own["rope_divisors"] = self.read("rope_freqs.weight")
+        data = form.config(own)
+        data |= {ours: self.metadata[k] for k, ours in _TOKEN_IDS.items() if k in self.metadata}
+        return DecoderConfig(**family.read_options(data))
+
+    def rules(self, config: DecoderConfig) -> RuleTable:
+        """The family's table against GGUF's tensor names."""
+        architecture = str(self.metadata.get("general.architecture"))
+        _, form = get_gguf_family(architecture, path=str(self.path))
+        return form.rules(config)
+
+    def tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer as transformers writes it; {} if transformers is not installed."""
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError:
+            return {}
+        if "tokenizer.ggml.model" not in self._fields:
+            return {}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(self.path.parent), gguf_file=self.path.name, local_files_only=True
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
+
+    def _supported(self) -> tuple[str, ...]:
+        types = [kind for kind in self._gguf.GGMLQuantizationType if _dequantizes(kind)]
+        packed = sorted(kind.name for kind in types if kind.name not in _UNQUANTIZED)
+        return (*_UNQUANTIZED, *packed)
+
+    def _check_types(self) -> None:
+        problems = [
+            f"{name}: type {tensor.tensor_type.name}"
+            for name, tensor in self._tensors.items()
+            if not _dequantizes(tensor.tensor_type)
+        ]
+        if problems:
+            raise ConversionError(
+                path=self.path,
+                expected=f"tensors of the types {', '.join(self._supported())}",
+                found=f"{len(problems)} of other types",
+                next_step="quantize the model to one of these types",
+                problems=problems,
+            )
+
+
+@functools.cache
+def _dequantizes(kind: Any) -> bool:
+    """Whether the package dequantizes a type: it has no list of them, so that a block is tried."""
+    gguf = _gguf()
+    _, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.quants.dequantize(np.zeros((1, nbytes), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _gguf() -> Any:
+    try:
+        module = importlib.import_module("gguf")
+        importlib.import_module("gguf.quants")
+    except ImportError as exc:
+        raise ArgumentError(
+            path="GGUF",
+            expected="the package 'gguf'",
+            found="it is not installed",
+            next_step="pip install 'cairn-checkpoints[gguf]'",
+        ) from exc
+    return module

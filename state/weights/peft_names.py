@@ -1,0 +1,149 @@
+"""How adapters of ours and of PEFT belong together: through the family's weight rules. JAX-free.
+
+We keep adapters A [in, rank] and B [rank, out] beside a kernel [in, out]; PEFT keeps
+`<module>.lora_A.weight` [rank, in] and `<module>.lora_B.weight` [out, rank] beside a module's
+weight. Which module a kernel is, and how its outputs are turned or joined on the way, the family's
+rule says: A sees the inputs, which no rule touches, and B goes the way of the kernel.
+
+A module that joins several of our kernels (a fused qkv projection) has one A for all of them. Three
+adapters of rank r become one of rank 3r then, whose B is block-diagonal; what was one adapter
+becomes three with the same A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import Array, Rule, Shape
+from cairn.state.errors import ConversionError
+from cairn.state.families import get_family
+
+__all__ = ["AdaptedModule", "Pair", "modules_of", "modules_of_rules"]
+
+Pair = tuple[Array, Array]
+"""A and B."""
+
+_PROBE = 1_000_003
+"""A rank that no output has, to see where an operation puts it."""
+
+
+@dataclass(frozen=True)
+class AdaptedModule:
+    """One of PEFT's modules and the kernels of ours that it stands for.
+
+    Attributes:
+        name: of the module, such as "model.layers.0.self_attn.q_proj".
+        kernels: paths of our kernels.
+        sizes: outputs of each kernel.
+        inputs: of all of them.
+        rule: between the kernels and the module's weight.
+        inputs_first: the module keeps its weight [in, out], as GPT-2's do.
+    """
+
+    name: str
+    kernels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    inputs: int
+    rule: Rule
+    inputs_first: bool
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the module."""
+        return sum(self.sizes)
+
+    def to_peft(self, pairs: Sequence[Pair | None]) -> Pair:
+        """`lora_A.weight` and `lora_B.weight`, of a pair for each kernel.
+
+        Args:
+            pairs: None for a kernel without adapters, of which the module has some then.
+        """
+        known = [pair for pair in pairs if pair is not None]
+        a, b = known[0]
+        if len(known) == len(pairs) and all(np.array_equal(a, other) for other, _ in known):
+            downs, ups = [a], [b for _, b in known]
+        else:
+            rank = a.shape[1]
+            downs = [np.zeros_like(a) if pair is None else pair[0] for pair in pairs]
+            ups = [np.zeros((rank * len(pairs), size), b.dtype) for size in self.sizes]
+            for number, (wide, pair) in enumerate(zip(ups, pairs, strict=True)):
+                if pair is not None:
+                    wide[number * rank : (number + 1) * rank] = pair[1]
+        (made,) = self.rule.op.to_theirs(ups)
+        up = made.T if self.inputs_first else made
+        return np.ascontiguousarray(np.concatenate(downs, axis=1).T), np.ascontiguousarray(up)
+
+    def to_ours(self, down: Array, up: Array, rank: int) -> list[Pair]:
+        """A pair for each kernel, of `lora_A.weight` and `lora_B.weight`.
+
+        Args:
+            down: [rank of the module, in].
+            up: [out, rank of the module].
+            rank: the adapters' usual rank: a module of several kernels that has it once for each
+                of them, block by block, is taken apart again.
+        """
+        theirs = up.T if self.inputs_first else up
+        ups = self.rule.op.to_ours([theirs])
+        a = down.T
+        blocks = [slice(n * rank, (n + 1) * rank) for n in range(len(self.kernels))]
+        if len(self.kernels) > 1 and a.shape[1] == rank * len(self.kernels):
+            outside = [np.delete(b, block, axis=0) for b, block in zip(ups, blocks, strict=True)]
+            if not any(part.any() for part in outside):
+                return [(a[:, block], b[block]) for b, block in zip(ups, blocks, strict=True)]
+        return [(a, b) for b in ups]
+
+
+def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> list[AdaptedModule]:
+    """Every module that can have adapters, in the order of the family's rules.
+
+    Args:
+        config: of the model.
+        kernels: shape of every kernel that can have adapters, by path.
+        path: what is being converted, for the error.
+
+    Raises:
+        ConversionError: the model is of no family, so that nobody else knows its modules' names.
+    """
+    if not isinstance(config, DecoderConfig):
+        raise ConversionError(
+            path=path,
+            expected="a model of a known family",
+            found=f"a config of type {type(config).__name__}",
+            next_step="adapters of a model of your own are saved with the state, by save_state",
+        )
+    return modules_of_rules(get_family(config.model_type).rules(config).rules, kernels)
+
+
+def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> list[AdaptedModule]:
+    """Every module that can have adapters, by the rules of a family; see `modules_of`."""
+    made = (
+        _module(rule, [kernels[path] for path in rule.ours])
+        for rule in rules
+        if all(len(kernels.get(path, ())) == 2 for path in rule.ours)
+    )
+    return [module for module in made if module is not None]
+
+
+def _module(rule: Rule, shapes: Sequence[Shape]) -> AdaptedModule | None:
+    """The module of a rule's weight; None if it is not one matrix over there."""
+    sizes = tuple(outputs for _, outputs in shapes)
+    if len(rule.theirs) != 1 or not rule.theirs[0].endswith(".weight"):
+        return None
+    try:
+        (theirs,) = rule.op.their_shapes([(_PROBE, size) for size in sizes])
+    except ValueError:
+        return None
+    if sorted(theirs) != sorted((_PROBE, sum(sizes))):
+        return None
+    return AdaptedModule(
+        name=rule.theirs[0].removesuffix(".weight"),
+        kernels=rule.ours,
+        sizes=sizes,
+        inputs=shapes[0][0],
+        rule=rule,
+        inputs_first=theirs[0] == _PROBE,
+    )

@@ -1,0 +1,207 @@
+"""Configurations: JSON in and out, families, what is refused."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cairn.state
+from cairn.state.config.auto import AutoEasyDeLConfig
+from cairn.state.config.base import EDPretrainedConfig
+from cairn.state.config.decoder import DecoderConfig, RopeConfig
+from cairn.state.errors import ConfigError
+
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+TINY_HF = {**TINY, "model_type": "llama", "max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+configs = st.builds(
+    DecoderConfig,
+    vocab_size=st.integers(1, 100),
+    hidden_size=st.sampled_from([8, 16, 24]),
+    intermediate_size=st.integers(1, 64),
+    num_hidden_layers=st.integers(1, 4),
+    num_attention_heads=st.sampled_from([2, 4]),
+    num_key_value_heads=st.sampled_from([None, 1, 2]),
+    head_dim=st.sampled_from([None, 6, 10]),
+    hidden_act=st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]),
+    rms_norm_eps=st.sampled_from([1e-5, 1e-6]),
+    rope=st.sampled_from(
+        [
+            RopeConfig(),
+            RopeConfig(theta=5e5, scaling="linear", factor=4.0),
+            RopeConfig(
+                scaling="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=128,
+            ),
+        ]
+    ),
+    mlp_bias=st.booleans(),
+    tie_word_embeddings=st.booleans(),
+    scan_layers=st.booleans(),
+    hf_extra=st.sampled_from([{}, {"eos_token_id": [2, 3], "bos_token_id": 1}]),
+)
+
+
+@given(configs)
+def test_our_json_gives_the_same_config_back(config):
+    again = AutoEasyDeLConfig.from_dict(config.to_dict())
+    assert again == config
+    assert dict(again.hf_extra) == dict(config.hf_extra)
+
+
+@given(configs)
+def test_config_json_gives_the_same_model_back(config):
+    data = config.to_hf()
+    assert None not in data.values()
+    again = AutoEasyDeLConfig.from_hf(data)
+    assert again == config.replace(scan_layers=False)
+    assert dict(again.hf_extra) == dict(config.hf_extra)
+
+
+def test_configs_are_hashable_so_that_they_can_be_static():
+    one = DecoderConfig(**TINY, hf_extra={"id2label": {0: "a"}}, tokenizer_files={"a": b"b"})
+    assert hash(one) == hash(DecoderConfig(**TINY))
+    assert one == DecoderConfig(**TINY)
+
+
+def test_head_sizes_default_as_in_transformers():
+    config = DecoderConfig(**TINY)
+    assert (config.num_key_value_heads, config.head_dim) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("data", "rope"),
+    [
+        ({}, RopeConfig(theta=10000.0)),
+        ({"rope_theta": 1e5}, RopeConfig(theta=1e5)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}, RopeConfig(theta=1e5)),
+        ({"rope_theta": 1e4, "rope_scaling": None}, RopeConfig(theta=1e4)),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}},
+            RopeConfig(theta=1e4, scaling="linear", factor=2.0),
+        ),
+        (
+            {"rope_parameters": LLAMA3},
+            RopeConfig(
+                theta=5e5,
+                scaling="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=8192,
+            ),
+        ),
+    ],
+)
+def test_rope_is_read_from_old_and_new_keys(data, rope):
+    assert AutoEasyDeLConfig.from_hf({**TINY_HF, **data}).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"attention_dropout": 0.1}, "attention_dropout=0.1"),
+        ({"pretraining_tp": 2}, "pretraining_tp=2"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "snake"}, "'snake'"),
+        ({"vocab_size": None}, "no vocab_size"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        AutoEasyDeLConfig.from_hf({**TINY_HF, **changes})
+
+
+def test_all_problems_of_a_config_are_in_one_error():
+    with pytest.raises(ConfigError) as caught:
+        DecoderConfig(**TINY, num_key_value_heads=3, sharding_axis_dims=(1, -1, -1, 1))
+    assert "not a multiple" in str(caught.value)
+    assert "at most one -1" in str(caught.value)
+
+
+def test_options_that_a_family_has_no_key_for_are_refused_not_dropped():
+    config = DecoderConfig(**TINY, attention_out_bias=True)
+    with pytest.raises(ConfigError, match="attention_out_bias=True would come back as False"):
+        config.to_hf()
+
+
+def test_unknown_model_type_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"one of .*llama.*found 'unheard-of'"):
+        AutoEasyDeLConfig.from_hf({"model_type": "unheard-of"})
+
+
+def test_unknown_field_is_named():
+    with pytest.raises(ConfigError, match=r"unknown field\(s\) wings"):
+        DecoderConfig.from_dict({**TINY, "wings": 2})
+
+
+def test_a_users_own_config_is_known_by_its_model_type():
+    @dataclass(frozen=True, kw_only=True)
+    class OwnConfig(EDPretrainedConfig):
+        model_type = "own-of-test-config"
+        width: int = 3
+
+    config = OwnConfig(width=5, sharding_axis_dims=(2, 4, 1, 1))
+    assert config.model_type == "own-of-test-config"
+    assert AutoEasyDeLConfig.from_dict(config.to_dict()) == config
+    assert AutoEasyDeLConfig.from_hf({**config.to_hf(), "architectures": ["Own"]}) == config
+    assert "own-of-test-config" in AutoEasyDeLConfig.known_model_types()
+
+
+def test_mesh_follows_the_dims():
+    assert dict(DecoderConfig(**TINY, sharding_axis_dims=(2, -1, 1, 1)).mesh.shape) == {
+        "dp": 2,
+        "fsdp": 4,
+        "tp": 1,
+        "sp": 1,
+    }
+
+
+STATE = Path(cairn.state.__file__).parent
+JAX_FREE = ("config", "conversion", "families", "weights")
+MODULES = [
+    *("dtypes", "errors", "names", "partition_axis", "registry"),
+    *JAX_FREE,
+    *(
+        f"{room}.{file.stem}"
+        for room in JAX_FREE
+        for file in sorted((STATE / room).glob("[!_]*.py"))
+    ),
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_reading_configs_and_rules_needs_no_jax(module):
+    code = (
+        f"import sys, cairn.state.{module}\n"
+        "from cairn.state.config import AutoEasyDeLConfig\n"
+        f"AutoEasyDeLConfig.from_hf({TINY_HF!r}).to_hf()\n"
+        "found = {'jax', 'flax', 'optax', 'orbax', 'torch', 'transformers'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

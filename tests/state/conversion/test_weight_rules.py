@@ -1,0 +1,165 @@
+"""Weight rules: every operation undoes itself; tables are held against what is there."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.state.conversion.ops import (
+    RENAME,
+    TRANSPOSE,
+    Chain,
+    Fuse,
+    RotaryRows,
+    Split,
+    Stack,
+)
+from cairn.state.conversion.rules import (
+    Rule,
+    RuleTable,
+    expand,
+    match,
+)
+from cairn.state.conversion.tensor_streams import MemoryLeaf, streams, whole
+from cairn.state.errors import ConversionError
+
+sizes = st.integers(1, 5)
+
+
+def numbered(*shape):
+    return np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
+
+
+@st.composite
+def ops_with_theirs(draw):
+    rows, columns, heads, parts = (draw(sizes) for _ in range(4))
+    lengths = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
+    split = Split(lengths)
+    fused = numbered(sum(lengths), columns)
+    pieces = [numbered(rows, n) for n in lengths]
+    return draw(
+        st.sampled_from(
+            [
+                (RENAME, [numbered(rows)]),
+                (TRANSPOSE, [numbered(rows, columns)]),
+                (TRANSPOSE, [numbered(parts, rows, columns), numbered(columns, rows)]),
+                (split, [fused]),
+                (Split(lengths, axis=1), [fused.T]),
+                (Fuse(lengths, axis=1), pieces),
+                (Stack(parts), [numbered(rows, columns) + i for i in range(parts)]),
+                (RotaryRows(heads), [numbered(2 * heads * rows, columns)]),
+                (RotaryRows(heads), [numbered(2 * heads * rows)]),
+                (Chain((RotaryRows(heads), TRANSPOSE)), [numbered(2 * heads * rows, columns)]),
+                (Chain((split, TRANSPOSE)), [fused]),
+                (Chain((Stack(parts), TRANSPOSE)), [numbered(rows, columns)] * parts),
+            ]
+        )
+    )
+
+
+@given(ops_with_theirs())
+def test_every_operation_undoes_itself_and_knows_its_shapes(case):
+    op, theirs = case
+    ours = op.to_ours(theirs)
+    shapes = [array.shape for array in ours]
+    assert op.our_shapes([array.shape for array in theirs]) == shapes
+    assert op.their_shapes(shapes) == [array.shape for array in theirs]
+    for again, first in zip(op.to_theirs(ours), theirs, strict=True):
+        np.testing.assert_array_equal(again, first)
+
+
+@given(ops_with_theirs(), st.sampled_from([1, 7, 64, 1 << 20]))
+def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max_bytes):
+    op, theirs = case
+    ours = op.to_ours(theirs)
+    rule = Rule(
+        tuple(f"ours/{i}" for i in range(len(ours))),
+        tuple(f"theirs.{i}" for i in range(len(theirs))),
+        op,
+    )
+    leaves = {
+        name: MemoryLeaf(array.shape, array.dtype, lambda array=array: array)
+        for name, array in zip(rule.ours, ours, strict=True)
+    }
+    sources = streams([rule], leaves)
+    assert [source.name for source in sources] == list(rule.theirs)
+    for source, expected in zip(sources, theirs, strict=True):
+        assert source.shape == expected.shape
+        flat = [block.reshape(-1) for block in source.blocks(max_bytes)]
+        np.testing.assert_array_equal(np.concatenate(flat), expected.reshape(-1))
+        np.testing.assert_array_equal(whole(source), expected)
+
+
+def test_rotary_rows_put_the_halves_of_each_head_together():
+    interleaved = np.array([0, 10, 1, 11, 2, 12, 3, 13])
+    (halved,) = RotaryRows(2).to_ours([interleaved])
+    assert halved.tolist() == [0, 1, 10, 11, 2, 3, 12, 13]
+
+
+def test_expand_groups_by_layer_and_keeps_what_has_no_layer_in_its_place():
+    table = [
+        Rule.one("first", "f"),
+        Rule.one("{layer}/a", "a.{layer}"),
+        Rule.one("{layer}/b", "b.{layer}"),
+        Rule.one("last", "l"),
+    ]
+    names = [rule.theirs[0] for rule in expand(table, layer=2)]
+    assert names == ["f", "a.0", "b.0", "a.1", "b.1", "l"]
+
+
+def test_expand_fills_every_expert_of_every_layer():
+    names = [r.theirs[0] for r in expand([Rule.one("{l}/{e}", "x.{l}.{e}")], l=2, e=2)]
+    assert names == ["x.0.0", "x.0.1", "x.1.0", "x.1.1"]
+
+
+TABLE = RuleTable(
+    (Rule.one("a/kernel", "a.weight", TRANSPOSE), Rule.one("b", "b")),
+    tolerated=(r"old\..*",),
+)
+
+
+def test_a_table_that_fits_gives_its_rules():
+    theirs = {"a.weight": (3, 2), "b": (4,), "old.buffer": (1,)}
+    ours = {"a/kernel": (2, 3), "b": (4,)}
+    assert match(TABLE, ours=ours, theirs=theirs, path="x") == TABLE.rules
+    assert match(TABLE, ours=ours, path="x") == TABLE.rules
+
+
+def test_everything_that_does_not_fit_is_in_one_error():
+    with pytest.raises(ConversionError) as caught:
+        match(
+            TABLE,
+            ours={"a/kernel": (2, 3), "b": (4,), "c": (1,)},
+            theirs={"a.weight": (2, 3), "d": (9,)},
+            path="some/folder",
+        )
+    assert "some/folder" in str(caught.value)
+    assert set(caught.value.problems) == {
+        "missing tensor: b",
+        "unexpected tensor: d (9,)",
+        "no rule makes our leaf: c",
+        "shape of a.weight: expected (2, 3) for a/kernel, found (3, 2) (from [(2, 3)])",
+    }
+
+
+def test_a_leaf_filled_twice_is_an_error():
+    twice = RuleTable((Rule.one("a", "x"), Rule.one("a", "y")))
+    with pytest.raises(ConversionError, match="filled 2 times: a"):
+        match(twice, ours={"a": (1,)}, path="x")
+
+
+@pytest.mark.parametrize(
+    ("op", "theirs"),
+    [
+        (TRANSPOSE, [(3,)]),
+        (Split((1, 2)), [(4, 5)]),
+        (Fuse((1, 2)), [(1, 5), (3, 5)]),
+        (Stack(3), [(1,), (1,)]),
+        (RotaryRows(2), [(6, 1)]),
+    ],
+)
+def test_tensors_that_an_operation_cannot_take_are_named(op, theirs):
+    names = tuple(f"t{i}" for i in range(len(theirs)))
+    table = RuleTable((Rule(("ours",), names, op),))
+    with pytest.raises(ConversionError, match=r"t0.*: expected"):
+        match(table, ours={"ours": (1,)}, theirs=dict(zip(names, theirs, strict=True)), path="x")

@@ -1,0 +1,366 @@
+"""Loading and writing Hugging Face folders: stores, placement, the hub, what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
+from cairn.state.module.base import EasyDeLBaseModule
+from cairn.state.paths import named_leaves
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.run import Run
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
+from tests.state import hub_server
+from tests.state.gguf_files import write_llama
+from tests.state.hf_models import save, tiny_llama, tokens
+from tests.state.my_model import MyModel, my_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = save(tiny_llama(), tmp_path_factory.mktemp("hub"), max_shard_size="20KB")
+    (path / "tokenizer.json").write_text('{"version": "1.0"}')
+    return path
+
+
+def same_params(one, two):
+    ones, twos = (named_leaves(nnx.state(model)) for model in (one, two))
+    assert [n.path for n in ones] == [n.path for n in twos]
+    for a, b in zip(ones, twos, strict=True):
+        np.testing.assert_array_equal(np.asarray(a.leaf), np.asarray(b.leaf), err_msg=a.path)
+
+
+def test_weights_arrive_sharded_and_no_device_holds_the_model(folder):
+    model = DecoderForCausalLM.from_pretrained(folder, sharding_axis_dims=(1, 4, 2, 1))
+    leaves = [named.leaf for named in named_leaves(nnx.state(model))]
+    total = sum(leaf.nbytes for leaf in leaves)
+    for device in jax.devices():
+        held = sum(
+            s.data.nbytes for leaf in leaves for s in leaf.addressable_shards if s.device == device
+        )
+        assert held < total / 4
+    assert model.config.sharding_axis_dims == (1, 4, 2, 1)
+    same_params(model, DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False))
+
+
+def test_one_device_on_request(folder):
+    device = jax.devices()[3]
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False, device=device)
+    assert {leaf.sharding.device_set == {device} for leaf in jax.tree.leaves(model.params)} == {
+        True
+    }
+    with pytest.raises(ArgumentError, match="auto_shard_model"):
+        DecoderForCausalLM.from_pretrained(folder, device=device)
+
+
+def test_a_mesh_that_heads_do_not_divide_is_refused_with_both_counts(folder):
+    with pytest.raises(ShardingError, match="2 key/value heads do not divide by tp=4"):
+        DecoderForCausalLM.from_pretrained(folder, sharding_axis_dims=(1, 2, 4, 1))
+
+
+def test_the_base_class_finds_the_model_class(folder):
+    assert type(EasyDeLBaseModule.from_pretrained(folder)) is DecoderForCausalLM
+
+
+def test_options_of_ours_and_of_the_config_are_taken(folder):
+    model = DecoderForCausalLM.from_pretrained(
+        folder, config_kwargs={"scan_layers": True, "rms_norm_eps": 1e-3}
+    )
+    assert model.config.scan_layers
+    assert model.config.rms_norm_eps == 1e-3
+    assert model.model.norm.eps == 1e-3
+
+
+def test_config_kwargs_that_nothing_reads_are_refused_by_name(folder):
+    wrong = {"max_position_embedding": 64, "rms_norm_eps": 1e-3}
+    with pytest.raises(ConfigError, match=r"config_kwargs: .*found unknown: max_position_embed"):
+        DecoderForCausalLM.from_pretrained(folder, config_kwargs=wrong)
+    known = {"sep_token_id": 3}  # carried along: exports have it
+    model = DecoderForCausalLM.from_pretrained(folder, config_kwargs=known)
+    assert model.config.to_hf()["sep_token_id"] == 3
+
+
+def test_a_folder_in_a_store_serves_both_ways(folder, gcs):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    uri = f"{gcs.bucket_uri}/models/tiny"
+    written = model.save_pretrained(uri, max_shard_size="20KB")
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= set(written)
+    again = DecoderForCausalLM.from_pretrained(uri)
+    same_params(model, again)
+    assert again.config.tokenizer_files["tokenizer.json"] == b'{"version": "1.0"}'
+
+
+def test_a_gguf_in_a_store_is_read(gcs, tmp_path):
+
+    path = write_llama(tmp_path / "tiny.gguf", tiny_llama())
+    open_files(tmp_path).copy("tiny.gguf", open_files(gcs.bucket_uri), "tiny.gguf")
+    same_params(
+        DecoderForCausalLM.from_pretrained(f"{gcs.bucket_uri}/tiny.gguf"),
+        DecoderForCausalLM.from_pretrained(path),
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "store", "gguf", "run", "alias", "step"])
+def test_every_source_is_sharded_cast_and_quantized_in_one_call(
+    kind, folder, gcs, tmp_path, saved_run
+):
+    source = {"folder": folder, "run": saved_run}.get(kind)
+    if kind == "store":
+        source = f"{gcs.bucket_uri}/models/tiny"
+        DecoderForCausalLM.from_pretrained(folder).save_pretrained(source)
+    elif kind == "gguf":
+        source = write_llama(tmp_path / "tiny.gguf", tiny_llama())
+    elif kind in ("alias", "step"):
+        source = f"{saved_run}@good" if kind == "alias" else f"{saved_run}/steps/4"
+    mesh = {"sharding_axis_dims": (1, 4, 2, 1), "param_dtype": "bfloat16", "dtype": "bfloat16"}
+    model = DecoderForCausalLM.from_pretrained(
+        source,
+        quantization_method="8bit",
+        quantization_block_size=16,
+        quantization_pattern="mlp",
+        **mesh,
+    )
+    assert (model.dtype, model.module_dtype) == ("bfloat16", "bfloat16")
+    assert model.config.sharding_axis_dims == (1, 4, 2, 1)
+    kernel = model.model.layers[0].mlp.up_proj.kernel.array.qvalue.get_value()
+    assert kernel.dtype == "int8"
+    assert kernel.addressable_shards[0].data.size == kernel.size / 8
+    assert "array" not in str(nnx.to_pure_dict(nnx.state(model.model.layers[0].self_attn)).keys())
+    plain = DecoderForCausalLM.from_pretrained(source, **mesh)
+    assert not plain.is_quantized
+    same_params(model, plain.quantize("8bit", 16, "mlp"))
+
+
+@pytest.fixture(scope="module")
+def saved_run(folder, tmp_path_factory):
+    """A run of the folder's model: step 4 has the alias "good", step 5 other weights."""
+    uri = str(tmp_path_factory.mktemp("runs") / "tiny")
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.to_state().save_state(uri, step=4, wait=True, verbose=False)
+    run = Run.open(parse_uri(uri))
+    (info,) = run.steps()
+    AliasWriter(run.objects).move(
+        "good",
+        step=4,
+        attempt=info.attempt,
+        manifest_digest=info.manifest_digest,
+        expect=None,
+        by="me",
+    )
+    model.model.norm.scale.set_value(model.model.norm.scale.get_value() + 1)
+    model.to_state().save_state(uri, step=5, wait=True, verbose=False)
+    return uri
+
+
+def test_a_run_its_alias_and_its_steps_are_models_too(folder, saved_run):
+    first = DecoderForCausalLM.from_pretrained(folder)
+    for source in (f"{saved_run}@good", f"{saved_run}/steps/4"):
+        model = EasyDeLBaseModule.from_pretrained(source)
+        assert type(model) is DecoderForCausalLM
+        assert len(model.model.norm.scale.get_value().sharding.device_set) == 8
+        same_params(model, first)
+        assert model.config.tokenizer_files["tokenizer.json"] == b'{"version": "1.0"}'
+    latest = DecoderForCausalLM.from_pretrained(parse_uri(saved_run), auto_shard_model=False)
+    scales = [np.asarray(one.model.norm.scale.get_value()) for one in (latest, first)]
+    np.testing.assert_allclose(scales[0], scales[1] + 1, atol=1e-6)
+    device = jax.devices()[2]
+    model = DecoderForCausalLM.from_pretrained(saved_run, auto_shard_model=False, device=device)
+    assert model.model.norm.scale.get_value().devices() == {device}
+
+
+def test_what_a_run_does_not_have_is_said_so(saved_run):
+    for source in (f"{saved_run}@better", f"{saved_run}/steps/9"):
+        with pytest.raises(FileNotFoundError, match=r"better|9"):
+            EasyDeLBaseModule.from_pretrained(source)
+    with pytest.raises(ArgumentError, match="revision: expected a hub id with it; found a Cairn"):
+        EasyDeLBaseModule.from_pretrained(saved_run, revision="main")
+    with pytest.raises(ArgumentError, match=r"checkpoint of a MyModel; found one of a Decoder"):
+        MyModel.from_pretrained(saved_run)
+
+
+def test_links_as_in_the_hubs_cache_are_followed(folder, tmp_path):
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for number, file in enumerate(sorted(folder.iterdir())):
+        (blobs / f"blob{number}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/blob{number}")
+    same_params(
+        DecoderForCausalLM.from_pretrained(snapshot), DecoderForCausalLM.from_pretrained(folder)
+    )
+
+
+def test_a_smaller_save_into_the_same_folder_leaves_no_stale_weights(folder, tmp_path):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    model.save_pretrained(tmp_path, float_dtype="bfloat16")
+    weights = sorted(path.name for path in tmp_path.glob("model*"))
+    assert weights == ["model.safetensors"]
+    assert {a.dtype.name for a in load_file(tmp_path / "model.safetensors").values()} == {
+        "bfloat16"
+    }
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_users_own_model_is_saved_and_loaded_under_its_own_names(tmp_path):
+    model = my_model()
+    model.save_pretrained(tmp_path)
+    assert "layers.0.kernel" in load_file(tmp_path / "model.safetensors")
+    again = MyModel.from_pretrained(tmp_path)
+    assert again.config == model.config.replace(sharding_axis_dims=(2, 4, 1, 1))
+    for path, leaf in ((n.path, n.leaf) for n in named_leaves(nnx.state(model, nnx.Param))):
+        found = {n.path: n.leaf for n in named_leaves(nnx.state(again, nnx.Param))}
+        np.testing.assert_array_equal(np.asarray(found[path]), np.asarray(leaf))
+    again(tokens(1, 3))
+    with pytest.raises(ArgumentError, match="own class"):
+        EasyDeLBaseModule.from_pretrained(tmp_path)
+
+
+def test_pickled_weights_are_never_read(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(NotFoundError, match="pickle is never read"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_an_empty_folder_and_a_wrong_path_are_file_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        DecoderForCausalLM.from_pretrained(str(tmp_path / "nowhere" / "deep"))
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ({"weight_map": {"a": "../secret.safetensors"}}, ConversionError),
+        ({"weight_map": {"a": "/etc/passwd"}}, ConversionError),
+        ({"weight_map": {}}, ConversionError),
+        ({}, ConversionError),
+        ({"weight_map": {"a": "model-00009-of-00009.safetensors"}}, NotFoundError),
+    ],
+)
+def test_an_index_that_leads_astray_is_refused(index, error, folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(error):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_truncated_shard_is_refused(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    victim = next(p for p in sorted(tmp_path.glob("*.safetensors")))
+    victim.write_bytes(victim.read_bytes()[:-8])
+    with pytest.raises(CorruptionError, match=victim.name):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def test_config_that_is_no_json_or_of_no_known_family_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConversionError, match="JSON"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(ConfigError, match="unheard-of"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
+
+
+def run_with_hub(code, hub, home):
+    """Runs Python code in a process of its own, whose hub is `hub`."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_of_the_tests",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+
+
+def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+found = open_pretrained("org/tiny")
+assert found.config.num_hidden_layers == 2, found.config
+assert found.weights.read("model.norm.weight").shape == (32,)
+assert "tokenizer.json" in found.config.tokenizer_files
+try:
+    open_pretrained("org/none")
+except NotFoundError as error:
+    assert "org/none" in str(error)
+else:
+    raise SystemExit("found a model that is not there")
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+
+
+def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
+    """In a process of its own: the client reads HF_ENDPOINT when it is imported."""
+    code = f"""
+import jax, numpy as np
+from flax import nnx
+from cairn.state import DecoderForCausalLM
+from cairn.state.paths import named_leaves
+options = dict(
+    sharding_axis_dims=(1, 4, 2, 1),
+    param_dtype="bfloat16",
+    quantization_method="nf4",
+    quantization_block_size=16,
+)
+found = DecoderForCausalLM.from_pretrained("org/tiny", revision="main", **options)
+assert found.is_quantized and found.module_dtype == "bfloat16", found.module_dtype
+assert len(found.model.norm.scale.get_value().sharding.device_set) == 8
+local = DecoderForCausalLM.from_pretrained({str(folder)!r}, **options)
+for one, other in zip(named_leaves(nnx.state(found)), named_leaves(nnx.state(local)), strict=True):
+    assert np.asarray(one.leaf).tobytes() == np.asarray(other.leaf).tobytes(), one.path
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+
+
+def test_an_adapter_is_fetched_from_the_hub(folder, tmp_path):
+    adapter = tmp_path / "adapter"
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.apply_lora_to_layers(2, 3.0, "q_proj").save_adapter(adapter)
+    code = f"""
+from cairn.state import DecoderForCausalLM
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+model.load_adapter("org/tiny")
+assert (model.lora.rank, model.lora.alpha) == (2, 3.0), model.lora
+"""
+    with hub_server.serve(adapter) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+
+
+def test_push_uploads_what_save_writes_through_the_real_client(folder, tmp_path):
+    code = f"""
+from cairn.state.decoder.decoder import DecoderForCausalLM
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+url = model.push_to_hub("org/tiny", commit_message="Better weights")
+assert url.endswith("/commit/" + "a" * 40), url
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+    assert hub.messages == ["Better weights"]
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    for name, content in hub.pushed.items():
+        (pushed / name).write_bytes(content)
+    assert "tokenizer.json" in hub.pushed
+    same_params(
+        DecoderForCausalLM.from_pretrained(pushed), DecoderForCausalLM.from_pretrained(folder)
+    )

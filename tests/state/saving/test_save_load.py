@@ -1,0 +1,529 @@
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from cairn.state.config.decoder import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import (
+    ArgumentError,
+    OptimizerError,
+    OptimizerNotFoundError,
+    TreeStructureError,
+    UnknownModelError,
+)
+from cairn.state.names import TaskType
+from cairn.state.optimizers import make_optimizer
+from cairn.state.paths import named_leaves
+from cairn.state.saving.state_saving import SkippedSave
+from cairn.state.sharding.mesh import make_mesh, mesh_of
+from cairn.state.train_state import TrainState
+from cairn.storage.errors import (
+    AliasNotFoundError,
+    CorruptionError,
+    NotFoundError,
+    RunNotFoundError,
+    StepExistsError,
+    StepNotFoundError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs.run import Run
+from cairn.storage.training.checkpointer import Checkpointer
+from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
+
+TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)
+SAME_MESH = {"sharding_axis_dims": (2, 4, 1, 1), "auto_shard_model": True, "verbose": False}
+
+
+def host(tree):
+    """Bytes of every leaf, by path."""
+    found = {}
+    for named in named_leaves(tree):
+        leaf = named.leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        found[named.path] = np.array(leaf)
+    return found
+
+
+def assert_bit_equal(one, other):
+    one, other = host(one), host(other)
+    assert one.keys() == other.keys()
+    for path, leaf in one.items():
+        assert leaf.dtype == other[path].dtype, path
+        assert leaf.tobytes() == other[path].tobytes(), path
+
+
+class Trained:
+    """A state trained for three steps, saved right after a donated one, then three steps more."""
+
+    def __init__(self, run, state):
+        self.run = str(run)
+        self.step = jax.jit(train_step, donate_argnums=0, out_shardings=(state.shardings, None))
+        for _ in range(3):
+            state, _ = self.step(state, batch())
+        self.at_save = host((state.graphstate, state.graphother, state.opt_state))
+        self.handle = state.save_state(
+            self.run, extras={"position": 3}, metrics={"loss": 1.5}, verbose=False
+        )
+        self.later = []
+        for _ in range(3):
+            # The state being saved is donated while the save is under way.
+            state, loss = self.step(state, batch())
+            self.later.append(float(loss))
+        self.handle.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    state = my_model().shard_model().to_state(TX, tx_init=TX_INIT, hyperparameters={"lr": 0.01})
+    return Trained(tmp_path_factory.mktemp("store") / "mine", state)
+
+
+def test_a_save_right_after_a_donated_step_stores_that_step(trained):
+    loaded = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    found = host((loaded.graphstate, loaded.graphother, loaded.opt_state))
+    assert found.keys() == trained.at_save.keys()
+    for path, leaf in trained.at_save.items():
+        assert found[path].tobytes() == leaf.tobytes(), path
+
+
+def test_training_goes_on_as_if_it_had_not_stopped(trained):
+    loaded = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    assert int(loaded.step) == 3
+    assert loaded.extras == {"position": 3}
+    assert loaded.hyperparameters == {"lr": 0.01}
+    assert isinstance(loaded.model, MyModel)
+    assert loaded.tx is TX
+    losses = []
+    for _ in range(3):
+        loaded, loss = trained.step(loaded, batch())
+        losses.append(float(loss))
+    assert losses == trained.later
+
+
+def test_a_checkpoint_loads_onto_another_mesh_bit_for_bit(trained):
+    whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    half = EasyDeLState.load_state(
+        trained.run, sharding_axis_dims=(1, 2, 1, 1), auto_shard_model=True, verbose=False
+    )
+    assert mesh_of(half.opt_state) == mesh_of(half.graphstate) == make_mesh((1, 2, 1, 1))
+    assert half.module_config.sharding_axis_dims == (1, 2, 1, 1)
+    assert_bit_equal(half, whole)
+    losses = []
+    step = jax.jit(train_step)
+    for _ in range(3):
+        half, loss = step(half, batch())
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, trained.later, rtol=1e-4)
+
+
+def test_without_sharding_everything_is_on_the_device_that_was_asked_for(trained):
+    device = jax.devices()[5]
+    loaded = EasyDeLState.load_state(trained.run, device=device, verbose=False)
+    assert {leaf.device for leaf in jax.tree.leaves(loaded)} == {device}
+    default = EasyDeLState.load_state(trained.run, verbose=False)
+    assert {leaf.device for leaf in jax.tree.leaves(default)} == {jax.devices()[0]}
+    with pytest.raises(ArgumentError, match=r"device: expected a jax\.Device"):
+        EasyDeLState.load_state(trained.run, device="abacus", verbose=False)
+
+
+def test_rules_or_a_mesh_may_be_given(trained):
+    rules = (("embedding", PartitionSpec(None, "tp")), (".*", PartitionSpec()))
+    loaded = EasyDeLState.load_state(
+        trained.run, mesh=make_mesh((1, 4, 2, 1)), partition_rules=rules, verbose=False
+    )
+    embedding = loaded.graphstate["embed_tokens"]["embedding"].get_value()
+    assert embedding.sharding.spec == PartitionSpec(None, "tp")
+    moments = {named.path: named.leaf for named in named_leaves(loaded.opt_state)}
+    assert moments["0/nu/embed_tokens/embedding"].sharding == embedding.sharding
+
+
+def test_dtypes_stay_unless_another_is_asked_for(trained):
+    kept = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(kept.graphstate)} == {"float32"}
+    cast = EasyDeLState.load_state(trained.run, param_dtype=jnp.bfloat16, **SAME_MESH)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cast.graphstate)} == {"bfloat16"}
+    assert cast.model.param_dtype == jnp.bfloat16
+    assert cast.model.dtype == jnp.float32
+    exact = host(kept.graphstate)
+    for path, leaf in host(cast.graphstate).items():
+        np.testing.assert_array_equal(leaf, exact[path].astype(jnp.bfloat16))
+    assert host(cast.opt_state)["0/count"].dtype == np.int32
+
+
+def test_the_optimizer_may_be_left_out_replaced_or_loaded_later(trained):
+    skipped = EasyDeLState.load_state(trained.run, optimizer="skip", **SAME_MESH)
+    assert skipped.opt_state is None
+    whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    assert_bit_equal(skipped.load_optimizer(trained.run), whole)
+    lion, _ = make_optimizer("lion", learning_rate=1.0)
+    with pytest.raises(TreeMismatchError, match="optimizer/0/nu/layers/0/bias: unexpected"):
+        EasyDeLState.load_state(trained.run, tx=lion, **SAME_MESH)
+
+
+def test_a_module_class_loads_its_own_checkpoint(trained):
+    from cairn.state.saving.load_arguments import LoadArguments
+    from cairn.state.saving.state_loading import load_module
+
+    model = load_module(trained.run, LoadArguments(**SAME_MESH))
+    whole = EasyDeLState.load_state(trained.run, **SAME_MESH)
+    np.testing.assert_array_equal(model(batch()), whole.model(batch()))
+
+
+def test_what_does_not_exist_is_not_found(trained, tmp_path):
+    for reference, error in [
+        (f"{trained.run}-gone", RunNotFoundError),
+        (f"{trained.run}@production", AliasNotFoundError),
+        (f"{trained.run}/steps/7", StepNotFoundError),
+        (str(tmp_path), RunNotFoundError),
+    ]:
+        with pytest.raises(error) as caught:
+            EasyDeLState.load_state(reference, verbose=False)
+        assert isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(StepNotFoundError, match="step 7"):
+        EasyDeLState.load_state(trained.run, step=7, verbose=False)
+    with pytest.raises(ArgumentError, match="which names one"):
+        EasyDeLState.load_state(f"{trained.run}/steps/3", step=4, verbose=False)
+    with pytest.raises(FileNotFoundError):
+        my_model().to_state(TX).load_optimizer(str(tmp_path))
+
+
+def test_pickle_files_are_refused(tmp_path):
+    (tmp_path / "easydel-optstate.pickle").write_bytes(b"cos\nsystem\n(S'exit'\ntR.")
+    for load in (EasyDeLState.load_state, my_model().to_state(TX).load_optimizer):
+        with pytest.raises(ArgumentError, match="pickle can run code and is never read"):
+            load(str(tmp_path))
+
+
+def test_every_leaf_that_does_not_fit_is_listed_in_one_error(trained):
+    class Wider(MyModel):
+        def __init__(self, config, **settings):
+            super().__init__(config, **settings)
+            self.layers[0] = nnx.Linear(64, 32, rngs=settings["rngs"])
+            self.head = nnx.Linear(64, 8, use_bias=False, rngs=settings["rngs"])
+            del self.layers[1].bias
+            self.layers[1].bias = None
+
+    with pytest.raises(TreeMismatchError) as caught:
+        EasyDeLState.load_state(trained.run, model_class=Wider, **SAME_MESH)
+    assert isinstance(caught.value, ValueError)
+    problems = [problem for problem in caught.value.problems if problem.startswith("model/")]
+    assert problems == [
+        "model/head/kernel: missing from the checkpoint, expected float32[64, 8]",
+        "model/layers/0/bias: expected float32[32], stored as float32[64]",
+        "model/layers/0/kernel: expected float32[64, 32], stored as float32[64, 64]",
+        "model/layers/1/bias: unexpected in the checkpoint, stored as float32[64]",
+    ]
+    assert any("optimizer/0/mu/head/kernel: missing" in text for text in caught.value.problems)
+    for problem in caught.value.problems:
+        assert problem in str(caught.value)
+
+
+UNSUPPORTED = {
+    "partition_axis": object(),
+    "shard_fns": {},
+    "backend": "abacus",
+    "platform": "tpu",
+    "quantization_platform": "tpu",
+    "quantization_method": "nf4",
+    "quantization_pattern": ".*",
+    "quantization_block_size": 64,
+    "shard_attention_computation": False,
+    "model_task": "seq2seq",
+    "partition_rules": ((".*", PartitionSpec()),),
+    "optimizer": "maybe",
+    "config_kwargs": {"no_such_field": 1},
+    "colour": "red",
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_argument_that_cannot_act_is_named(trained, name):
+    with pytest.raises(ArgumentError, match=name if name != "config_kwargs" else "no_such_field"):
+        EasyDeLState.load_state(trained.run, verbose=False, **{name: UNSUPPORTED[name]})
+
+
+def test_arguments_that_act(trained):
+    loaded = EasyDeLState.load_state(
+        trained.run,
+        dtype=jnp.bfloat16,
+        precision="highest",
+        model_task=TaskType.CAUSAL_LM,
+        config_kwargs={"sharding_axis_names": ("a", "b", "c", "d")},
+        verbose=False,
+    )
+    assert loaded.model.dtype == jnp.bfloat16
+    assert loaded.model.precision == "highest"
+    assert loaded.module_config.sharding_axis_names == ("a", "b", "c", "d")
+
+
+def test_manifest_and_annotations_tell_about_the_step(trained):
+    run = Run.open(trained.run)
+    manifest = run.manifest(run.latest())
+    assert manifest.model.model_type == "my-model-of-the-tests"
+    assert manifest.model.model_class == "MyModel"
+    assert manifest.model.config["vocab_size"] == 256
+    assert set(manifest.items) == {"meta", "model", "optimizer"}
+
+
+@pytest.fixture(scope="module")
+def sgd_state():
+    """A small state whose optimizer keeps nothing but a counter; saves of it are quick."""
+    tx, tx_init = make_optimizer("sgd", learning_rate=1e-2)
+    return my_model((1, 8, 1, 1)).shard_model().to_state(tx, tx_init=tx_init)
+
+
+def test_float_dtype_is_honoured_for_parameters_alone(sgd_state, tmp_path):
+    sgd_state.save_state(tmp_path / "r", jnp.bfloat16, verbose=False, wait=True)
+    loaded = EasyDeLState.load_state(tmp_path / "r", verbose=False)
+    exact = host(sgd_state.graphstate)
+    for path, leaf in host(loaded.graphstate).items():
+        assert leaf.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(leaf, exact[path].astype(jnp.bfloat16))
+    assert_bit_equal(loaded.graphother, sgd_state.graphother)
+    with pytest.raises(ArgumentError, match="float_dtype: expected a floating dtype; found int32"):
+        sgd_state.save_state(tmp_path / "r", jnp.int32, step=2, verbose=False)
+
+
+def test_a_step_is_saved_once_unless_overwritten(sgd_state, tmp_path):
+    run = tmp_path / "r"
+    for step in (1, 2):
+        sgd_state.save_state(run, step=step, verbose=False, extras={"n": step})
+    with pytest.raises(StepExistsError):
+        sgd_state.save_state(run, step=1, verbose=False)
+    handle = sgd_state.save_state(run, step=1, overwrite=True, extras={"n": 10}, verbose=False)
+    handle.wait()
+    assert EasyDeLState.load_state(run, verbose=False).extras == {"n": 10}
+    assert [info.step for info in Run.open(run).steps()] == [1]
+
+
+def test_compression_is_asked_for_and_every_state_has_it(sgd_state, tmp_path):
+    plain = TrainState.create(params={"w": jnp.zeros((256, 256))}, tx=optax.sgd(1e-2))
+    for name, state in (("easydel", sgd_state), ("plain", plain)):
+        state.save_state(
+            tmp_path / name, step=1, compression="zstd", extras={"n": 1}, verbose=False, wait=True
+        )
+        run = Run.open(tmp_path / name)
+        stored = {leaf.compression for leaf in run.manifest(run.step(1)).leaves if leaf.chunks}
+        assert stored == {"zstd"}
+        with pytest.raises(UnsupportedFormatError, match="unknown compression"):
+            state.save_state(tmp_path / name, step=2, compression="lz4", verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "easydel", verbose=False)
+    assert_bit_equal(loaded.graphstate, sgd_state.graphstate)
+    assert_bit_equal(TrainState.load_state(tmp_path / "plain", plain).params, plain.params)
+
+
+def test_enable_false_saves_nothing_and_says_so(sgd_state, tmp_path, capsys):
+    handle = sgd_state.save_state(tmp_path / "r", enable=False)
+    handle.wait()
+    assert isinstance(handle, SkippedSave)
+    assert handle.done
+    assert not (tmp_path / "r").exists()
+    assert "skipped (enable=False)" in capsys.readouterr().err
+
+
+def test_verbose_tells_on_stderr(sgd_state, tmp_path, capsys):
+    sgd_state.save_state(tmp_path / "r", step=4, wait=True)
+    EasyDeLState.load_state(tmp_path / "r")
+    said = capsys.readouterr()
+    assert "saving step 4 (98.8 kB)" in said.err
+    assert "step 4 is durable" in said.err
+    assert "loading step 4" in said.err
+    assert said.out == ""
+
+
+def test_saves_without_optimizer_state_load_without_it(sgd_state, tmp_path):
+    sgd_state.save_state(tmp_path / "r", save_optimizer=False, verbose=False, wait=True)
+    loaded = EasyDeLState.load_state(tmp_path / "r", verbose=False)
+    assert loaded.opt_state is None
+    assert loaded.tx is sgd_state.tx
+    with pytest.raises(OptimizerNotFoundError, match="items meta, model"):
+        loaded.load_optimizer(tmp_path / "r")
+
+
+def test_an_optimizer_that_no_json_describes_must_be_given_again(tmp_path):
+    tx = optax.sgd(1e-2, momentum=0.9)
+    state = my_model().to_state(tx)
+    state.save_state(tmp_path / "r", verbose=False, wait=True)
+    with pytest.raises(OptimizerError, match="pass tx=, or optimizer='skip'"):
+        EasyDeLState.load_state(tmp_path / "r", verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "r", tx=tx, verbose=False)
+    assert_bit_equal(loaded.opt_state, state.opt_state)
+    assert EasyDeLState.load_state(tmp_path / "r", optimizer="skip", verbose=False).tx is None
+
+
+def test_load_or_create_serves_first_start_and_restart(sgd_state, tmp_path):
+    run = tmp_path / "r"
+    made = []
+
+    def create():
+        made.append(1)
+        return sgd_state
+
+    first = EasyDeLState.load_or_create(run, create, verbose=False)
+    assert first is sgd_state
+    first.save_state(run, step=5, verbose=False, wait=True)
+    second = EasyDeLState.load_or_create(run, create, verbose=False)
+    assert int(second.step) == 5
+    assert made == [1]
+
+
+def test_a_model_that_is_not_what_its_config_says_is_refused_on_request(sgd_state, tmp_path):
+    model = my_model()
+    model.config = replace(model.config, num_layers=3)
+    state = model.to_state()
+    with pytest.raises(TreeStructureError, match="layers/2/kernel: missing") as caught:
+        state.save_state(tmp_path / "r", mismatch_allowed=False, verbose=False)
+    assert len(caught.value.problems) == 2
+    assert not (tmp_path / "r").exists()
+    sgd_state.save_state(tmp_path / "r", mismatch_allowed=False, verbose=False, wait=True)
+
+
+def test_extras_must_be_json_and_a_checkpoint_is_no_run_to_save_to(sgd_state, tmp_path):
+    with pytest.raises(ArgumentError, match="extras: expected a mapping of JSON"):
+        sgd_state.save_state(tmp_path / "r", extras={"rng": jax.random.key(0)}, verbose=False)
+    with pytest.raises(ArgumentError, match="found a checkpoint of one"):
+        sgd_state.save_state(tmp_path / "r" / "steps" / "3", verbose=False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_class_that_is_not_defined_here_must_be_given(sgd_state, tmp_path):
+    class Passing(MyModel):
+        pass
+
+    Passing(MyModelConfig(), rngs=nnx.Rngs(0)).to_state().save_state(
+        tmp_path / "r", verbose=False, wait=True
+    )
+    from cairn.state import registry
+
+    del registry._CLASSES[Passing.__module__, "Passing"]
+    with pytest.raises(UnknownModelError, match="one model class named 'Passing'"):
+        EasyDeLState.load_state(tmp_path / "r", verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "r", model_class=Passing, verbose=False)
+    assert isinstance(loaded.model, Passing)
+
+
+def test_the_decoder_keeps_its_tokenizer_files_and_its_loss(tmp_path):
+    config = DecoderConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tokenizer_files={"tokenizer.json": b"{}", "tokenizer_config.json": b'{"a": 1}'},
+        sharding_axis_dims=(2, 4, 1, 1),
+    )
+    model = DecoderForCausalLM(config, rngs=nnx.Rngs(0)).shard_model()
+    state = model.to_state()
+    state.save_state(tmp_path / "r", verbose=False, wait=True)
+    loaded = EasyDeLState.load_state(tmp_path / "r", **SAME_MESH)
+    assert loaded.module_config == config
+    assert loaded.module_config.tokenizer_files == config.tokenizer_files
+    assert jax.tree.leaves(loaded.shardings) == jax.tree.leaves(state.shardings)
+    ids = batch(2, 5) % 64
+    assert float(loaded.model(ids, labels=ids).loss) == float(model(ids, labels=ids).loss)
+    (tokenizer,) = (tmp_path / "r/assets").glob("44136fa3*")  # the SHA-256 of {}
+    tokenizer.write_bytes(b"[]")
+    with pytest.raises(CorruptionError, match=r"tokenizer\.json"):
+        EasyDeLState.load_state(tmp_path / "r", **SAME_MESH)
+
+
+def test_a_state_is_saved_and_loaded_on_gcs(sgd_state, gcs):
+    run = f"{gcs.bucket_uri}/experiments/one"
+    with pytest.raises(NotFoundError):
+        EasyDeLState.load_state(run, verbose=False)
+    sgd_state.save_state(run, step=1, verbose=False, extras={"a": 1}).wait()
+    Checkpointer.for_run(run).close()  # before the store goes away with the test
+    loaded = EasyDeLState.load_state(f"{run}/steps/1", verbose=False)
+    assert_bit_equal(loaded.graphstate, sgd_state.graphstate)
+    assert loaded.extras == {"a": 1}
+
+
+@pytest.fixture
+def hugging_face_folder(tmp_path):
+    config = DecoderConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
+    model.save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf", model
+
+
+def test_a_hugging_face_folder_is_the_first_state_of_a_training(hugging_face_folder):
+    folder, model = hugging_face_folder
+    state = EasyDeLState.load_state(folder, tx=TX, tx_init=TX_INIT, **SAME_MESH)
+    assert int(state.step) == 0
+    assert_bit_equal(state.graphstate, model.graphstate)
+    assert dict(mesh_of(state.opt_state).shape) == {"dp": 2, "fsdp": 4, "tp": 1, "sp": 1}
+    device = jax.devices()[2]
+    alone = EasyDeLState.load_state(folder, device=device, verbose=False)
+    assert {leaf.device for leaf in jax.tree.leaves(alone.graphstate)} == {device}
+    with pytest.raises(ArgumentError, match="step: expected a checkpoint of a run"):
+        EasyDeLState.load_state(folder, step=3, verbose=False)
+
+
+def test_from_pretrained_starts_afresh_from_weights_or_from_a_checkpoint(
+    hugging_face_folder, trained
+):
+    folder, model = hugging_face_folder
+    state = EasyDeLState.from_pretrained(folder, tx=TX, sharding_axis_dims=(1, 8, 1, 1))
+    assert_bit_equal(state.graphstate, model.graphstate)
+    assert state.opt_state is not None
+    state = EasyDeLState.from_pretrained(trained.run, tx=TX, **SAME_MESH)
+    assert int(state.step) == 0
+    assert int(host(state.opt_state)["0/count"]) == 0
+    assert host(state.graphstate)["layers/0/bias"].any()
+
+
+def test_meta_holds_nothing_but_json(trained):
+    run = Run.open(trained.run)
+    path = run.step_uri(run.latest()).local_path
+    meta = json.loads(Path(path, "meta", "data.json").read_text())
+    assert meta["format"] == "cairn.meta"
+    assert meta["tx_init"] == TX_INIT
+    assert meta["config"]["model_type"] == "my-model-of-the-tests"
+    assert meta["module"] == {
+        "dtype": "float32",
+        "param_dtype": "float32",
+        "precision": None,
+        "quantization": None,
+        "lora": None,
+    }
+
+
+def test_a_state_that_trains_a_part_comes_back_training_that_part(tmp_path):
+    """A model split by hand: what was frozen stays so, and has no optimizer state."""
+    model = my_model().shard_model()
+    graphdef, trained, frozen = nnx.split(model, nnx.PathContains("layers"), ...)
+    parts = {"graphdef": graphdef, "graphstate": trained, "graphother": frozen}
+    tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
+    state = EasyDeLState.create(**parts, tx=tx, tx_init=tx_init, init_opt_state=True)
+    state, _ = train_step(state, batch())
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    again = EasyDeLState.load_state(tmp_path / "run", mesh=model.mesh, verbose=False)
+    Checkpointer.for_run(tmp_path / "run").close()
+    assert set(again.params) == set(state.params) == {"layers"}
+    assert jax.tree.structure(again.graphother) == jax.tree.structure(state.graphother)
+    (one, _), (other, _) = train_step(state, batch()), train_step(again, batch())
+    pairs = zip(jax.tree.leaves(one.opt_state), jax.tree.leaves(other.opt_state), strict=True)
+    assert all(np.array_equal(left, right) for left, right in pairs)
+    embedding = "embed_tokens", "embedding"
+    before, after = model.params[embedding[0]], other.model.params[embedding[0]]
+    assert np.array_equal(before[embedding[1]], after[embedding[1]])

@@ -1,0 +1,87 @@
+"""Model classes and families are found by name, whatever lies where."""
+
+import subprocess
+import sys
+
+import pytest
+from flax import nnx
+
+from cairn.state import DecoderForCausalLM, EasyDeLState, registry
+from cairn.state.errors import ConfigError
+from cairn.state.saving.checkpoint import StoredCheckpoint
+from tests.tiny import TINY
+
+EARLIER = ["state.decoder.decoder", "cairn.state.decoder.decoder"]
+NAMED = ["cairn", "cairn.state.decoder", "cairn.somewhere.later", *EARLIER]
+
+
+@pytest.fixture
+def namesake():
+    """A user's own class that is called like ours."""
+
+    class DecoderForCausalLM(registry.shipped_decoder()):
+        __module__ = "my_models"
+
+    yield DecoderForCausalLM
+    del registry._CLASSES["my_models", "DecoderForCausalLM"]
+
+
+def test_every_class_that_ships_is_in_the_table_under_its_own_module():
+    for name, module in registry.MODELS.items():
+        shipped = registry.find(name, registry.PACKAGE, path="run")
+        assert (shipped.__name__, shipped.__module__) == (name, module)
+    own = {name for module, name in registry._CLASSES if module.startswith("cairn.")}
+    assert own == set(registry.MODELS)
+
+
+def test_what_is_stored_of_a_shipped_class_does_not_depend_on_where_its_file_lies():
+    stored = {"model_class": "DecoderForCausalLM", "model_module": "cairn"}
+    assert registry.class_identity(DecoderForCausalLM) == stored
+
+
+@pytest.mark.parametrize("module", NAMED)
+def test_a_shipped_class_is_found_whatever_module_is_stored(module):
+    assert registry.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
+
+
+@pytest.mark.parametrize("module", NAMED)
+def test_a_users_class_of_the_same_name_changes_nothing(module, namesake):
+    assert registry.find("DecoderForCausalLM", module, path="run") is DecoderForCausalLM
+    assert registry.find("DecoderForCausalLM", "my_models", path="run") is namesake
+    assert registry.class_identity(namesake)["model_module"] == "my_models"
+
+
+@pytest.mark.parametrize("module", [None, "cairn", *EARLIER])
+def test_a_fresh_process_finds_the_classes_that_ship_with_the_package(module):
+    code = (
+        "from cairn.state.registry import find\n"
+        f"print(find('DecoderForCausalLM', {module!r}, path='run').__name__)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert run.stdout == "DecoderForCausalLM\n"
+
+
+@pytest.mark.parametrize("module", EARLIER)
+def test_a_checkpoint_of_an_earlier_version_loads(module, tmp_path, monkeypatch, namesake):
+    model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
+    stored = {"model_class": "DecoderForCausalLM", "model_module": module}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("cairn.state.saving.state_saving.class_identity", lambda _: stored)
+        model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
+    assert StoredCheckpoint.open(tmp_path / "run").meta["model_module"] == module
+    loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)
+    assert type(loaded.model) is DecoderForCausalLM
+
+
+def test_a_new_checkpoint_names_the_package(tmp_path):
+    model = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))
+    model.to_state().save_state(tmp_path / "run", verbose=False, wait=True)
+    meta = StoredCheckpoint.open(tmp_path / "run").meta
+    assert (meta["model_module"], meta["model_class"]) == ("cairn", "DecoderForCausalLM")
+
+
+def test_every_family_of_the_table_is_there_and_others_are_refused():
+    for model_type in registry.known_families():
+        assert registry.family(model_type).model_type == model_type
+    with pytest.raises(ConfigError, match=r"one of .*llama.*found 'unheard-of'"):
+        registry.family("unheard-of")
