@@ -29,7 +29,9 @@ from .ocdbt import VALUE_FOLDER as VALUE_FOLDER
 from .ocdbt import ValueRef as ValueRef
 from .ocdbt import leaf_node as leaf_node
 from .ocdbt import manifest as manifest
+from .orbax_tree import CUSTOM_KEY as CUSTOM_KEY
 from .orbax_tree import JSON_FILES as JSON_FILES
+from .orbax_tree import META_ITEM as META_ITEM
 from .orbax_tree import STEP_METADATA as STEP_METADATA
 from .orbax_tree import STRINGS_FILE as STRINGS_FILE
 from .orbax_tree import TREE_METADATA as TREE_METADATA

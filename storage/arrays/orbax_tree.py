@@ -30,15 +30,19 @@ _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 
 
 CUSTOM_KEY = "cairn"
-"""Our part of Orbax's custom metadata."""
+"""Our part of Orbax's custom metadata: which items there are, and leaves stored in another form."""
+
+META_ITEM = "meta"
+"""The item that holds JSON; all others are trees."""
 
 
 class StoredForm(NamedTuple):
     """How a leaf is stored that is not stored as it is.
 
     Attributes:
-        kind: "empty" (nothing stored), "widened" (uint8 of equal value), "bits" (uint8 of equal
-            bits), "packed" (two elements in each uint8) or "key" (uint32 words of a typed key).
+        kind: "empty" (nothing stored: it has no elements), "widened" (uint8 of equal value),
+            "bits" (uint8 of equal bits), "packed" (uint8 of two elements each, along the one axis
+            that is half as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
         shape: logical shape.
         dtype: logical dtype by name; for a key the name of its implementation.
     """

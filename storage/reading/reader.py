@@ -22,6 +22,7 @@ import tensorstore as ts
 from cairn.storage.arrays import (
     FILE_PREFIX,
     JSON_FILES,
+    META_ITEM,
     STEP_METADATA,
     STRINGS_FILE,
     TREE_METADATA,
@@ -50,7 +51,6 @@ from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
-META_ITEM = "meta"
 _FILES_AT_ONCE = 16
 _CONTEXT = {
     NODE_POOL: {"total_bytes_limit": 32 << 20},

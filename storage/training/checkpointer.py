@@ -12,11 +12,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
-
-import jax
 
 from cairn.storage.arrays import Compression
 from cairn.storage.errors import (
@@ -32,12 +30,7 @@ from cairn.storage.runs import (
 from cairn.storage.store import Clock, StoreURI, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.background_work import BackgroundWork
-from cairn.storage.training.orbax_save import (
-    META_ITEM,
-    SaveResponse,
-    orbax_folder,
-    start_save,
-)
+from cairn.storage.training.engine import begin_step, orbax_folder
 from cairn.storage.training.save_handle import SaveHandle
 from cairn.storage.training.save_job import (
     SaveJob,
@@ -52,8 +45,7 @@ from cairn.storage.training.save_metrics import (
     record_refusal,
     record_started,
 )
-from cairn.storage.training.save_request import PreparedSave, SaveRequest, prepare
-from cairn.storage.training.tree_handler import HeldItem
+from cairn.storage.training.saves import Item, Save, hold, prepare
 from cairn.storage.training.unchanged import Unchanged
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
@@ -193,64 +185,59 @@ class Checkpointer:
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
         """
-        request = SaveRequest(
-            step=step,
-            items=items,
-            meta=meta,
-            model=model,
-            assets=assets,
-            metrics=metrics,
-            labels=labels,
-            overwrite=bool(overwrite),
-            compression=compression,
-        )
+        given: dict[str, Any] = {
+            "meta": meta,
+            "model": model,
+            "assets": assets,
+            "metrics": metrics,
+            "labels": labels,
+            "compression": compression,
+        }
         try:
-            handle = self._save(request)
+            handle = self._save(step, items, given, overwrite=bool(overwrite))
         except Exception as exc:
             record_refusal(exc, step=step, uri=self.uri)
             raise
         record_started(handle)
         return handle
 
-    def _save(self, request: SaveRequest) -> SaveHandle:
+    def _save(
+        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any], *, overwrite: bool
+    ) -> SaveHandle:
         started = time.monotonic()
-        step = request.step
         with self._lock:
-            prepared = processes.together(
-                lambda: self._prepare(request),
+            save, arrays = processes.together(
+                lambda: self._prepared(step, items, given),
                 same={
                     "run": lambda _: str(self.uri),
                     "step": lambda _: step,
-                    "overwrite": lambda _: request.overwrite,
-                    "labels": lambda _: dict(request.labels or {}),
-                    "meta": lambda made: made.meta,
-                    "assets": lambda made: sorted(made.assets),
-                    "compression": lambda _: request.compression,
-                    "items": lambda made: [leaf[:4] for leaf in made.leaves],
+                    "overwrite": lambda _: overwrite,
+                    "labels": lambda _: dict(given["labels"] or {}),
+                    "meta": lambda made: made[0].meta,
+                    "assets": lambda made: sorted(made[0].assets),
+                    "compression": lambda made: made[0].compression,
+                    "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
                 },
             )
-            number = processes.agree(lambda: self._claim(step, request.overwrite))
+            number = processes.agree(lambda: self._claim(step, overwrite))
             folder = self.uri / step_dir(number, step)
             handle = SaveHandle(step=step, attempt=number, uri=folder)
-            handle.nbytes = prepared.nbytes
+            handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             try:
-                held = prepared.hold(self._unchanged)
-                job = SaveJob(
-                    handle=handle,
-                    start=_starting(folder, held, prepared.meta),
-                    items=held,
-                    names=tuple(sorted([*request.items, META_ITEM])),
-                    leaves=prepared.leaves,
-                    model=request.model,
-                    assets=prepared.assets,
-                    annotation=prepared.annotation,
-                    objects=self._run.objects,
-                    writer=self._writer,
-                    clock=self._clock,
-                    by=self.writer_id,
+                held = hold(arrays, self._unchanged, save.compression)
+                self._start(
+                    SaveJob(
+                        handle=handle,
+                        save=save,
+                        items=held,
+                        write=begin_step(folder, held, save.meta),
+                        objects=self._run.objects,
+                        writer=self._writer,
+                        clock=self._clock,
+                        by=self.writer_id,
+                    )
                 )
-                self._start(job)
             except BaseException as exc:
                 # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                 self._writer.drop()
@@ -338,7 +325,9 @@ class Checkpointer:
             if self._current.done:
                 self._current = None
 
-    def _prepare(self, request: SaveRequest) -> PreparedSave:
+    def _prepared(
+        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> tuple[Save, dict[str, Item]]:
         """Once the save before this one has ended."""
         self._refuse_fork()
         self._refuse_closed()
@@ -351,7 +340,7 @@ class Checkpointer:
                 found="it going on",
                 next_step="End this process: its next start goes on from the latest step.",
             )
-        return prepare(request)
+        return prepare(step, items, **given)
 
     def _take_run(self) -> int:
         """The attempt that is held, begun after the latest step if there is none; process 0."""
@@ -367,20 +356,6 @@ class Checkpointer:
         self._writer.check()
         if self._writer.attempt is None:
             Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
-
-
-def _starting(
-    folder: StoreURI, held: Mapping[str, HeldItem], meta: Mapping[str, Any]
-) -> Callable[[], SaveResponse]:
-    """What has Orbax begin.
-
-    It takes some tens of milliseconds, which the caller need not wait for. With several processes
-    it uses devices, whose order of use must be the same in all: then it begins here.
-    """
-    if jax.process_count() == 1:
-        return lambda: start_save(folder, held, meta)
-    response = start_save(folder, held, meta)
-    return lambda: response
 
 
 def _forget_runs() -> None:

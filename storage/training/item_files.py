@@ -1,7 +1,6 @@
 """The small files that make an item a tree that plain Orbax reads, and the keys of its arrays.
 
-They follow from shapes, dtypes and shardings alone, and are made once for each. Imports JAX and
-Orbax.
+They follow from shapes, dtypes and shardings alone, and are made once for each. Imports JAX.
 
 Source: orbax.checkpoint 0.12, `_src/metadata/{tree,sharding,array_metadata_store}.py` and
 `_src/serialization/tensorstore_utils.py`, and files written by them.
@@ -17,19 +16,18 @@ from typing import Any, Final
 import jax
 import numpy as np
 import tensorstore as ts
-from orbax.checkpoint._src.metadata import sharding as orbax_sharding
 
 from cairn.storage.arrays import (
     TREE_METADATA,
     ChunkShapes,
     Compression,
     ShardToWrite,
+    StoredForm,
     array_name,
     codecs,
     packed_axis,
 )
 from cairn.storage.training.held_arrays import HeldArray
-from cairn.storage.training.leaf_forms import LeafForm
 
 __all__ = ["description", "index_entries", "layouts_file", "shards"]
 
@@ -82,7 +80,7 @@ def index_entries(
 
 def shards(
     held: Mapping[str, HeldArray],
-    forms: Mapping[str, LeafForm],
+    forms: Mapping[str, StoredForm],
     compression: Compression | None = None,
 ) -> Iterator[ShardToWrite]:
     """The outer shards that this process writes."""
@@ -136,11 +134,30 @@ def _tree_metadata(held: Mapping[str, HeldArray]) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def _sharding_text(sharding: jax.sharding.Sharding | None) -> str | None:
-    if sharding is None:
-        return None
-    known = orbax_sharding.from_jax_sharding(sharding)
-    text: str | None = None if known is None else known.to_serialized_string()
-    return text
+    """As Orbax describes a sharding; None for kinds that it has no description of."""
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        mesh = sharding.mesh
+        return json.dumps(
+            {
+                "sharding_type": "NamedSharding",
+                "shape": list(mesh.shape.values()),
+                "axis_names": list(mesh.axis_names),
+                "axis_types": [str(kind) for kind in mesh.axis_types],
+                "partition_spec": tuple(sharding.spec),
+                "device_mesh": {"mesh": _device_ids(mesh.devices.tolist())},
+            }
+        )
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return json.dumps({"sharding_type": "SingleDeviceSharding", "device_str": str(device)})
+    return None
+
+
+def _device_ids(devices: Any) -> Any:
+    """Nested lists of devices, each as Orbax names it."""
+    if isinstance(devices, list):
+        return [_device_ids(one) for one in devices]
+    return {"id": devices.id}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,18 +7,17 @@ such form is refused before anything is written. Imports JAX.
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import FOUR_BITS, pack, packing_axis
+from cairn.storage.arrays import FOUR_BITS, StoredForm, pack, packing_axis
 from cairn.storage.errors import UnsupportedLeafError
 
 __all__ = [
     "STORED_DTYPES",
-    "LeafForm",
     "dtype_name",
     "is_key_dtype",
     "store_form",
@@ -45,22 +44,6 @@ BITCAST: Final = frozenset({"float8_e4m3"})
 _INT64: Final = range(-(2**63), 2**63)
 
 
-class LeafForm(NamedTuple):
-    """A leaf that is not stored as it is.
-
-    Attributes:
-        kind: "empty" (nothing stored: it has no elements), "widened" (uint8 of equal value),
-            "bits" (uint8 of equal bits), "packed" (uint8 of two elements each, along the one axis
-            that is half as long; see `four_bits`) or "key" (uint32 words of a typed PRNG key).
-        shape: logical shape.
-        dtype: logical dtype by name; for a key the name of its implementation.
-    """
-
-    kind: Literal["empty", "widened", "bits", "packed", "key"]
-    shape: tuple[int, ...]
-    dtype: str
-
-
 def is_key_dtype(dtype: Any) -> bool:
     """True for the dtype of typed PRNG keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
@@ -71,14 +54,14 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
 
 
-def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, LeafForm]]:
+def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StoredForm]]:
     """(the leaves to hand to Orbax, the forms of those that differ), both by path.
 
     Raises:
         UnsupportedLeafError: leaves that can't be stored; lists all of them with the reason.
     """
     stored: dict[str, Any] = {}
-    forms: dict[str, LeafForm] = {}
+    forms: dict[str, StoredForm] = {}
     problems: list[str] = []
     for path, leaf in leaves.items():
         value, reason = _plain(leaf)
@@ -103,7 +86,7 @@ def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lea
     return stored, forms
 
 
-def _carried(value: Any, form: LeafForm) -> Any:
+def _carried(value: Any, form: StoredForm) -> Any:
     """The uint8 array that stands for `value`. On devices it is computed there, sharded alike."""
     axis = _axis_to_pack(value) if form.kind == "packed" else None
     if axis is not None:
@@ -117,18 +100,18 @@ def _carried(value: Any, form: LeafForm) -> Any:
     return value.view(np.uint8)
 
 
-def _form_of(value: Any) -> LeafForm | None:
+def _form_of(value: Any) -> StoredForm | None:
     shape = tuple(value.shape)
     if is_key_dtype(value.dtype):
-        return LeafForm("key", shape, str(jax.random.key_impl(value)))
+        return StoredForm("key", shape, str(jax.random.key_impl(value)))
     name = np.dtype(value.dtype).name
     if value.size == 0:
-        return LeafForm("empty", shape, name)
+        return StoredForm("empty", shape, name)
     if name in FOUR_BITS and _axis_to_pack(value) is not None:
-        return LeafForm("packed", shape, name)
+        return StoredForm("packed", shape, name)
     if name in WIDENED:
-        return LeafForm("widened", shape, name)
-    return LeafForm("bits", shape, name) if name in BITCAST else None
+        return StoredForm("widened", shape, name)
+    return StoredForm("bits", shape, name) if name in BITCAST else None
 
 
 def _axis_to_pack(value: Any) -> int | None:

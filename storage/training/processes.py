@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -128,8 +129,8 @@ def together(
     return prepared[0]
 
 
-def wait_for(work: Callable[[], object], key: str) -> None:
-    """Do `work`, in the background; give up on it once another process has failed.
+def wait_for(work: Callable[[], R], key: str) -> R:
+    """What `work` gives, done in the background; gives up on it once another process has failed.
 
     Args:
         work: waits for the other processes at some point.
@@ -140,25 +141,20 @@ def wait_for(work: Callable[[], object], key: str) -> None:
         BaseException: what `work` raised.
     """
     if jax.process_count() == 1:
-        work()
-        return
-    outcome: list[BaseException | None] = []
-    finished = threading.Event()
+        return work()
+    outcome: Future[R] = Future()
 
     def run() -> None:
         try:
-            work()
-            outcome.append(None)
+            outcome.set_result(work())
         except BaseException as exc:
-            outcome.append(exc)
-        finished.set()
+            outcome.set_exception(exc)
 
     threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
     client = signaling_client.get_signaling_client()
-    while not finished.wait(POLL_SECONDS):
+    while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
-    if outcome[0] is not None:
-        raise outcome[0]
+    return outcome.result()
 
 
 def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:

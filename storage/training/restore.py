@@ -14,8 +14,14 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
+from cairn.storage.arrays import META_ITEM
 from cairn.storage.errors import CorruptionError, NotFoundError, TreeMismatchError
-from cairn.storage.reading import META_ITEM, CheckpointReader, ItemArrays, LeafInfo, LeafReads
+from cairn.storage.reading import (
+    CheckpointReader,
+    ItemArrays,
+    LeafInfo,
+    LeafReads,
+)
 from cairn.storage.runs import Manifest, manifest_file
 from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees

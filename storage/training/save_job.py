@@ -10,10 +10,8 @@ import os
 import platform
 import shutil
 import socket
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -25,7 +23,6 @@ from cairn.storage.errors import FencedError, SaveError, StorageError, translate
 from cairn.storage.runs import (
     COMMIT_FILE,
     Manifest,
-    ModelInfo,
     ObjectRecord,
     Writer,
     put_assets,
@@ -34,17 +31,16 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
 from cairn.storage.training import processes
-from cairn.storage.training.leaf_records import LeafDraft, leaf_records
-from cairn.storage.training.orbax_save import SaveResponse
+from cairn.storage.training.engine import StepWrite
+from cairn.storage.training.item_writer import HeldItem, WrittenItem
 from cairn.storage.training.save_handle import SaveHandle
-from cairn.storage.training.tree_handler import HeldItem
+from cairn.storage.training.saves import Save, leaf_records
 
 __all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
 
 _PACKAGES: Final = (
     *("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy"),
 )
-_WRITERS_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,9 @@ class SaveJob:
 
     Attributes:
         handle: what the caller waits on.
-        start: has Orbax begin; called in the background.
-        items: what is written, by name, without the item of JSON.
-        names: of all items.
-        leaves: every leaf, without data.
-        model: for the manifest.
-        assets: small files by name.
-        annotation: labels and metrics as stored, if any.
+        save: what is stored.
+        items: the trees, by name.
+        write: writes the step.
         objects: the run's objects.
         writer: holds the attempt that this writes in.
         clock: tells the time.
@@ -67,48 +59,43 @@ class SaveJob:
     """
 
     handle: SaveHandle
-    start: Callable[[], SaveResponse]
+    save: Save
     items: Mapping[str, HeldItem]
-    names: tuple[str, ...]
-    leaves: tuple[LeafDraft, ...]
-    model: ModelInfo | None
-    assets: Mapping[str, bytes]
-    annotation: bytes | None
+    write: StepWrite
     objects: ObjectStore
     writer: Writer
     clock: Clock
     by: str
 
     def run(self) -> None:
-        """Wait for Orbax, publish, and finish the handle with what came of it."""
+        """Write the step, publish it, and finish the handle with what came of it."""
         handle, error = self.handle, None
         key = outcome_key(handle)
-        committed = False
+        written: Mapping[str, WrittenItem] | None = None
         try:
-            processes.wait_for(lambda: self.start().result(), key)
-            committed = True
+            written = processes.wait_for(self.write.result, key)
             if processes.is_primary():
-                self._publish()
+                self._publish(written)
         except BaseException as exc:
             error = failure(exc, handle.uri)
             _let_go(exc)
-            if not committed:
+            if written is None:
                 processes.report_failure(key, error)
         try:
             if processes.is_primary() or error is None:
                 processes.share_outcome(key, error)
         except BaseException as exc:
             error = error or failure(exc, handle.uri)
-        if error is None:
-            for name, item in self.items.items():
-                item.durable(handle.uri / name)
+        if error is None and written is not None:
+            for name, item in written.items():
+                self.items[name].durable(item, handle.uri / name)
         else:
             self.writer.drop()
-            if not committed:
+            if written is None:
                 remove_leftovers(self.objects, handle)
         handle.finish(error)
 
-    def _publish(self) -> None:
+    def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt = self.handle.step, self.handle.attempt
         sync_folder(self.handle.uri)
         manifest = Manifest(
@@ -116,36 +103,34 @@ class SaveJob:
             attempt=attempt,
             created=rfc3339(self.clock()),
             writer=self.by,
-            items=self.names,
-            leaves=leaf_records(self.leaves, self._digests(), path=self.handle.uri),
-            objects=self._objects(),
-            assets=put_assets(self.objects, self.assets),
-            model=self.model,
+            items=self.save.names,
+            leaves=leaf_records(self.save.leaves, self._digests(written), path=self.handle.uri),
+            objects=self._objects(written),
+            assets=put_assets(self.objects, self.save.assets),
+            model=self.save.model,
             environment=job_environment(),
         )
-        self.writer.publish(manifest, self.annotation)
+        self.writer.publish(manifest, self.save.annotation)
 
-    def _objects(self) -> tuple[ObjectRecord, ...]:
+    def _objects(self, written: Mapping[str, WrittenItem]) -> tuple[ObjectRecord, ...]:
         """The files of the step, all those that this process wrote among them.
 
         Raises:
             SaveError: some are gone, or are not what was written: somebody else was in the folder.
         """
-        written = {
-            f"{name}/{file.name}": file
-            for name, item in self.items.items()
-            for file in item.written.files
+        expected = {
+            f"{name}/{file.name}": file for name, item in written.items() for file in item.files
         }
         listed = list_objects(
             self.handle.uri,
-            known={name: file.crc32c for name, file in written.items() if file.crc32c},
-            contents={name: file.content for name, file in written.items() if file.content},
+            known={name: file.crc32c for name, file in expected.items()},
+            contents={name: file.content for name, file in expected.items()},
         )
         found = {record.name: record for record in listed}
         problems = [
             f"{name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
             + ("none" if found.get(name) is None else f"{found[name]}")
-            for name, file in written.items()
+            for name, file in expected.items()
             if not _is_as_written(found.get(name), file)
         ]
         if COMMIT_FILE not in found:
@@ -161,15 +146,15 @@ class SaveJob:
             )
         return listed
 
-    def _digests(self) -> dict[str, ChunkDigests]:
+    def _digests(self, written: Mapping[str, WrittenItem]) -> dict[str, ChunkDigests]:
         """Of all chunks, by item: this process's, and what the others wrote down of theirs."""
-        found = {}
-        for name, item in self.items.items():
-            digests = item.written.digests
+        found = {name: ChunkDigests() for name in self.items}
+        for name, item in written.items():
+            digests = item.digests
             others = [
                 f"{name}/{FILE_PREFIX}{process}.json"
                 for process in range(jax.process_count())
-                if item.written.saved is not None and process != jax.process_index()
+                if process != jax.process_index()
             ]
             for file, value in ObjectStore.open(self.handle.uri).read_many(others).items():
                 if value is not None:  # leaves that are missing then are named
@@ -206,7 +191,6 @@ def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
     if jax.process_count() > 1:
         return
     folder = handle.uri
-    _join_writers()
     try:
         if folder.scheme != "file":
             objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
@@ -217,19 +201,6 @@ def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
     except (OSError, StorageError):
         return  # the save has failed already, and that is what the caller is told
-
-
-def _join_writers() -> None:
-    """Wait for Orbax's other writers: it tells of the first item that fails while they go on.
-
-    Each would make the step's folder anew. Those of other runs' saves are waited for too, which
-    only delays the news of a save that failed.
-    """
-    deadline = time.monotonic() + _WRITERS_SECONDS
-    for thread in threading.enumerate():
-        if type(thread).__module__.startswith("orbax."):
-            # Past Orbax's own join, which raises what the thread raised.
-            threading.Thread.join(thread, max(0.0, deadline - time.monotonic()))
 
 
 def failure(exc: BaseException, path: object) -> StorageError:

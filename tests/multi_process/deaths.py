@@ -19,7 +19,7 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs import writer
-from cairn.storage.training import orbax_save, processes, tree_handler
+from cairn.storage.training import engine, item_writer, processes
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.held_arrays import Transfers
 from cairn.storage.training.save_handle import SaveHandle
@@ -38,13 +38,13 @@ class Moment(NamedTuple):
 
 MOMENTS: Mapping[str, Moment] = {
     "the arrays reach the host": Moment(Transfers, "wait"),
-    "Orbax begins": Moment(orbax_save.ocp, "save_checkpointables_async"),
+    "Orbax begins": Moment(engine.ocp, "save_checkpointables_async"),
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),
     "a value file is written": Moment(value_sinks, "_write_all", "after"),
-    "the values are written": Moment(tree_handler, "_write_files"),
-    "the item is written": Moment(tree_handler, "_write", "after"),
-    "the parts are merged": Moment(tree_handler, "merge_databases"),
+    "the values are written": Moment(item_writer, "write_files"),
+    "the item is written": Moment(engine, "write_item", "after"),
+    "the parts are merged": Moment(engine, "merge_databases"),
     "Orbax commits": Moment(execution.atomicity, "on_commit_callback"),
     "the step is published": Moment(writer, "publish_manifest"),
     "the step is listed": Moment(writer, "publish_manifest", "after"),

@@ -20,13 +20,14 @@ from cairn.storage.arrays.chunk_digests import ChunkDigests
 from cairn.storage.arrays.digests import box_digest
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.arrays.four_bits import pack, packed_axis, unpack
+from cairn.storage.arrays.orbax_tree import StoredForm
 from cairn.storage.arrays.value_files import ShardToWrite, shard_index, write_value_files
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreFullError, translate
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import item_files
-from cairn.storage.training.leaf_forms import STORED_DTYPES, LeafForm
+from cairn.storage.training.leaf_forms import STORED_DTYPES
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
 
@@ -76,7 +77,7 @@ def test_packed_bytes_are_digested_as_the_elements_that_they_are(tmp_path, dtype
     elements = numbers((8, 12), "int4").astype(np.int8) & (15 if dtype == "uint4" else -1)
     elements = elements.astype(dtype_named(dtype))
     packed = pack(elements, 1)
-    forms = {"w": LeafForm("packed", elements.shape, dtype)}
+    forms = {"w": StoredForm("packed", elements.shape, dtype)}
     files = write(tmp_path, {"w": held(packed, ((4, 6), (2, 6)))}, forms)
     found = read(tmp_path, "w")
     assert_equal(unpack(found, dtype, packed_axis(elements.shape, packed.shape)), elements)

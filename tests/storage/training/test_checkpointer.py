@@ -26,7 +26,7 @@ from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
-from cairn.storage.training.orbax_save import start_save
+from cairn.storage.training.engine import begin_step
 from cairn.storage.training.restore import restore_item
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
@@ -390,15 +390,15 @@ def test_a_lease_that_cannot_be_given_back_takes_nothing_from_what_is_durable(ru
     assert [info.step for info in Run.open(run_uri).steps()] == [1]
 
 
-@pytest.mark.parametrize("place", ["Transfers.wait", "SaveJob", "_starting"])
+@pytest.mark.parametrize("place", ["Transfers.wait", "SaveJob", "begin_step"])
 def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
     checkpointer, run_uri, monkeypatch, place
 ):
     """Whether the arrays are on their way, or held, or Orbax has begun to write them."""
 
     def interrupted(*args, **kwargs):
-        if place == "_starting":
-            start_save(*args)
+        if place == "begin_step":
+            begin_step(*args).begin()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

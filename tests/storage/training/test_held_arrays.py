@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.runs.run import Run
-from cairn.storage.training import held_arrays, save_job, tree_handler
+from cairn.storage.training import held_arrays, item_writer, save_job
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.held_arrays import Transfers
 from cairn.storage.training.restore import restore_item
@@ -291,13 +291,13 @@ def advanced(host, steps):
 def writes(monkeypatch):
     """Nothing is written until `set` is called: the arrays are only held."""
     allowed = threading.Event()
-    open_sink = tree_handler.open_sink
+    open_sink = item_writer.open_sink
 
     def waiting(folder):
         assert allowed.wait(20)
         return open_sink(folder)
 
-    monkeypatch.setattr(tree_handler, "open_sink", waiting)
+    monkeypatch.setattr(item_writer, "open_sink", waiting)
     yield allowed
     allowed.set()
 

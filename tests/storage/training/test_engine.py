@@ -22,9 +22,9 @@ from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import held_arrays
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.engine import begin_step
 from cairn.storage.training.leaf_forms import STORED_DTYPES
 from cairn.storage.training.restore import restore_item
-from cairn.storage.training.tree_handler import HeldTreeHandler
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 WIDE = ("int64", "uint64", "float64", "complex128")
@@ -267,13 +267,24 @@ def test_a_step_records_the_handler_of_orbax(save_here):
     assert recorded == f"{handler.__module__}.{handler.__qualname__}"
 
 
-def test_the_handler_only_saves(tmp_path):
-    handler = HeldTreeHandler()
-    assert not handler.is_abstract_handleable({"w": 1})
-    assert not handler.is_handleable({"w": floats(2)})
-    for reads in (handler.load, handler.metadata):
-        with pytest.raises(UnsupportedFormatError, match="Load without registering a handler"):
-            asyncio.run(reads(parse_uri(tmp_path)))
+def test_a_step_records_how_orbax_reads_its_json(save_here):
+    step = save_here(model={"w": floats(2)})
+    assert ocp.load_checkpointables(step, {"meta": None})["meta"] == {"step": 1}
+
+
+@pytest.mark.filterwarnings("ignore:Sharding info not provided")
+def test_plain_orbax_loads_all_items_without_being_told_of_any(save_here):
+    items = {"model": {"w": put(floats(8, 8), "fsdp", None)}, "optimizer": {"m": floats(3)}}
+    found = ocp.load_checkpointables(save_here(**items))
+    assert found["meta"] == {"step": 1}
+    assert raws(found["model"]) == raws(items["model"])
+    assert raws(found["optimizer"]) == raws(items["optimizer"])
+
+
+def test_what_orbax_is_given_only_saves(tmp_path):
+    write = begin_step(parse_uri(tmp_path / "1"), {}, {})
+    with pytest.raises(UnsupportedFormatError, match="this only saves"):
+        asyncio.run(write.load(parse_uri(tmp_path)))
 
 
 def test_saves_of_plain_orbax_in_the_same_process_are_left_as_they_are(save_here, tmp_path):

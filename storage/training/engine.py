@@ -1,0 +1,203 @@
+"""The engine of a save: Orbax opens and commits a step, and between its items are written.
+
+All that Cairn asks of Orbax when it saves is in this file, through its public API. To Orbax a step
+is one `StatefulCheckpointable`: it makes the folder, calls us, and commits. Imports JAX and Orbax.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from cairn.storage.arrays import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
+from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
+from cairn.storage.store import ObjectStore, StoreURI, canonical_json, parse_uri, sha256_of
+from cairn.storage.training import processes
+from cairn.storage.training.item_writer import (
+    HeldItem,
+    WrittenItem,
+    merge_databases,
+    write_files,
+    write_item,
+)
+
+__all__ = ["StepWrite", "begin_step", "orbax_folder"]
+
+_TIMEOUT_SECONDS: Final = 3600
+
+
+def orbax_folder(uri: StoreURI) -> str:
+    """The folder in the form that Orbax takes.
+
+    Raises:
+        InvalidURIError: Orbax would write elsewhere: it knows local disks and GCS only.
+    """
+    if uri.scheme not in ("file", "gs"):
+        raise InvalidURIError(
+            "no arrays can be stored here",
+            path=uri,
+            expected="a file:// or gs:// URI",
+            found=f"{uri.scheme}://",
+            next_step="Save to a local disk or to Google Cloud Storage.",
+        )
+    return uri.orbax_path()
+
+
+class StepWrite:
+    """A step being written. What Orbax calls a `StatefulCheckpointable`: it only saves."""
+
+    def __init__(
+        self, folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
+    ) -> None:
+        """Of a new step; `begin_step` begins it.
+
+        Args:
+            folder: the step's.
+            items: its trees by name.
+            meta: its item of JSON.
+        """
+        self._folder = folder
+        self._items = items
+        self._meta = meta
+        self._written: dict[str, WrittenItem] = {}
+        self._response: ocp.AsyncResponse[None] | None = None
+
+    def begin(self) -> None:
+        """Have Orbax begin; all processes call this.
+
+        With several processes this waits for the others and uses devices: call it where their
+        order is the same in all of them.
+        """
+        # From here on devices are used for all: one that failed on the way must not be waited for.
+        processes.meet(self._key, "start")
+        with _context():
+            self._response = ocp.save_checkpointables_async(
+                orbax_folder(self._folder),
+                {META_ITEM: self},
+                custom_metadata={CUSTOM_KEY: self._custom()},
+            )
+
+    def result(self) -> Mapping[str, WrittenItem]:
+        """What this process wrote, by item, once Orbax has committed. Begins, if nobody did.
+
+        Raises:
+            Exception: what failed, of ours or of Orbax; nothing of this process is under way then.
+        """
+        if self._response is None:
+            self.begin()
+        assert self._response is not None
+        self._response.result()
+        if processes.is_primary():
+            self._record_readers()
+        return self._written
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Called by Orbax: what writes the items once it has made the folder."""
+        return self._save(directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Never called by Orbax: a step is read as what it holds.
+
+        Raises:
+            UnsupportedFormatError: always.
+        """
+        raise UnsupportedFormatError(
+            "this only saves",
+            path=directory,
+            expected="Orbax's own handlers, which read what is stored",
+            found=type(self).__name__,
+            next_step="Load without giving an object to load into.",
+        )
+
+    @property
+    def _key(self) -> str:
+        return processes.save_key(self._folder)
+
+    async def _save(self, directory: Any) -> None:
+        made = await directory.await_creation()  # in process 0, which makes the folder
+        await asyncio.to_thread(self._write, parse_uri(str(made)).parent)
+
+    def _write(self, folder: StoreURI) -> None:
+        """Write all items; returns or raises once nothing is under way any more."""
+        processes.meet(self._key, "made")
+        if processes.is_primary():
+            text = json.dumps(self._meta).encode()
+            write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
+        trees = {name: item for name, item in self._items.items() if item.arrays}
+        if trees:
+            with ThreadPoolExecutor(len(trees), "cairn-item") as pool:
+                writing = {
+                    name: pool.submit(write_item, folder / name, item)
+                    for name, item in trees.items()
+                }
+            self._written = {name: one.result() for name, one in writing.items()}
+        if jax.process_count() == 1:
+            return
+        processes.meet(self._key, "written")
+        if processes.is_primary():
+            for name in trees:
+                merge_databases(folder / name, jax.process_count())
+
+    def _custom(self) -> dict[str, Any]:
+        """Our part of Orbax's custom metadata: which items there are, and how leaves are stored."""
+        return {
+            "version": 1,
+            "items": sorted([*self._items, META_ITEM]),
+            # Orbax keeps JSON without a checksum.
+            "meta_digest": sha256_of(canonical_json(dict(self._meta))),
+            "forms": {
+                name: {
+                    path: [form.kind, list(form.shape), form.dtype]
+                    for path, form in item.forms.items()
+                }
+                for name, item in self._items.items()
+                if item.forms
+            },
+        }
+
+    def _record_readers(self) -> None:
+        """Write down with which of Orbax's handlers each item is to be read."""
+        objects = ObjectStore(self._folder, patient=True)
+        found = objects.read(STEP_METADATA)
+        assert found is not None, "Orbax has committed"
+        described = json.loads(found.value)
+        described["item_handlers"] = {META_ITEM: _name_of(ocp.handlers.JsonHandler)} | {
+            name: _name_of(ocp.handlers.PyTreeHandler) for name in sorted(self._written)
+        }
+        objects.write(STEP_METADATA, json.dumps(described).encode())
+
+
+def begin_step(
+    folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
+) -> StepWrite:
+    """The write of a step into `folder`, which must not exist.
+
+    Orbax takes some tens of milliseconds to begin, which the caller need not wait for: with one
+    process that is left to `StepWrite.result`. With several it uses devices, whose order of use
+    must be the same in all: then it has begun when this returns.
+    """
+    write = StepWrite(folder, items, meta)
+    if jax.process_count() > 1:
+        write.begin()
+    return write
+
+
+def _name_of(handler: type) -> str:
+    """As Orbax records a handler, and looks it up when it loads."""
+    return f"{handler.__module__}.{handler.__qualname__}"
+
+
+def _context() -> Any:
+    context = ocp.Context()
+    # The folder is new by construction: attempts are numbered, and a step is tried once in each.
+    context.file.skip_sync_file_validations = True
+    context.asynchronous.timeout_secs = _TIMEOUT_SECONDS
+    if jax.process_count() > 1:
+        # Orbax's own waits for other processes take 300 s to notice that one has failed. Ours are
+        # in `processes.meet` and `processes.share_outcome`; Orbax saves as if each were alone.
+        context.multiprocessing.active_processes = {int(jax.process_index())}
+    return context

@@ -1,0 +1,209 @@
+"""Write an item of held arrays, as the tree that plain Orbax reads: our bytes, its format.
+
+The item's files come straight from memory. With several processes each writes a database of its own
+parts, which TensorStore then merges, as it does for Orbax. Imports JAX. See ADR 0009.
+"""
+
+import os
+import secrets
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import jax
+import tensorstore as ts
+
+from cairn.storage.arrays import (
+    FILE_PREFIX,
+    MANIFEST_FILE,
+    MAX_INLINE_BYTES,
+    MAX_NODE_BYTES,
+    NODE_FOLDER,
+    ChunkDigests,
+    Compression,
+    DigestedBox,
+    StoredFile,
+    StoredForm,
+    ValueRef,
+    leaf_node,
+    manifest,
+    open_sink,
+    write_value_files,
+)
+from cairn.storage.errors import translate
+from cairn.storage.store import ObjectStore, StoreURI, patient_context
+from cairn.storage.training import item_files
+from cairn.storage.training.held_arrays import HeldArray
+from cairn.storage.training.unchanged import SavedItem, SavedShard, Unchanged
+
+__all__ = ["HeldItem", "WrittenItem", "merge_databases", "write_files", "write_item"]
+
+_PROCESS_FOLDER: Final = "ocdbt.process_{}"
+
+
+class HeldItem(NamedTuple):
+    """One tree as it is written.
+
+    Attributes:
+        arrays: by path, this process's parts of the leaves that have elements; emptied when they
+            begin to be written, so that memory is freed as they are.
+        forms: of the leaves that are stored in another form.
+        unchanged: what is known of the saves before.
+        same: paths of the leaves that are known to be what the save before stored.
+        leaves: the immutable arrays among those that were given, by path.
+        compression: of the stored chunks.
+    """
+
+    arrays: dict[str, HeldArray]
+    forms: Mapping[str, StoredForm]
+    unchanged: Unchanged
+    same: frozenset[str]
+    leaves: Mapping[str, weakref.ref[Any]]
+    compression: Compression | None = None
+
+    def durable(self, written: "WrittenItem", folder: StoreURI) -> None:
+        """The step is: the next save need not write again what stays as it is.
+
+        Args:
+            written: what came of writing it.
+            folder: the item's, in the step.
+        """
+        place = folder if written.database is None else folder / written.database
+        self.unchanged.remember(written.saved._replace(folder=place), self.leaves)
+
+
+class WrittenItem(NamedTuple):
+    """What came of writing an item.
+
+    Attributes:
+        files: size and checksum of the value files that this process wrote, named from the item.
+        digests: of the chunks that this process wrote.
+        database: the folder in the item's that this process wrote into; None for the item's own.
+        saved: what of it the next save may use, once the step is durable.
+    """
+
+    files: list[StoredFile]
+    digests: ChunkDigests
+    database: str | None
+    saved: SavedItem
+
+
+def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
+    """Write this process's files of the item; of its arrays it lets go.
+
+    Args:
+        folder: the item's, in a step that is not committed yet.
+        item: it has at least one array.
+
+    Raises:
+        OSError: the disk is full, or failed.
+        StoreUnavailableError: the store gives no answer.
+    """
+    process = jax.process_index()
+    held = dict(item.arrays)
+    item.arrays.clear()
+    shards = list(item_files.shards(held, item.forms, item.compression))
+    entries: dict[bytes, bytes | ValueRef] = dict(item_files.index_entries(held, item.compression))
+    files = dict([item_files.layouts_file(held, process)])
+    if process == 0:
+        files |= item_files.description(held)
+    layouts = {
+        path: (array.shape, array.dtype.name, array.cut, item.compression)
+        for path, array in held.items()
+    }
+    del held
+    own = _PROCESS_FOLDER.format(process) if jax.process_count() > 1 else None
+    database = folder if own is None else folder / own
+    reused = item.unchanged.reuse(shards, layouts, item.same, database)
+    del shards
+    sink = open_sink(database)
+    try:
+        values = write_value_files(sink, _drained(reused.rest))
+    finally:
+        sink.close()
+    stored = dict(reused.shards)
+    for file in values:
+        for key, (path, box) in file.boxes.items():
+            stored[key] = SavedShard(path, file.refs[key], box)
+    records = {record.name: record for record in (*reused.files, *(one.record for one in values))}
+    boxes: dict[str, list[DigestedBox]] = {}
+    for key, shard in stored.items():
+        entries[key] = shard.ref
+        boxes.setdefault(shard.path, []).append(shard.box)
+    prefix = f"{own}/" if own else ""
+    digests = ChunkDigests(boxes)
+    node = leaf_node(entries)
+    node_file = f"{NODE_FOLDER}/{secrets.token_hex(16)}"
+    files[f"{prefix}{node_file}"] = node.data
+    files[f"{prefix}{MANIFEST_FILE}"] = manifest(node, node_file, time_ns=time.time_ns())
+    files[f"{FILE_PREFIX}{process}.json"] = digests.to_bytes()
+    write_files(folder, files)
+    return WrittenItem(
+        files=[record._replace(name=f"{prefix}{name}") for name, record in records.items()],
+        digests=digests,
+        database=own,
+        saved=SavedItem(database, layouts, stored, records),
+    )
+
+
+def merge_databases(folder: StoreURI, count: int) -> None:
+    """Make one database of an item's `count` databases: its tree names their value files.
+
+    As Orbax does for its own handler, with the nodes apart from the values.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer.
+    """
+    context = patient_context()
+    spec = {
+        "driver": "ocdbt",
+        "base": folder.kvstore_spec(),
+        "config": {
+            "max_inline_value_bytes": MAX_INLINE_BYTES,
+            "max_decoded_node_bytes": MAX_NODE_BYTES,
+            "manifest_kind": "single",
+        },
+        "assume_config": True,  # nobody else writes here
+        "btree_node_data_prefix": f"{NODE_FOLDER}/",
+        "version_tree_node_data_prefix": f"{NODE_FOLDER}/",
+    }
+    try:
+        whole = ts.KvStore.open(spec, context=context).result()
+        parts = [
+            ts.KvStore.open(
+                {"driver": "ocdbt", "base": (folder / _PROCESS_FOLDER.format(n)).kvstore_spec()},
+                context=context,
+            )
+            for n in range(count)
+        ]
+        transaction = ts.Transaction(atomic=True)
+        merged = whole.with_transaction(transaction)
+        for copied in [part.result().experimental_copy_range_to(merged) for part in parts]:
+            copied.result()
+        transaction.commit_sync()
+    except (ValueError, OSError) as exc:
+        raise translate(exc, path=folder) from exc
+
+
+def _drained(shards: list[Any]) -> Any:
+    """The shards, each forgotten here as it is handed out."""
+    shards.reverse()
+    while shards:
+        yield shards.pop()
+
+
+def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> None:
+    """Write small files that nobody else writes. On a disk they are synced with the step."""
+    if folder.scheme != "file":
+        objects = ObjectStore(folder, patient=True)
+        with ThreadPoolExecutor(min(8, len(files))) as pool:
+            for done in [pool.submit(objects.write, *item) for item in files.items()]:
+                done.result()
+        return
+    for name, data in files.items():
+        path = os.path.join(folder.local_path, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "xb") as file:
+            file.write(data)

@@ -1,0 +1,305 @@
+"""A call of `save`, checked: what it stores, without the arrays, and its arrays on their way.
+
+Everything that can be wrong with the call itself is found here, before anything is written. Imports
+JAX.
+"""
+
+import json
+import math
+import weakref
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, get_args
+
+import jax
+import numpy as np
+
+from cairn.storage.arrays import (
+    META_ITEM,
+    ChunkDigests,
+    ChunkShapes,
+    Compression,
+    StoredForm,
+    digest_text,
+    packed_axis,
+    unpacked_shape,
+)
+from cairn.storage.errors import CorruptionError, InvalidURIError, UnsupportedFormatError
+from cairn.storage.runs import Annotation, LeafRecord, ModelInfo, check_step, checked_assets
+from cairn.storage.store import canonical_json, check_segment
+from cairn.storage.training.held_arrays import ArrayLayout, Transfers
+from cairn.storage.training.item_writer import HeldItem
+from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
+from cairn.storage.training.trees import flatten
+from cairn.storage.training.unchanged import Unchanged
+
+__all__ = ["Item", "LeafDraft", "Save", "hold", "leaf_records", "prepare"]
+
+_RESERVED_ITEMS: Final = frozenset({META_ITEM, "metrics", "descriptor", "default", "auto"})
+
+Spec = tuple[str | tuple[str, ...] | None, ...]
+
+
+class LeafDraft(NamedTuple):
+    """A leaf without its data.
+
+    Attributes:
+        item: the item it belongs to.
+        path: "/"-joined.
+        shape: logical global shape.
+        dtype: logical dtype by name.
+        spec: mesh axes per axis of a named sharding, else None.
+        cut: how it is stored, in its own elements; None if nothing is stored.
+        compression: of its chunks.
+    """
+
+    item: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec | None
+    cut: ChunkShapes | None
+    compression: Compression | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """What a save stores. Holds no array, so that the caller's may be freed.
+
+    Attributes:
+        step: step number.
+        names: of all items, that of JSON too.
+        leaves: of all items.
+        nbytes: bytes of all arrays, on all processes; of typed PRNG keys nothing.
+        meta: the item of JSON.
+        model: which model, for the manifest.
+        annotation: labels and metrics as stored, if any.
+        assets: small files by name.
+        compression: of the stored chunks.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    leaves: tuple[LeafDraft, ...]
+    nbytes: int
+    meta: Mapping[str, Any]
+    model: ModelInfo | None
+    annotation: bytes | None
+    assets: Mapping[str, bytes]
+    compression: Compression | None
+
+
+class Item(NamedTuple):
+    """One tree, its arrays on their way to the host.
+
+    Attributes:
+        given: the leaves as they were given, by path.
+        forms: of those that are stored differently.
+        transfers: those that have elements, as they are stored.
+    """
+
+    given: Mapping[str, Any]
+    forms: Mapping[str, StoredForm]
+    transfers: Transfers
+
+
+def prepare(
+    step: int,
+    items: Mapping[str, Any],
+    *,
+    meta: Mapping[str, Any],
+    model: ModelInfo | None,
+    assets: Mapping[str, bytes] | None,
+    metrics: Mapping[str, Any] | None,
+    labels: Mapping[str, str] | None,
+    compression: Compression | None,
+) -> tuple[Save, dict[str, Item]]:
+    """What is stored, and its arrays by item, whose transfers are started.
+
+    Args as in `Checkpointer.save`.
+
+    Raises:
+        InvalidURIError: a step or an item's name that can't be used.
+        UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+        UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is not
+            one we know.
+    """
+    check_step(step)
+    if compression not in (None, *get_args(Compression)):
+        raise UnsupportedFormatError(
+            "unknown compression",
+            path="compression",
+            expected=f"None or one of {', '.join(map(repr, get_args(Compression)))}",
+            found=repr(compression),
+        )
+    flat: dict[str, dict[str, Any]] = {}
+    stored: dict[str, dict[str, Any]] = {}
+    forms: dict[str, dict[str, StoredForm]] = {}
+    for name, tree in items.items():
+        _check_name(name)
+        flat[name] = flatten(tree)
+        stored[name], forms[name] = store_form(flat[name])
+    copied: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
+    annotation = Annotation.of(labels, metrics)
+    if model is not None:
+        canonical_json(model.config, path="model.config")
+    checked = checked_assets(assets)
+    # Last: from here on nothing is refused for what was given.
+    prepared = {
+        name: Item(flat[name], forms[name], Transfers(name, leaves))
+        for name, leaves in stored.items()
+    }
+    leaves = [
+        leaf
+        for name, item in prepared.items()
+        for leaf in _draft_leaves(name, item, stored[name], compression)
+    ]
+    save = Save(
+        step=step,
+        names=tuple(sorted([*items, META_ITEM])),
+        leaves=tuple(leaves),
+        nbytes=sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values()),
+        meta=copied,
+        model=model,
+        annotation=annotation.to_bytes() if annotation else None,
+        assets=checked,
+        compression=compression,
+    )
+    return save, prepared
+
+
+def hold(
+    items: Mapping[str, Item],
+    unchanged: MutableMapping[str, Unchanged],
+    compression: Compression | None,
+) -> dict[str, HeldItem]:
+    """The items, once the host has all of their arrays.
+
+    Args:
+        items: as `prepare` gave them.
+        unchanged: what is known of each item over the saves of the run.
+        compression: of the stored chunks.
+    """
+    held = {}
+    for name, item in items.items():
+        known = unchanged.setdefault(name, Unchanged())
+        held[name] = HeldItem(
+            arrays=item.transfers.wait(),
+            forms=item.forms,
+            unchanged=known,
+            same=known.same(item.given),
+            leaves={
+                path: weakref.ref(leaf)
+                for path, leaf in item.given.items()
+                if isinstance(leaf, jax.Array)
+            },
+            compression=compression,
+        )
+    return held
+
+
+def _check_name(name: str) -> None:
+    check_segment(name, within=f"item {name!r}")
+    if name in _RESERVED_ITEMS or name.startswith("_"):
+        raise InvalidURIError(
+            "invalid item name",
+            path=repr(name),
+            expected=f"a name other than {', '.join(sorted(_RESERVED_ITEMS))}",
+            found="a reserved one",
+        )
+
+
+def _bytes_of(leaf: Any) -> int:
+    if is_key_dtype(leaf.dtype):
+        return 0
+    shape: tuple[int, ...] = leaf.shape
+    itemsize: int = np.dtype(leaf.dtype).itemsize
+    return math.prod(shape) * itemsize
+
+
+def _draft_leaves(
+    name: str, item: Item, stored: Mapping[str, Any], compression: Compression | None
+) -> list[LeafDraft]:
+    """One draft per leaf."""
+    layouts: Mapping[str, ArrayLayout] = item.transfers.layouts
+    packed = {
+        path: packed_axis(form.shape, stored[path].shape)
+        for path, form in item.forms.items()
+        if form.kind == "packed"
+    }
+    drafts = []
+    for path, leaf in item.given.items():
+        cut = layouts[path].cut if path in layouts else None
+        if cut is not None and path in packed:
+            cut = ChunkShapes(*(unpacked_shape(part, packed[path]) for part in cut))
+        drafts.append(
+            LeafDraft(
+                item=name,
+                path=path,
+                shape=tuple(np.shape(leaf)),
+                dtype=_dtype_of(leaf),
+                spec=_spec_of(leaf),
+                cut=cut,
+                compression=compression if cut else None,
+            )
+        )
+    return drafts
+
+
+def leaf_records(
+    drafts: Iterable[LeafDraft], digests: Mapping[str, ChunkDigests], *, path: object
+) -> tuple[LeafRecord, ...]:
+    """The manifest's leaves; one that stores no array has no shards and no chunks.
+
+    Args:
+        drafts: all leaves.
+        digests: of all chunks, by item.
+        path: the step's folder, for the error.
+
+    Raises:
+        CorruptionError: a leaf that stores an array has no digests: some process did not write it.
+    """
+    records = []
+    for draft in drafts:
+        total = digests[draft.item].total(draft.path) if draft.cut else 0
+        if total is None:
+            raise CorruptionError(
+                "a leaf was not written",
+                path=f"{path}: {draft.item}/{draft.path}",
+                expected="digests of its chunks",
+                found="none",
+                next_step="Save again; the step is not listed.",
+            )
+        records.append(
+            LeafRecord(
+                item=draft.item,
+                path=draft.path,
+                shape=draft.shape,
+                dtype=draft.dtype,
+                spec=draft.spec,
+                chunks=draft.cut.chunk if draft.cut else None,
+                shards=draft.cut.shard if draft.cut else None,
+                digest=digest_text(total),
+                compression=draft.compression,
+            )
+        )
+    return tuple(records)
+
+
+def _dtype_of(leaf: Any) -> str:
+    match leaf:
+        case bool():
+            return "bool"
+        case int():
+            return "int64"
+        case _:
+            return dtype_name(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype)
+
+
+def _spec_of(leaf: Any) -> Spec | None:
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    given = tuple(sharding.spec)
+    padded = given + (None,) * (np.ndim(leaf) - len(given))
+    return tuple(tuple(axes) if isinstance(axes, list | tuple) else axes for axes in padded)
