@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+import cairn
+
 PROGRAM = """\
 import cairn
 from cairn import CheckpointReader, Checkpointer, Client, EasyDeLState, RunSaver, TrainState
@@ -63,7 +65,7 @@ def program(tmp_path):
 
 def mypy(python, program, *more):
     """mypy --strict, with no configuration but the command line's."""
-    cache = program.parent / "cache"
+    cache = python.parents[1] / "mypy-cache"
     options = [
         "--config-file=",
         "--strict",
@@ -101,7 +103,7 @@ def pyright(python, program):
     return json.loads(done.stdout)["generalDiagnostics"]
 
 
-def test_mypy_sees_what_every_name_is_and_that_another_is_none(installed, program):
+def test_mypy_sees_what_a_name_is_and_that_another_is_none(installed, program):
     done = mypy(installed, program)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r'^use\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
@@ -116,7 +118,19 @@ def test_mypy_sees_what_every_name_is_and_that_another_is_none(installed, progra
     assert 'Module "cairn" has no attribute "NoSuchName"' in done.stdout
 
 
-def test_pyright_sees_what_every_name_is(installed, program):
+def test_no_public_name_is_any(installed, program):
+    program.write_text(
+        "import cairn\n" + "".join(f"reveal_type(cairn.{n})\n" for n in cairn.__all__)
+    )
+    done = mypy(installed, program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r'Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+    assert len(found) == len(cairn.__all__)
+    unknown = [name for name, text in zip(cairn.__all__, found, strict=True) if text == "Any"]
+    assert unknown == []
+
+
+def test_pyright_sees_what_a_name_is(installed, program):
     found = pyright(installed, program)
     assert [one for one in found if one["severity"] == "error"] == []
     notes = {

@@ -106,3 +106,13 @@ def test_training_is_refused_before_it_imports_anything():
     assert done.stdout.startswith("InstallationError cairn "), done.stderr
     assert "found 0.13.0. Install supported versions: pip install 'orbax-checkpoint" in done.stdout
     assert done.stdout.endswith("set()\n")
+
+
+def test_the_documentation_gives_these_ranges():
+    page = (ROOT / "docs" / "reference" / "installation.md").read_text(encoding="utf-8")
+    rows = [
+        (name, {one.operator: one.version for one in RANGES[name].specifier})
+        for name in sorted(CHECKED)
+    ]
+    table = "\n".join(f"| {name} | {ends['>=']} | {ends['<']} |" for name, ends in rows)
+    assert f"|---|---|---|\n{table}\n" in page
