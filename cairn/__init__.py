@@ -3,6 +3,25 @@
 Names are loaded when they are first used: `import cairn` costs nothing and loads no JAX.
 """
 
+import re
+from pathlib import Path
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """The public object of this name; an error that says what to install if its part can't run."""
+    try:
+        return _load(name)
+    except ModuleNotFoundError as exc:
+        from cairn.installation import missing_extra  # only now: `import cairn` stays cheap
+
+        stub = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+        line = re.search(rf"^from \.(\S+) import {name}\b", stub, re.MULTILINE)
+        explained = missing_extra(exc, used=f"cairn.{name}", room=line[1] if line else "")
+        if explained is None:
+            raise
+        raise explained from None

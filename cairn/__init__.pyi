@@ -1,3 +1,4 @@
+from .installation import InstallationError as InstallationError
 from .service.app import create_app as create_app
 from .service.client.client import Client as Client
 from .service.errors import ServiceError as ServiceError

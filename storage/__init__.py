@@ -1,6 +1,6 @@
 """Cairn's storage layer: runs and checkpoints in an object store.
 
-Names are loaded when first used, so `import storage` costs nothing and loads no JAX.
+Names are loaded when first used, so `import cairn.storage` costs nothing and loads no JAX.
 """
 
 import lazy_loader

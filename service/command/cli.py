@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cairn.installation import missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
@@ -289,6 +290,12 @@ def main() -> None:
     except (ServiceError, StorageError) as error:
         errors.print(f"cairn: {_text(error)}", style="red", soft_wrap=True)
         sys.exit(INTERRUPTED if isinstance(error, WatchEndedError) else FAILED)
+    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
+        explained = missing_extra(error, used=f"cairn {' '.join(sys.argv[1:2])}")
+        if explained is None:
+            raise
+        errors.print(f"cairn: {explained}", style="red", soft_wrap=True)
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.extend.core import jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from cairn.state.adapt import abstract_model, module_settings
 from cairn.state.config import DecoderConfig, EDPretrainedConfig
@@ -129,7 +129,7 @@ def _count_equation(equation: Any) -> int:
     name, params = equation.primitive.name, equation.params
     if name in _PRODUCTS:
         return _PRODUCTS[name](equation)
-    inner = [_count(jaxpr) for jaxpr in jaxprs_in_params(params)]
+    inner = [_count(jaxpr) for jaxpr in _jaxprs_in(params)]
     if name == "cond":
         return max(inner)
     total = sum(inner)
@@ -146,6 +146,16 @@ def _count_equation(equation: Any) -> int:
             next_step="override _flop in the model class",
         )
     return total
+
+
+def _jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The functions that an equation calls; JAX exports this itself from 0.10 on."""
+    for value in params.values():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, ClosedJaxpr):
+                yield one.jaxpr
+            elif isinstance(one, Jaxpr):
+                yield one
 
 
 def _outputs(equation: Any) -> int:

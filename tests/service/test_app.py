@@ -55,7 +55,8 @@ def test_application_that_answered_has_loaded_no_array_framework(tmp_path):
 
 def test_importing_the_package_loads_nothing(tmp_path):
     done = run_python(
-        "import service, sys\nassert not {'fastapi', 'sqlalchemy', 'httpx'} & set(sys.modules)",
+        "import cairn.service, sys\n"
+        "assert not {'fastapi', 'sqlalchemy', 'httpx'} & set(sys.modules)",
         tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 import os
 import threading
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +153,7 @@ def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri)
     assert manifest.items == ("meta", "model", "optimizer")
     assert manifest.model == model
     assert manifest.writer == "job"
-    assert manifest.environment["packages"]["orbax-checkpoint"] == "0.12.8"
+    assert manifest.environment["packages"]["orbax-checkpoint"] == version("orbax-checkpoint")
     names = {record.name for record in manifest.objects}
     assert {"_CHECKPOINT_METADATA", "commit_success.txt", "model/manifest.ocdbt"} <= names
     assert manifest.nbytes > large.nbytes

@@ -1,0 +1,112 @@
+"""What must be installed beside Cairn, and what to do where it is missing, too old or too new.
+
+`pyproject.toml` alone says which versions are supported; an installation carries that with it.
+"""
+
+from importlib import metadata
+from typing import Final
+
+from packaging.requirements import Requirement
+
+__all__ = ["InstallationError", "check_versions", "missing_extra"]
+
+DISTRIBUTION: Final = "cairn-checkpoints"
+
+MODULES: Final = {
+    "store": (
+        "backports",
+        "fsspec",
+        "gcsfs",
+        "google_crc32c",
+        "ml_dtypes",
+        "numpy",
+        "tensorstore",
+    ),
+    "server": ("alembic", "dbos", "fastapi", "jinja2", "sqlalchemy", "uvicorn"),
+    "train": (
+        "flax",
+        "huggingface_hub",
+        "jax",
+        "jaxlib",
+        "jaxtyping",
+        "optax",
+        "orbax",
+        "prometheus_client",
+        "qwix",
+    ),
+}
+"""Extra -> the modules that it brings."""
+
+ROOMS: Final = {
+    "service": "server",
+    "state": "train",
+    "storage.training": "train",
+    "storage": "store",
+}
+"""Part of Cairn -> the extra that it needs; the first that fits."""
+
+CHECKED: Final = frozenset(
+    ("flax", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "qwix", "tensorstore")
+)
+"""What training can't do with untested versions of: a save that goes wrong is found out late."""
+
+
+class InstallationError(ImportError):
+    """A package that is missing, or of a version that this one was never tested with."""
+
+
+def missing_extra(
+    error: ModuleNotFoundError, *, used: str, room: str = ""
+) -> InstallationError | None:
+    """What to install for a module that was not found; None if no extra brings it.
+
+    Args:
+        error: of the import.
+        used: what was asked for, as the user wrote it.
+        room: the part of Cairn that has it, such as `storage.training.checkpointer`.
+    """
+    module = (error.name or "").partition(".")[0]
+    brought_by = [extra for extra, modules in MODULES.items() if module in modules]
+    if not brought_by:
+        return None
+    needed = [extra for part, extra in ROOMS.items() if f"{room}.".startswith(f"{part}.")]
+    extra = (needed or brought_by)[0]
+    return InstallationError(
+        f"{used}: expected the extra `{extra}`, found no module `{module}`. "
+        f"Install it: pip install '{DISTRIBUTION}[{extra}]'",
+        name=module,
+    )
+
+
+def check_versions() -> None:
+    """Refuse to train with packages whose versions are outside of the supported ranges.
+
+    A source tree that was never installed has no ranges; then nothing is refused.
+
+    Raises:
+        InstallationError: every package that is too old or too new.
+    """
+    try:
+        requirements = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return
+    wrong = []
+    for requirement in map(Requirement, requirements):
+        if requirement.name not in CHECKED:
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            continue  # importing it says so
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append((requirement, version))
+    if wrong:
+        differences = "; ".join(
+            f"expected {requirement.name} {requirement.specifier}, found {version}"
+            for requirement, version in wrong
+        )
+        mended = " ".join(f"'{one.name}{one.specifier}'" for one, _ in wrong)
+        raise InstallationError(
+            f"cairn {metadata.version(DISTRIBUTION)} cannot train here: {differences}. "
+            f"Install supported versions: pip install {mended}"
+        )

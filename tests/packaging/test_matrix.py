@@ -1,0 +1,69 @@
+"""The matrix of versions: its legs, and what it says of an interpreter that is not there."""
+
+import importlib.util
+import sys
+
+import pytest
+import yaml
+
+from tests.packaging.conftest import ROOT
+
+
+@pytest.fixture
+def matrix(tmp_path, monkeypatch):
+    """The script as a module, with a folder of its own."""
+    spec = importlib.util.spec_from_file_location("matrix", ROOT / "scripts" / "matrix.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "matrix")
+    monkeypatch.delenv("CAIRN_MATRIX", raising=False)
+    return module
+
+
+def test_the_workflow_runs_every_leg(matrix):
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    jobs = yaml.safe_load(text)["jobs"]
+    assert [
+        (one["leg"], one["python"]) for one in jobs["matrix"]["strategy"]["matrix"]["include"]
+    ] == [(leg.name, leg.python) for leg in matrix.LEGS]
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    assert {"make check", "make test"} <= set(commands)
+
+
+def test_every_leg_has_its_constraints(matrix):
+    for leg in matrix.LEGS:
+        assert leg.constraints is None or (ROOT / leg.constraints).is_file()
+
+
+@pytest.mark.parametrize(("strictness", "status"), [("", 0), ("strict", 1)])
+def test_a_missing_interpreter_is_said_and_fails_only_if_strict(
+    strictness, status, matrix, monkeypatch, capsys
+):
+    monkeypatch.setattr(matrix, "LEGS", (matrix.Leg("future", "3.99", None),))
+    monkeypatch.setattr(sys, "argv", ["matrix.py"])
+    monkeypatch.setenv("CAIRN_MATRIX", strictness)
+    assert matrix.main() == status
+    assert (
+        "future       missing      0 s  no Python 3.99 on this machine" in capsys.readouterr().out
+    )
+
+
+def test_interpreters_are_found_on_the_path_and_a_shim_that_leads_nowhere_is_not(
+    matrix, tmp_path, monkeypatch
+):
+    shim = tmp_path / "python3.98"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    real = tmp_path / "python3.97"
+    real.write_text("#!/bin/sh\necho 3.97\n")
+    for path in (shim, real):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert matrix.find_python("3.98") is None
+    assert matrix.find_python("3.97") == real
+
+
+def test_a_leg_that_is_none_is_refused_with_those_that_are(matrix, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["matrix.py", "latest"])
+    with pytest.raises(SystemExit):
+        matrix.main()
+    assert "expected legs out of oldest, pinned, newest" in capsys.readouterr().err
