@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -29,7 +29,6 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, StoreURI, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
-from cairn.storage.training.background_work import BackgroundWork
 from cairn.storage.training.engine import begin_step, orbax_folder
 from cairn.storage.training.save_handle import SaveHandle
 from cairn.storage.training.save_job import (
@@ -100,7 +99,7 @@ class Checkpointer:
         self._unchanged: dict[str, Unchanged] = {}
         self._lock = threading.RLock()
         self._closed = False
-        self._work: BackgroundWork | None = None
+        self._work: _BackgroundWork | None = None
         self._process = os.getpid()
         prepare_metrics()
 
@@ -287,7 +286,7 @@ class Checkpointer:
 
     def _start(self, job: SaveJob) -> None:
         """Have the save finished in the background."""
-        work = BackgroundWork(job.run, name=f"cairn-save-{job.handle.step}")
+        work = _BackgroundWork(job.run, name=f"cairn-save-{job.handle.step}")
         self._current, self._work = job.handle, work
         exit_guard.guard(self)
         try:
@@ -364,3 +363,51 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
+
+
+class _BackgroundWork:
+    """A thread that keeps the process alive until it ends.
+
+    Attributes:
+        over: set once the work has ended, however it did.
+    """
+
+    def __init__(self, work: Callable[[], object], *, name: str) -> None:
+        """Not started yet.
+
+        Args:
+            work: what to do.
+            name: of the thread.
+        """
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name=name, daemon=False)
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], object]] = []
+        self.over = threading.Event()
+
+    @property
+    def started(self) -> bool:
+        """True once the thread exists."""
+        return self._thread.ident is not None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Call `call` once the work is over: at once if it is, else in its thread."""
+        with self._lock:
+            if not self.over.is_set():
+                self._calls.append(call)
+                return
+        call()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            with self._lock:
+                self.over.set()
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint._src.futures import signaling_client
 
 from cairn.storage import errors
 from cairn.storage.errors import SaveError, StorageError
+from cairn.storage.training.coordination import Coordination, coordination
 
 __all__ = [
     "MEET_SECONDS",
@@ -151,7 +151,7 @@ def wait_for(work: Callable[[], R], key: str) -> R:
             outcome.set_exception(exc)
 
     threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
-    client = signaling_client.get_signaling_client()
+    client = coordination()
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
     return outcome.result()
@@ -173,7 +173,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
     """
     if jax.process_count() == 1:
         return
-    client = signaling_client.get_signaling_client()
+    client = coordination()
     arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
     client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
     deadline = time.monotonic() + seconds
@@ -189,7 +189,7 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
             )
 
 
-def _all_met(client: Any, arrivals: str, all_there: str) -> bool:
+def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
     """Whether all have come, after at most `POLL_SECONDS`. Process 0 counts, and tells the rest."""
     if not is_primary():
         return _is_set(client, all_there)
@@ -203,12 +203,12 @@ def _all_met(client: Any, arrivals: str, all_there: str) -> bool:
     return True
 
 
-def _absent(client: Any, arrivals: str) -> list[int]:
+def _absent(client: Coordination, arrivals: str) -> list[int]:
     there = {name.rpartition("/")[2] for name, _ in client.key_value_dir_get(f"{arrivals}/")}
     return [index for index in range(jax.process_count()) if str(index) not in there]
 
 
-def _is_set(client: Any, name: str) -> bool:
+def _is_set(client: Coordination, name: str) -> bool:
     """Whether a key has a value, after at most `POLL_SECONDS`."""
     try:
         client.blocking_key_value_get(name, POLL_SECONDS)
@@ -219,7 +219,7 @@ def _is_set(client: Any, name: str) -> bool:
     return True
 
 
-def _raise_reported(client: Any, key: str) -> None:
+def _raise_reported(client: Coordination, key: str) -> None:
     """Raise what another process, or this one, has reported under `key`."""
     said = client.key_value_try_get(_failure_key(key))
     if said is not None:
@@ -238,7 +238,7 @@ def report_failure(key: str, error: BaseException) -> None:
         return
     said = {**json.loads(_as_json(error)), "process": int(jax.process_index())}
     try:
-        signaling_client.get_signaling_client().key_value_set(_failure_key(key), json.dumps(said))
+        coordination().key_value_set(_failure_key(key), json.dumps(said))
     except Exception:
         return  # another process has failed too and said so, or nobody can be told any more
 
@@ -256,7 +256,7 @@ def share_outcome(key: str, error: BaseException | None) -> None:
     """
     if jax.process_count() == 1:
         return
-    client = signaling_client.get_signaling_client()
+    client = coordination()
     if is_primary():
         client.key_value_set(key, _as_json(error))
         return

@@ -13,7 +13,7 @@ from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.arrays.value_files import write_value_files
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import item_files
+from cairn.storage.training import item_writer
 from cairn.storage.training.held_arrays import HeldArray, HeldPart
 
 
@@ -43,10 +43,10 @@ def write(folder, arrays, forms=None, **options):
     uri = parse_uri(folder)
     sink = open_sink(uri)
     try:
-        files = write_value_files(sink, item_files.shards(arrays, forms or {}), **options)
+        files = write_value_files(sink, item_writer.shards_of(arrays, forms or {}), **options)
     finally:
         sink.close()
-    entries = dict(item_files.index_entries(arrays))
+    entries = dict(item_writer.index_entries(arrays))
     for file in files:
         entries |= file.refs
     node = leaf_node(entries)

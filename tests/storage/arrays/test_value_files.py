@@ -26,7 +26,7 @@ from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreFullError, translate
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import item_files
+from cairn.storage.training import item_writer
 from cairn.storage.training.leaf_forms import STORED_DTYPES
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
@@ -215,7 +215,7 @@ def test_every_file_is_synced_before_the_write_returns(tmp_path, monkeypatch):
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
     sink = open_sink(parse_uri(tmp_path))
-    files = write_value_files(sink, item_files.shards(arrays, {}))
+    files = write_value_files(sink, item_writer.shards_of(arrays, {}))
     assert {Path(file.record.name).name for file in files} <= synced
     sink.close()
 
@@ -225,7 +225,7 @@ def test_a_write_that_is_told_to_stop_writes_no_more_files(tmp_path, monkeypatch
     arrays = {f"w{number}": held(numbers((200,), "float32"), ((200,), (200,)))
               for number in range(8)}  # fmt: skip
     sink = open_sink(parse_uri(tmp_path))
-    assert write_value_files(sink, item_files.shards(arrays, {}), stopped=lambda: True) == []
+    assert write_value_files(sink, item_writer.shards_of(arrays, {}), stopped=lambda: True) == []
     sink.close()
     assert not list(tmp_path.glob("d/*"))
 
@@ -302,7 +302,7 @@ def test_a_store_that_refuses_is_an_error_and_leaves_no_thread(gcs):
     before = threading.enumerate()
     arrays = {"w": held(numbers((16, 30), "float32"), ((8, 30), (2, 30)))}
     with pytest.raises(Exception, match="403"):
-        write_value_files(sink, item_files.shards(arrays, {}))
+        write_value_files(sink, item_writer.shards_of(arrays, {}))
     sink.close()
     assert not no_new_threads(before)
 
