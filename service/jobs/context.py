@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cairn.service.jobs.progress import ProgressMeter
+from cairn.storage.errors import RunNotFoundError
 from cairn.storage.runs import Run, StepInfo
-from cairn.storage.store import StoreURI
+from cairn.storage.store import StoreURI, confine
 
 Request = Mapping[str, Any]
 Result = dict[str, Any]
@@ -88,3 +89,20 @@ class JobKind:
     name: str
     run: Callable[[JobContext, Request], Result]
     abandon: Callable[[Mapping[str, StoreURI], Request, str], None]
+
+
+def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
+    """The run that a request names by its root and name.
+
+    Raises:
+        RunNotFoundError: The run is gone, or its root is configured no more.
+    """
+    if request["root"] not in roots:
+        raise RunNotFoundError(
+            "the root is gone",
+            path=request["root"],
+            expected=f"one of {', '.join(roots)}",
+            found="a job of a root that is configured no more",
+            next_step="Configure the root again (CAIRN_ROOTS), then resume the operation.",
+        )
+    return Run.open(confine(roots[request["root"]], request["run"]))

@@ -11,6 +11,7 @@ import builtins
 import hashlib
 import json
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.context import (
     JobCancelled,
+    JobInterrupt,
     JobKind,
     JobsStopping,
     JobTakenOver,
@@ -49,7 +51,6 @@ from cairn.service.jobs.errors import (
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.executor_lock import ExecutorLock
 from cairn.service.jobs.kinds import KINDS
-from cairn.service.jobs.log_filter import ExpectedEndings
 from cairn.service.jobs.records import (
     CANCELLED,
     moment,
@@ -58,10 +59,29 @@ from cairn.service.jobs.records import (
     statuses_of,
     workflow_name,
 )
-from cairn.service.jobs.sqlite_wal import WalConnection
 from cairn.service.schemas import Operation, OperationKind, OperationState
 from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
+
+
+class WalConnection(sqlite3.Connection):
+    """A connection in WAL mode; hand it to SQLAlchemy as `connect_args={"factory": ...}`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA busy_timeout=30000").close()
+        self.execute("PRAGMA journal_mode=WAL").close()
+        self.execute("PRAGMA synchronous=NORMAL").close()
+
+
+class ExpectedEndings(logging.Filter):
+    """Drops records of the engine about failed, cancelled and stopped jobs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is news."""
+        ending = record.exc_info[1] if record.exc_info else None
+        return not isinstance(ending, JobFailedError | JobInterrupt)
+
 
 logger = logging.getLogger(__name__)
 

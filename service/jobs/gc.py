@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.runs import open_run
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
 from cairn.storage.runs import Garbage, Run, collect_garbage, find_garbage
 from cairn.storage.store import StoreURI
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cairn.service.deletion import read_deletions
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.runs import open_run
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
 from cairn.service.retention_plan import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy
 from cairn.storage.runs import Run, StepInfo, apply_retention

@@ -4,9 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
 from cairn.service.jobs.errors import DamagedError
-from cairn.service.jobs.runs import open_run
 from cairn.storage.errors import StepNotFoundError
 from cairn.storage.reading import VerifyReport, verify_step
 from cairn.storage.runs import Run, StepInfo, StepState

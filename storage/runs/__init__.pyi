@@ -23,12 +23,14 @@ from .layout import COMMIT_FILE as COMMIT_FILE
 from .layout import MANIFESTS as MANIFESTS
 from .layout import RUN_FILE as RUN_FILE
 from .layout import TRASH as TRASH
+from .layout import CheckpointRef as CheckpointRef
 from .layout import annotation_file as annotation_file
 from .layout import check_alias as check_alias
 from .layout import check_run_name as check_run_name
 from .layout import check_step as check_step
 from .layout import manifest_file as manifest_file
 from .layout import parse_manifest_file as parse_manifest_file
+from .layout import parse_ref as parse_ref
 from .layout import parse_trash_file as parse_trash_file
 from .layout import step_dir as step_dir
 from .layout import trash_file as trash_file
@@ -45,8 +47,6 @@ from .manifest import ModelInfo as ModelInfo
 from .manifest import ObjectRecord as ObjectRecord
 from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
-from .refs import CheckpointRef as CheckpointRef
-from .refs import parse_ref as parse_ref
 from .retention import BestSteps as BestSteps
 from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
@@ -57,9 +57,9 @@ from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .run import Run as Run
+from .run import RunInfo as RunInfo
 from .run import list_runs as list_runs
 from .run import resolve_checkpoint as resolve_checkpoint
-from .run_info import RunInfo as RunInfo
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS

@@ -29,8 +29,7 @@ from cairn.storage.runs.layout import (
 )
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_info import Lineage
+from cairn.storage.runs.run import Lineage, Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now

@@ -15,9 +15,15 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.layout import RUN_FILE, manifest_file, step_dir, trash_file
+from cairn.storage.runs.layout import (
+    RUN_FILE,
+    CheckpointRef,
+    manifest_file,
+    parse_ref,
+    step_dir,
+    trash_file,
+)
 from cairn.storage.runs.lease import begin_attempt, release
-from cairn.storage.runs.refs import CheckpointRef, parse_ref
 from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files

@@ -12,7 +12,7 @@ from cairn.storage.runs.exports import ExportFile, ExportManifest
 from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import Lease, begin_attempt
 from cairn.storage.runs.manifest import Manifest
-from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.run import RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json

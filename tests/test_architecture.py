@@ -1,0 +1,62 @@
+"""The page that says how Cairn is built says what the contracts hold."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+    "importlinter"
+]["contracts"]
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MOST_FILES = 18
+
+
+def layers(container):
+    (found,) = (one["layers"] for one in CONTRACTS if one.get("containers") == [container])
+    return found
+
+
+def drawn():
+    """The diagrams: what each line begins with, up to the first gap."""
+    return [
+        [re.split(r" {2,}", line)[0] for line in block.splitlines() if line.strip(" |")]
+        for block in BLOCK.findall(PAGE)
+    ]
+
+
+def test_each_diagram_shows_the_layers_of_a_contract_in_their_order():
+    assert drawn() == [layers("cairn"), layers("cairn.storage"), layers("cairn.state")]
+
+
+def rooms():
+    return sorted(
+        path.parent
+        for package in ("service", "state", "storage")
+        for path in (ROOT / package).rglob("__init__.py")
+        if "migrations" not in path.parts and path.parent != ROOT / package
+    )
+
+
+@pytest.mark.parametrize("room", rooms(), ids=lambda one: one.relative_to(ROOT).as_posix())
+def test_a_room_says_what_it_is_for_and_holds_few_enough_files_to_find_one(room):
+    purpose = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+    assert purpose
+    assert purpose.splitlines()[0].endswith(".")
+    assert len(list(room.glob("*.py"))) - 1 <= MOST_FILES
+
+
+def test_every_folder_of_a_package_is_in_a_contract_of_layers():
+    for package in ("state", "storage"):
+        named = {one for layer in layers(f"cairn.{package}") for one in layer.split(" | ")}
+        folders = {room.name for room in rooms() if room.parent == ROOT / package}
+        assert folders <= named
+
+
+@pytest.mark.parametrize("path", re.findall(r"`((?:service|state|storage)/[\w/.]*)`", PAGE))
+def test_the_files_that_the_page_sends_readers_to_are_there(path):
+    assert (ROOT / path).exists()
