@@ -78,7 +78,7 @@ format: $(DEV_STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
-	@$(BIN)/python -m cairn.service.openapi
+	@$(BIN)/python -m cairn.service.command.openapi
 
 clean:  ## remove the demo's folder (its stores, logs and caches)
 	rm -rf $(DEMO_DIR)

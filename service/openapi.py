@@ -1,10 +1,8 @@
 """The OpenAPI document: complete enough that a client can be generated from it.
 
-`python -m cairn.service.openapi` prints it.
+`python -m cairn.service.command.openapi` prints it.
 """
 
-import json
-import sys
 from typing import Any
 
 from fastapi import FastAPI
@@ -40,15 +38,3 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
     return found
-
-
-def main() -> None:
-    """Print the document as JSON."""
-    from cairn.service.app import create_app
-
-    json.dump(create_app().openapi(), sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -196,7 +196,7 @@ def test_verbs_that_do_not_exist_are_problems(served):
 
 def test_document_is_printed_by_a_command(document, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "cairn.service.openapi"],
+        [sys.executable, "-m", "cairn.service.command.openapi"],
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -187,7 +187,7 @@ def test_damaged_database_is_named(root, tmp_path, name):
 
 def test_openapi_document_is_printed_without_starting_anything(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "cairn.service.openapi"],
+        [sys.executable, "-m", "cairn.service.command.openapi"],
         env=environment(CAIRN_DATA_DIR=str(tmp_path / "data")),
         capture_output=True,
         text=True,
