@@ -41,6 +41,7 @@ TOOLS: Final = (
     "pytest-timeout",
     "pytest-xdist",
 )
+REFUSED: Final = ("3.12.0", "3.12.1", "3.12.2")  # as in pyproject.toml
 SHOWN: Final = (
     "orbax-checkpoint",
     "jax",
@@ -93,9 +94,7 @@ class Outcome(NamedTuple):
 
 
 def find_python(version: str) -> Path | None:
-    """An interpreter of this version: the running one, one on PATH, or one of pyenv's."""
-    if version == "{}.{}".format(*sys.version_info[:2]):
-        return Path(sys.executable)
+    """A supported interpreter of this version: the running one, one on PATH, or one of pyenv's."""
     found = shutil.which(f"python{version}")
     homes = (os.environ.get("PYENV_ROOT"), Path.home() / ".pyenv")
     installed = [
@@ -104,20 +103,25 @@ def find_python(version: str) -> Path | None:
         if home is not None
         for path in sorted(Path(home).glob(f"versions/{version}.*/bin/python"))
     ]
-    for candidate in [*([Path(found)] if found else []), *reversed(installed)]:
-        if _answers(candidate, version):
+    for candidate in (
+        Path(sys.executable),
+        *([Path(found)] if found else []),
+        *reversed(installed),
+    ):
+        whole = _version(candidate)
+        if whole.startswith(f"{version}.") and whole not in REFUSED:
             return candidate
     return None
 
 
-def _answers(python: Path, version: str) -> bool:
-    """Whether it is what its name says: a shim on PATH may lead nowhere."""
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+def _version(python: Path) -> str:
+    """What an interpreter says it is; nothing from a shim on PATH that leads nowhere."""
+    code = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     except OSError:
-        return False
-    return done.stdout.strip() == version
+        return ""
+    return done.stdout.strip()
 
 
 def prepare(leg: Leg, python: Path) -> Path:
@@ -143,7 +147,7 @@ def run(leg: Leg) -> Outcome:
     """Test one leg."""
     python = find_python(leg.python)
     if python is None:
-        return Outcome(leg, "missing", f"no Python {leg.python} on this machine")
+        return Outcome(leg, "missing", f"no Python {leg.python} on this machine that is supported")
     try:
         inside = prepare(leg, python)
     except subprocess.CalledProcessError as exc:

@@ -2,9 +2,11 @@
 
 import importlib.util
 import sys
+import tomllib
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from tests.packaging.conftest import ROOT
 
@@ -44,7 +46,8 @@ def test_a_missing_interpreter_is_said_and_fails_only_if_strict(
     monkeypatch.setenv("CAIRN_MATRIX", strictness)
     assert matrix.main() == status
     assert (
-        "future       missing      0 s  no Python 3.99 on this machine" in capsys.readouterr().out
+        "future       missing      0 s  no Python 3.99 on this machine that is supported"
+        in capsys.readouterr().out
     )
 
 
@@ -54,12 +57,22 @@ def test_interpreters_are_found_on_the_path_and_a_shim_that_leads_nowhere_is_not
     shim = tmp_path / "python3.98"
     shim.write_text("#!/bin/sh\nexit 127\n")
     real = tmp_path / "python3.97"
-    real.write_text("#!/bin/sh\necho 3.97\n")
+    real.write_text("#!/bin/sh\necho 3.97.1\n")
     for path in (shim, real):
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert matrix.find_python("3.98") is None
     assert matrix.find_python("3.97") == real
+    monkeypatch.setattr(matrix, "REFUSED", ("3.97.1",))
+    assert matrix.find_python("3.97") is None
+
+
+def test_interpreters_that_are_refused_are_those_of_the_project(matrix):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    refused = {
+        one.version for one in SpecifierSet(project["requires-python"]) if one.operator == "!="
+    }
+    assert refused == set(matrix.REFUSED)
 
 
 def test_a_leg_that_is_none_is_refused_with_those_that_are(matrix, monkeypatch, capsys):

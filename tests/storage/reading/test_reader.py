@@ -177,7 +177,9 @@ def test_blocks_are_the_leaf_in_order_and_small_enough(stored, max_bytes, transp
         assert_same(joined, expected)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60
+)
 @given(
     axes=st.permutations(range(3)),
     axis=st.integers(0, 2),
