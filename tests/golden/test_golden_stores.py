@@ -30,6 +30,7 @@ from cairn import (
     fork_run,
     list_runs,
     parse_uri,
+    promote_step,
     resolve_checkpoint,
     undelete_step,
     verify_step,
@@ -316,13 +317,7 @@ def test_aliases_and_their_history(store):
     with pytest.raises(AliasNotFoundError):
         resolve_checkpoint(f"{store.run.uri}@candidate")
 
-    moved = store.run.aliases.move(
-        "production",
-        step=info.step,
-        attempt=info.attempt,
-        manifest_digest=info.manifest_digest,
-        expect=3,
-    )
+    moved = promote_step(store.run, info.step, "production", expect=3)
     assert moved.sequence == 4
     assert [one.step for one in moved.history] == [1, 2, 3, 3]
 

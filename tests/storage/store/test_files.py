@@ -266,7 +266,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
     script = f"""
 import os, resource
 from cairn.storage.errors import StoreFullError
-from cairn.storage.store.open_files import open_files
+from cairn.storage.store.opening import open_files
 files = open_files({str(tmp_path)!r})
 with files.open_write("x") as stream:
     stream.write(b"before")
