@@ -83,11 +83,11 @@ def train(run: str, crash_after: int | None) -> None:
 def start(name: str, run: Path, cache: Path, *arguments: str) -> tuple[int, int, dict[int, Any]]:
     """Starts the job as a process; returns its status, its first step, and its steps' events."""
     environment = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
     }
     command = [sys.executable, "-m", "examples.train_from_scratch", "--job", str(run), *arguments]
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

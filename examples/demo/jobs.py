@@ -25,11 +25,11 @@ class Jobs:
 
     def _start(self, name: str, module: str, arguments: Sequence[str]) -> subprocess.Popen[str]:
         environment = {
-            **os.environ,
-            **self.environment,
             # The compiled step is kept, as clusters do, so that a restart does not compile again.
             "JAX_COMPILATION_CACHE_DIR": str(self.folder.resolve() / "compilation-cache"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "5",
+            **os.environ,
+            **self.environment,
         }
         with self._log(name).open("a") as log:
             return subprocess.Popen(
