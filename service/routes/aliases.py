@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.auth import ActorDependency
-from cairn.service.catalog.audit import note_alias
+from cairn.service.catalog import note_alias
 from cairn.service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.etag import etag
