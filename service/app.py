@@ -11,10 +11,9 @@ from starlette.concurrency import run_in_threadpool
 
 from cairn.service.auth import LoopbackGuard
 from cairn.service.body_limit import BodyLimit
-from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.refresh import Index
+from cairn.service.catalog import Catalog, Index
 from cairn.service.dashboard import pages
-from cairn.service.jobs.engine import JobEngine, launch
+from cairn.service.jobs import JobEngine, launch
 from cairn.service.openapi import describe
 from cairn.service.problems import install_handlers, problem_responses
 from cairn.service.routes import (

@@ -9,8 +9,7 @@ from typing import Annotated, cast
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator
 
-from cairn.service.catalog.engine import Catalog
-from cairn.service.catalog.refresh import Index
+from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import UnknownRootError
 from cairn.service.schemas import NAME_PATTERN
 from cairn.service.settings import Settings

@@ -260,8 +260,7 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
 
     Needs no running control plane, and disturbs none.
     """
-    from cairn.service.catalog.engine import Catalog
-    from cairn.service.catalog.refresh import Index
+    from cairn.service.catalog import Catalog, Index
 
     settings = _load_settings(root=root, data_dir=data_dir)
     settings.prepare()

@@ -1,1 +1,5 @@
 """Pages for people: server-rendered, with one small script that follows operations."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,8 +16,7 @@ from cairn.service.dependencies import (
     RunDependency,
     SettingsDependency,
 )
-from cairn.service.routes.checkpoints import list_checkpoints
-from cairn.service.routes.runs import get_run, list_all_runs
+from cairn.service.routes import get_run, list_all_runs, list_checkpoints
 from cairn.service.schemas import CheckpointState
 from cairn.service.sizes import size_text
 

@@ -1,1 +1,5 @@
 """HTTP routes, one resource a file; each exports `router`, which `cairn.service.app` includes."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

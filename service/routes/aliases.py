@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.auth import ActorDependency
-from cairn.service.catalog.audit import note_alias
+from cairn.service.catalog import note_alias
 from cairn.service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.etag import etag
@@ -13,7 +13,6 @@ from cairn.service.preconditions import ExpectationDependency
 from cairn.service.problems import problem_responses
 from cairn.service.promotion import alias_body, delete_alias
 from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
-from cairn.storage.errors import AliasNotFoundError
 from cairn.storage.store import from_rfc3339
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"])
@@ -28,16 +27,7 @@ def list_aliases(run: RunDependency) -> AliasList:
 @router.get("/{alias}", responses=problem_responses(404))
 def get_alias(run: RunDependency, alias: AliasName, response: Response) -> Alias:
     """One alias; its ETag is what a promotion gives back in If-Match."""
-    found = run.aliases.get(alias)
-    if found is None:
-        known = ", ".join(other.alias for other in run.aliases.list()) or "none"
-        raise AliasNotFoundError(
-            "no such alias",
-            path=run.uri,
-            expected=f"an alias {alias!r}",
-            found=f"aliases: {known}",
-            next_step="Promote a step to it first, or use one of these.",
-        )
+    found = run.aliases.require(alias)
     response.headers["ETag"] = etag(found.sequence)
     return alias_body(found)
 

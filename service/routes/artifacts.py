@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from cairn.service.byte_ranges import ByteRange, parse_range
 from cairn.service.dependencies import SettingsDependency
-from cairn.service.jobs.artifacts import ARTIFACT_PATTERN, ArtifactRef
+from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
 from cairn.service.problems import problem_responses
 from cairn.service.schemas import Artifact, ArtifactFile, OperationKind
 from cairn.service.settings import Settings

@@ -6,11 +6,15 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Response
 
 from cairn.service.auth import ActorDependency
-from cairn.service.catalog import queries, rows
-from cairn.service.catalog.audit import note_alias
-from cairn.service.catalog.audit_deletions import note_deletion
-from cairn.service.catalog.models import CheckpointRow, RunRow
-from cairn.service.catalog.snapshot import read_annotations
+from cairn.service.catalog import (
+    CheckpointRow,
+    RunRow,
+    note_alias,
+    note_deletion,
+    queries,
+    read_annotations,
+    rows,
+)
 from cairn.service.deletion import delete, deletion_body, read_deletions, undelete
 from cairn.service.dependencies import (
     MAX_STEP,

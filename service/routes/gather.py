@@ -5,9 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
-from cairn.service.jobs import gather
-from cairn.service.jobs.dependency import JobsDependency, StepDependency, accepted
-from cairn.service.jobs.export_job import export_request
+from cairn.service.jobs import JobsDependency, StepDependency, accepted, export_request, gather
 from cairn.service.problems import problem_responses
 from cairn.service.schemas import GatherRequest, Operation
 

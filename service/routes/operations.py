@@ -12,8 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from cairn.service.dependencies import PageSize, PageToken
 from cairn.service.errors import InvalidRequestError
-from cairn.service.jobs.dependency import JobsDependency
-from cairn.service.jobs.engine import JobEngine
+from cairn.service.jobs import JobEngine, JobsDependency
 from cairn.service.paging import decode_token, encode_token
 from cairn.service.problems import problem_responses
 from cairn.service.schemas import Operation, OperationList, OperationState

@@ -5,8 +5,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
-from cairn.service.jobs import verify
-from cairn.service.jobs.dependency import JobsDependency, StepDependency, accepted
+from cairn.service.jobs import JobsDependency, StepDependency, accepted, verify
 from cairn.service.problems import problem_responses
 from cairn.service.schemas import Operation
 

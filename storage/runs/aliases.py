@@ -92,6 +92,19 @@ class Aliases:
         found, _ = self._read(name)
         return None if found is None or found.deleted else found
 
+    def require(self, name: str) -> Alias:
+        """The alias.
+
+        Raises:
+            AliasNotFoundError: it does not exist or was deleted.
+            InvalidURIError: `name` can't be an alias.
+            UnsupportedFormatError, CorruptionError: what is stored can't be read.
+        """
+        alias = self.get(name)
+        if alias is None:
+            raise self._not_found(name)
+        return alias
+
     def list(self) -> builtins.list[Alias]:
         """All aliases that exist, by name.
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
-    AliasNotFoundError,
     CorruptionError,
     InvalidURIError,
     PreconditionFailedError,
@@ -402,16 +401,7 @@ class Run:
         return latest
 
     def _aliased(self, name: str) -> StepInfo:
-        alias = self.aliases.get(name)
-        if alias is None:
-            known = ", ".join(one.alias for one in self.aliases.list()) or "none"
-            raise AliasNotFoundError(
-                "no such alias",
-                path=self.uri,
-                expected=f"an alias {name!r}",
-                found=f"aliases: {known}",
-                next_step="Promote a step to it first, or use one of these.",
-            )
+        alias = self.aliases.require(name)
         counts = self.step_attempts().get(alias.step) == alias.attempt
         state = StepState.LISTED if counts else StepState.SET_ASIDE
         if self.objects.read(trash_file(alias.step, alias.attempt)) is not None:

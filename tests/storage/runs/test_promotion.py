@@ -13,25 +13,8 @@ from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.layout import alias_file, hold_file
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, delete_step
 from cairn.storage.store.clock import rfc3339
-from tests.storage.stored_runs import SetClock, begin, end, save
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
-
-
-@pytest.fixture
-def run(tmp_path, clock):
-    made = Run.create(tmp_path / "run", clock=clock)
-    attempt = begin(made, -1)
-    for step in (3, 6, 9):
-        save(made, step, attempt)
-    end(made)
-    return made
 
 
 def promote(run, step, expect=None, **more):

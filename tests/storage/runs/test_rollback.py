@@ -7,25 +7,9 @@ from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, declare, delete_step
 from cairn.storage.runs.writer import Writer
-from tests.storage.stored_runs import SetClock, begin, end, save, states
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
-
-
-@pytest.fixture
-def run(tmp_path, clock):
-    made = Run.create(tmp_path / "run", clock=clock)
-    attempt = begin(made, -1)
-    for step in (3, 6, 9):
-        save(made, step, attempt)
-    end(made)
-    return made
+from tests.storage.stored_runs import begin, end, save, states
 
 
 def listed(run):

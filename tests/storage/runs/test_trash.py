@@ -6,24 +6,8 @@ import pytest
 from cairn.storage.errors import StepInUseError, StepNotFoundError
 from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.layout import manifest_file, trash_file
-from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
-from tests.storage.stored_runs import SetClock, begin, save
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
-
-
-@pytest.fixture
-def run(tmp_path, clock):
-    made = Run.create(tmp_path / "run", clock=clock)
-    attempt = begin(made, -1)
-    for step in (3, 6, 9):
-        save(made, step, attempt)
-    return made
 
 
 def delete(run, step, **options):

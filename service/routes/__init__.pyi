@@ -1,0 +1,14 @@
+from . import aliases as aliases
+from . import artifacts as artifacts
+from . import checkpoints as checkpoints
+from . import clean_up as clean_up
+from . import convert as convert
+from . import gather as gather
+from . import health as health
+from . import operations as operations
+from . import restore as restore
+from . import runs as runs
+from . import verify as verify
+from .checkpoints import list_checkpoints as list_checkpoints
+from .runs import get_run as get_run
+from .runs import list_all_runs as list_all_runs
