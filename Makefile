@@ -15,6 +15,8 @@ TESTS ?= tests
 LEGS ?=
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
+# Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo serve test faults matrix check docs bench format openapi system clean
 

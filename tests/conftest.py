@@ -2,7 +2,8 @@
 
 import os
 import signal
-from pathlib import Path
+
+from tests.devices import COMPILED, xla_flags
 
 # A shell's background job is started with Ctrl-C ignored, and its children inherit that; tests send
 # SIGINT to the programs they start, which must find it as a terminal leaves it.
@@ -11,14 +12,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Before anything imports JAX: every test sees the same eight devices and the CPU backend.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # What one test, or a process that it starts, has had compiled, the others read: most of the suite's
 # time was XLA's. An entry that is read while it is written is compiled anew (see `pyproject.toml`).
-CACHE = Path(__file__).parents[1] / ".cache" / "jax"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

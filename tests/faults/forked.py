@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.devices import xla_flags
+
 ROOT = Path(__file__).parents[2]
 DEVICES = 4
 
@@ -165,7 +167,7 @@ def run_driver(command: list[str], *, environment: Mapping[str, str], seconds: f
     variables = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "XLA_FLAGS": xla_flags(DEVICES),
         "TF_CPP_MIN_LOG_LEVEL": "1",
         "PYTHONPATH": str(ROOT),
         **environment,

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.devices import xla_flags
+
 REPOSITORY = Path(__file__).parents[2]
 LOG_TAIL = 6_000
 
@@ -111,7 +113,7 @@ def start(
     variables = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
         "TF_CPP_MIN_LOG_LEVEL": "1",
         **environment,
     }

@@ -35,6 +35,7 @@ from cairn.storage.training.restore import (
     stored_items,
     stored_tree,
 )
+from tests.devices import xla_flags
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
@@ -420,7 +421,7 @@ def test_two_processes_save_together_and_each_reads_its_own_shards(tmp_path, ste
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     root = Path(__file__).parents[3]
-    flags = "--xla_force_host_platform_device_count=2"
+    flags = xla_flags(2)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_PROCESSES, address, str(index), str(tmp_path / "run")],
