@@ -19,9 +19,9 @@ from flax import nnx
 from cairn import DecoderForCausalLM, EasyDeLState, make_optimizer
 from examples.checks import check, say
 from examples.demo.corpus import Batches
-from examples.demo.weights import load_tokenizer, smollm2_gguf
+from examples.demo.weights import carried_tokenizer, smollm2_gguf
 
-RANK, ALPHA, STEPS, BATCH, LENGTH = 8, 16, 6, 4, 48
+RANK, ALPHA, STEPS, BATCH, LENGTH = 8, 16, 4, 4, 32
 LAYERS = r"(q_proj|v_proj)$"
 
 
@@ -38,8 +38,8 @@ def train_step(state: EasyDeLState, batch: jax.Array) -> tuple[EasyDeLState, jax
 
 def main() -> None:
     """Loads, adapts, trains, saves, restores, exports and generates."""
-    tokenizer = load_tokenizer()
     model = DecoderForCausalLM.from_pretrained(smollm2_gguf(), config_kwargs={"scan_layers": True})
+    tokenizer = carried_tokenizer(model.config.tokenizer_files)
     say(f"SmolLM2: {model.num_parameters / 1e6:.1f} M parameters")
     before = sum(leaf.nbytes for leaf in jax.tree.leaves(model.split_params()))
     model.quantize("nf4", group_size=64)

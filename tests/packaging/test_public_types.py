@@ -13,6 +13,7 @@ import sys
 import pytest
 
 import cairn
+from tests.packaging.conftest import ROOT
 
 PROGRAM = """\
 import cairn
@@ -64,8 +65,11 @@ def program(tmp_path):
 
 
 def mypy(python, program, *more):
-    """mypy --strict, with no configuration but the command line's."""
-    cache = python.parents[1] / "mypy-cache"
+    """mypy --strict, with no configuration but the command line's.
+
+    What it has found is kept from run to run, and used again for files whose content is the same.
+    """
+    cache = ROOT / ".cache" / "mypy-installed"
     options = [
         "--config-file=",
         "--strict",

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cairn.state import DecoderForCausalLM
-from examples.demo.weights import load_tokenizer, smollm2_gguf
+from examples.demo.weights import carried_tokenizer, smollm2_gguf
 
 PROMPTS = (
     "The capital of France is",
@@ -27,7 +27,7 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_64_greedy_tokens_of_unequal_prompts_equal_transformers():
     ours = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
-    tokenizer = load_tokenizer()
+    tokenizer = carried_tokenizer(ours.config.tokenizer_files)
     given = tokenizer(list(PROMPTS), return_tensors="np", padding=True, padding_side="left")
     ids, mask = given["input_ids"], given["attention_mask"]
     lengths = mask.sum(axis=1)
