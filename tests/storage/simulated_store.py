@@ -160,7 +160,15 @@ class SimulatedStore:
         self.uri = parse_uri(uri)
         self.values = {}
         self._stamp = 0
+        self._parsed = {}
         self._scheduler = scheduler
+
+    def copied(self, scheduler):
+        """A store of its own that holds the same."""
+        copy = SimulatedStore(scheduler)
+        copy.uri, copy.values, copy._stamp = self.uri, dict(self.values), self._stamp
+        copy._parsed = dict(self._parsed)
+        return copy
 
     def read(self, key):
         self._scheduler.turn(f"read {key}")
@@ -171,7 +179,10 @@ class SimulatedStore:
         for key in keys:
             value = self.read(key)
             if value is not None:
-                found[key] = parse(value.value, self.uri / key)
+                known = (key, value.generation, parse)
+                if known not in self._parsed:  # kept by generation, as the real one does
+                    self._parsed[known] = parse(value.value, self.uri / key)
+                found[key] = self._parsed[known]
         return found
 
     def read_many(self, keys):
