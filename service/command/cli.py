@@ -6,11 +6,10 @@ errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usag
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cairn.installation import missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
@@ -29,9 +28,11 @@ from cairn.service.command.options import (
 from cairn.service.command.options import report as _report
 from cairn.service.errors import ProblemResponseError, ServiceError, WatchEndedError
 from cairn.service.schemas import CheckpointState, OperationState
-from cairn.service.settings import Settings, load_settings
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
+
+if TYPE_CHECKING:
+    from cairn.service.settings import Settings
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
@@ -88,9 +89,8 @@ def serve(
     Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; jobs that are
     under way go on at the next start.
     """
-    from cairn.service.command.serving import serve_until_signalled
-
     settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir)
+    from cairn.service.command.serving import serve_until_signalled  # takes seconds
 
     def announce(url: str) -> None:
         for name, uri in settings.root_uris.items():
@@ -272,7 +272,9 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
     print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
 
 
-def _load_settings(**given: Any) -> Settings:
+def _load_settings(**given: Any) -> "Settings":
+    from cairn.service.settings import load_settings  # of the server; most commands ask it
+
     return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -290,6 +292,8 @@ def main() -> None:
         errors.print(f"cairn: {_text(error)}", style="red", soft_wrap=True)
         sys.exit(INTERRUPTED if isinstance(error, WatchEndedError) else FAILED)
     except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
+        from cairn.installation import missing_extra
+
         explained = missing_extra(error, used=f"cairn {' '.join(sys.argv[1:2])}")
         if explained is None:
             raise

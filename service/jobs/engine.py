@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from dbos import (
     DBOS,
+    DBOSClient,
     DBOSConfig,
     DBOSPortableJSONSerializer,
     EnqueueOptions,
@@ -85,6 +86,7 @@ class ExpectedEndings(logging.Filter):
 
 logger = logging.getLogger(__name__)
 
+APPLICATION: Final = "cairn"
 QUEUE: Final = "cairn-jobs"
 # Part of what makes a stored job resumable: raise it only when old jobs must not go on with new
 # code, and let them finish first.
@@ -162,14 +164,9 @@ class JobEngine:
                 self._lock_of_name.acquire()
             _current = self
         try:
+            self._make_queue()
             DBOS(config=self._config())
             DBOS.launch()
-            DBOS.register_queue(
-                QUEUE,
-                worker_concurrency=self._concurrency,
-                polling_interval_sec=QUEUE_POLL_SECONDS,
-                on_conflict="always_update",
-            )
         except BaseException:
             self.close()
             raise
@@ -412,9 +409,27 @@ class JobEngine:
             updated_ms=status.updated_at,
         )
 
+    def _make_queue(self) -> None:
+        """Before the launch: DBOS looks for queues then, and for new ones a second later."""
+        DBOS.migrate(self._database_url)
+        client = DBOSClient(
+            system_database_url=self._database_url,
+            application_name=APPLICATION,
+            retry_connection_errors=False,
+            lazy=True,
+        )
+        try:
+            client.register_queue(
+                QUEUE,
+                worker_concurrency=self._concurrency,
+                polling_interval_sec=QUEUE_POLL_SECONDS,
+            )
+        finally:
+            client.destroy()
+
     def _config(self) -> DBOSConfig:
         config: DBOSConfig = {
-            "name": "cairn",
+            "name": APPLICATION,
             "system_database_url": self._database_url,
             "application_version": APPLICATION_VERSION,
             "executor_id": self._executor_id,

@@ -1,46 +1,25 @@
 """A GCS that fails in every way it can: saves fail or are durable, and nothing is lost."""
 
-import asyncio
 import contextlib
-import gc
-import types
 from random import Random
 
-import gcsfs.retry
 import pytest
 
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.run import Run
-from cairn.storage.store import objects
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.faults import report
 from tests.faults.gcs_schedules import FAULTS, Trial, make_items
-
-QUICK = {"max_retries": 5, "initial_delay": "10ms", "max_delay": "50ms"}
-GCSFS_HASTE = 0.01
+from tests.gcs.impatience import impatient
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
 
 @pytest.fixture
-def _impatient(monkeypatch):
-    """The same retries, with less sleep between them."""
-
-    async def sleep(seconds):
-        await asyncio.sleep(seconds * GCSFS_HASTE)
-
-    for name in ("_RETRIES", "_PATIENT_RETRIES"):
-        monkeypatch.setattr(objects, name, QUICK)
-    monkeypatch.setattr(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep))
-    _forget_contexts()
-    yield
-    _forget_contexts()
-    gc.collect()  # tasks that failed log themselves here, not inside whatever comes next
-
-
-def _forget_contexts():
-    objects.store_context.cache_clear()
-    objects.patient_context.cache_clear()
+def _impatient():
+    """With fewer tries, too: a store that is down for good is asked in vain all the while."""
+    with impatient(max_retries=5):
+        yield
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -1,10 +1,15 @@
-"""The `cairn` command as a shell runs it."""
+"""The `cairn` command as a shell runs it, and what it says without a process of its own."""
 
+import io
 import os
 import pty
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
+
+from cairn.service.command import cli, options
 
 CAIRN = (sys.executable, "-m", "cairn")
 
@@ -27,6 +32,33 @@ def cairn(
         capture_output=True,
         text=True,
         timeout=120,
+    )
+
+
+def cairn_here(
+    *arguments: str, url: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run it in this process, with standard output and error piped.
+
+    For what a command does and says; a process of its own takes half a second to start.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    status: object = 0
+    with (
+        patch.dict(os.environ, environment(url, **variables), clear=True),
+        patch.object(sys, "argv", ["cairn", *arguments]),
+        patch.object(options.console, "no_color", True),  # made when stdout was a terminal, maybe
+        patch.object(options.errors, "no_color", True),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        try:
+            cli.main()
+        except SystemExit as ending:
+            status = ending.code or 0
+    assert isinstance(status, int), status  # a text would be printed by the interpreter
+    return subprocess.CompletedProcess(
+        ["cairn", *arguments], status, output.getvalue(), errors.getvalue()
     )
 
 

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import numpy as np
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
+from cairn.service.jobs import engine
+from cairn.service.routes import operations
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
 from cairn.storage.runs.manifest import ModelInfo
@@ -106,9 +109,13 @@ def save_llama(
 
 @contextmanager
 def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
-    """A control plane with its job engine, in this process."""
+    """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
-    with TestClient(app, base_url=BASE_URL, client=PEER) as client:
+    with (
+        patch.object(engine, "QUEUE_POLL_SECONDS", 0.05),
+        patch.object(operations, "WATCH_SECONDS", 0.05),
+        TestClient(app, base_url=BASE_URL, client=PEER) as client,
+    ):
         yield client
 
 

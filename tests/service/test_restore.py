@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from cairn.storage.errors import StoreUnavailableError
@@ -10,10 +12,19 @@ from tests.service.stores import begin_saving
 RESTORE = "/v1/roots/default/runs/llama/checkpoints/1:restore"
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run that nobody changes."""
+    run = tmp_path_factory.mktemp("saved") / "llama"
+    return run, save_llama(run, steps=(1, 2, 3))
+
+
 @pytest.fixture
-def store(tmp_path):
+def store(saved, tmp_path):
+    run, leaves = saved
     root = tmp_path / "store"
-    return root, save_llama(root / "llama", steps=(1, 2, 3))
+    shutil.copytree(run, root / "llama")
+    return root, leaves
 
 
 @pytest.fixture

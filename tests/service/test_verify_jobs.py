@@ -11,7 +11,7 @@ from cairn.storage.reading.step_files import holds_values
 from cairn.storage.runs.layout import manifest_file
 from cairn.storage.runs.run import Run
 from examples.demo.servers import control_plane
-from tests.service.commands import cairn
+from tests.service.commands import cairn, cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch
 
 CHECKPOINTS = "/v1/roots/default/runs/{}/checkpoints"
@@ -161,12 +161,12 @@ def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
     assert [row["found"] for row in rows(ran.stdout)] == ["sound", "damaged", "sound"]
     assert "damaged/steps/2: model/_METADATA: missing" in ran.stderr
     assert "Traceback" not in ran.stderr
-    assert cairn("verify", "damaged", url=url).returncode == 0  # its latest step
+    assert cairn_here("verify", "damaged", url=url).returncode == 0  # its latest step
 
 
 def test_the_command_refuses_what_it_cannot_mean(url):
-    ran = cairn("verify", "sound/steps/2", "--all", url=url)
+    ran = cairn_here("verify", "sound/steps/2", "--all", url=url)
     assert (ran.returncode, ran.stdout) == (2, "")
-    ran = cairn("verify", "sound/steps/9", url=url)
+    ran = cairn_here("verify", "sound/steps/9", url=url)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "expected step 9" in ran.stderr

@@ -35,8 +35,7 @@ class Actor:
 
     name: str
     body: Callable[[], None]
-    go: threading.Event = field(default_factory=threading.Event)
-    parked: threading.Event = field(default_factory=threading.Event)
+    go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     at: str | None = None
     killed: bool = False
     ended: bool = False
@@ -51,7 +50,6 @@ class Actor:
             self.error = error
         finally:
             self.at, self.ended = None, True
-            self.parked.set()
 
 
 class Scheduler:
@@ -74,6 +72,9 @@ class Scheduler:
         self._kills = kills
         self._pauses = pauses
         self._current = threading.local()
+        self._actors = ()
+        self._begun = False
+        self._back = threading.Semaphore(0)
         self.history = []
 
     def turn(self, call):
@@ -84,19 +85,38 @@ class Scheduler:
         if actor.killed:
             raise Killed
         actor.at = call
-        actor.go.clear()
-        actor.parked.set()
-        actor.go.wait()
+        self._yield(actor)
         actor.at = None
         if actor.killed:
             raise Killed
 
     def run(self, *actors):
         """Run until all actors have ended."""
-        for actor in actors:
+        self._actors = actors
+        for actor in actors:  # to its first call, one after the other
             threading.Thread(target=self._start, args=(actor,), daemon=True).start()
-            actor.parked.wait()
-        while alive := [actor for actor in actors if not actor.ended]:
+            self._back.acquire()
+        self._begun = True
+        self._wake(self._choose())
+        self._back.acquire()
+
+    def _yield(self, actor):
+        """Whoever makes a call decides whose is next: most often its own, and no thread waits."""
+        if not self._begun:
+            self._back.release()
+        elif (chosen := self._choose()) is actor:
+            return
+        else:
+            self._wake(chosen)
+        actor.go.acquire()
+
+    def _wake(self, actor):
+        """Let it go on; None: all have ended, and `run` does."""
+        (self._back if actor is None else actor.go).release()
+
+    def _choose(self):
+        """The actor that moves next; None if all have ended."""
+        while alive := [actor for actor in self._actors if not actor.ended]:
             moves = [(actor, "step") for actor in alive]
             if self._kills:
                 moves += [(actor, "kill") for actor in alive]
@@ -106,7 +126,7 @@ class Scheduler:
             if chosen is not None:
                 actor, move = moves[chosen % len(moves)]
             else:
-                actor, move = self._next(actors, alive), "step"
+                actor, move = self._next(self._actors, alive), "step"
             if actor is None:
                 self._pauses -= 1
                 self.history.append("time passes")
@@ -117,9 +137,8 @@ class Scheduler:
             if move == "kill":
                 self._kills -= 1
                 actor.killed = True
-            actor.parked.clear()
-            actor.go.set()
-            actor.parked.wait()
+            return actor
+        return None
 
     def _next(self, actors, alive):
         """The same as before; once that has ended, the one after it."""
@@ -129,6 +148,7 @@ class Scheduler:
     def _start(self, actor):
         self._current.actor = actor
         actor.run()
+        self._wake(self._choose() if self._begun else None)
 
 
 class SimulatedStore:
@@ -140,7 +160,15 @@ class SimulatedStore:
         self.uri = parse_uri(uri)
         self.values = {}
         self._stamp = 0
+        self._parsed = {}
         self._scheduler = scheduler
+
+    def copied(self, scheduler):
+        """A store of its own that holds the same."""
+        copy = SimulatedStore(scheduler)
+        copy.uri, copy.values, copy._stamp = self.uri, dict(self.values), self._stamp
+        copy._parsed = dict(self._parsed)
+        return copy
 
     def read(self, key):
         self._scheduler.turn(f"read {key}")
@@ -151,7 +179,10 @@ class SimulatedStore:
         for key in keys:
             value = self.read(key)
             if value is not None:
-                found[key] = parse(value.value, self.uri / key)
+                known = (key, value.generation, parse)
+                if known not in self._parsed:  # kept by generation, as the real one does
+                    self._parsed[known] = parse(value.value, self.uri / key)
+                found[key] = self._parsed[known]
         return found
 
     def read_many(self, keys):

@@ -13,7 +13,7 @@ from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from examples.demo.servers import control_plane
-from tests.service.commands import cairn, cairn_on_a_terminal
+from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.stores import begin_saving, make_run
 from tests.tiny import make_run as make_tiny_run
 
@@ -95,9 +95,9 @@ def test_a_pipe_that_closes_early_is_no_traceback(url):
 
 
 def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
-    assert [row["step"] for row in rows(cairn("checkpoints", "tiny", url=url))] == ["2", "1"]
-    assert [row["step"] for row in rows(cairn("checkpoints", "saving", url=url))] == ["1"]
-    every = rows(cairn("checkpoints", "saving", "--state", "all", url=url))
+    assert [row["step"] for row in rows(cairn_here("checkpoints", "tiny", url=url))] == ["2", "1"]
+    assert [row["step"] for row in rows(cairn_here("checkpoints", "saving", url=url))] == ["1"]
+    every = rows(cairn_here("checkpoints", "saving", "--state", "all", url=url))
     assert [(row["step"], row["state"]) for row in every] == [("2", "in_flight"), ("1", "listed")]
 
 
@@ -110,7 +110,7 @@ def test_state_that_there_is_not_is_wrong_usage(url):
 
 def test_alias_is_created_moved_and_refused_when_stale(url):
     def promote(step, *more):
-        return cairn("promote", "tiny", step, "production", *more, url=url)
+        return cairn_here("promote", "tiny", step, "production", *more, url=url)
 
     assert promote("1", "--create").stdout == "tiny@production is step 1 (sequence 1)\n"
     refused(promote("2", "--create"), "expected no alias, found sequence 1, step 1")
@@ -118,7 +118,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
     moved = promote("2", "--expect", "1", "--reason", "[better] loss")
     assert moved.stdout == "tiny@production is step 2 (sequence 2)\n"
     assert promote("1").stdout == "tiny@production is step 1 (sequence 3)\n"
-    assert rows(cairn("checkpoints", "tiny", url=url))[1]["aliases"] == "production"
+    assert rows(cairn_here("checkpoints", "tiny", url=url))[1]["aliases"] == "production"
     with Client(url) as client:
         history = client.alias_history("tiny", "production").events
     assert [event.reason for event in history] == ["", "[better] loss", ""]
@@ -151,7 +151,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
     ],
 )
 def test_bad_input_is_one_line_and_status_1(url, arguments, parts):
-    refused(cairn(*arguments, url=url), *parts)
+    refused(cairn_here(*arguments, url=url), *parts)
 
 
 def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(url, root):
@@ -190,44 +190,44 @@ def test_job_that_fails_says_why_and_exits_with_1(url):
     assert last.startswith("cairn: operation op-")
     assert " failed: " in last
     operation = last.split()[2]
-    again = cairn("watch", operation, url=url)
+    again = cairn_here("watch", operation, url=url)
     assert (again.returncode, again.stderr.splitlines()[-1]) == (1, last)
-    listed = {row["operation"]: row for row in rows(cairn("operations", url=url))}
+    listed = {row["operation"]: row for row in rows(cairn_here("operations", url=url))}
     assert listed[operation]["state"] == "failed"
     assert listed[operation]["of"] == "damaged/steps/2"
 
 
 def test_job_that_is_not_watched_prints_its_id_which_watch_takes(url):
-    done = cairn("gather", "tiny", "--dtype", "bfloat16", url=url)
+    done = cairn_here("gather", "tiny", "--dtype", "bfloat16", url=url)
     assert done.returncode == 0
     operation = done.stdout.strip()
     assert f"cairn watch {operation}" in done.stderr
-    found = result(cairn("watch", operation, url=url))
+    found = result(cairn_here("watch", operation, url=url))
     assert int(found["bytes"]) > 0
     assert Path(found["folder"]).is_dir()
 
 
 def test_forked_run_is_listed_with_its_parent(url):
-    found = result(cairn("fork", "tiny/steps/1", "forked", "--watch", url=url))
+    found = result(cairn_here("fork", "tiny/steps/1", "forked", "--watch", url=url))
     assert (found["run"], found["step"]) == ("forked", "1")
-    listed = {row["run"]: row for row in rows(cairn("runs", url=url))}
+    listed = {row["run"]: row for row in rows(cairn_here("runs", url=url))}
     assert listed["forked"]["forked from"] == "tiny/steps/1"
-    taken = cairn("fork", "tiny/steps/2", "forked", "--watch", url=url)
+    taken = cairn_here("fork", "tiny/steps/2", "forked", "--watch", url=url)
     assert taken.returncode == 1
     assert "Choose another name" in taken.stderr
 
 
 def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path):
     folder = str(root / "tiny" / "attempts" / "1" / "2")
-    assert cairn("path", "tiny", url=url).stdout == f"{folder}\n"
-    assert cairn("path", "tiny/steps/2", url=url).stdout == f"{folder}\n"
+    assert cairn_here("path", "tiny", url=url).stdout == f"{folder}\n"
+    assert cairn_here("path", "tiny/steps/2", url=url).stdout == f"{folder}\n"
     nowhere = "http://127.0.0.1:9"
-    assert cairn("path", f"file://{root}/tiny/steps/2", url=nowhere).stdout == f"{folder}\n"
-    assert cairn("path", f"{root}/tiny", url=nowhere).stdout == f"{folder}\n"
+    assert cairn_here("path", f"file://{root}/tiny/steps/2", url=nowhere).stdout == f"{folder}\n"
+    assert cairn_here("path", f"{root}/tiny", url=nowhere).stdout == f"{folder}\n"
     relative = cairn("path", "./tiny/steps/2", url=nowhere, cwd=root, PYTHONPATH=str(Path.cwd()))
     assert relative.stdout == f"{folder}\n"
-    refused(cairn("path", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
-    refused(cairn("path", "ftp://host/run"), "found 'ftp:'")
+    refused(cairn_here("path", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
+    refused(cairn_here("path", "ftp://host/run"), "found 'ftp:'")
 
 
 def test_index_is_rebuilt_without_a_server(root, tmp_path):
@@ -240,7 +240,7 @@ def test_index_is_rebuilt_without_a_server(root, tmp_path):
 def test_damaged_catalog_is_named(root, tmp_path):
     (tmp_path / "catalog.sqlite").write_text("no database at all, but long enough to be looked at")
     refused(
-        cairn("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path)),
+        cairn_here("index", "rebuild", "--root", str(root), "--data-dir", str(tmp_path)),
         "CAIRN_DATABASE_URL",
         "file is not a database",
     )
@@ -257,28 +257,28 @@ def test_garbage_is_listed_and_removed_only_when_asked_for(tmp_path):
     assert int(row["size"]) == 5
     assert "by me" in row["why"]
     assert "could be removed with --delete" in listed.stderr
-    assert rows(cairn("gc", str(tmp_path / "run"))) == [row]
-    removed = cairn("gc", str(tmp_path / "run"), "--delete")
+    assert rows(cairn_here("gc", str(tmp_path / "run"))) == [row]
+    removed = cairn_here("gc", str(tmp_path / "run"), "--delete")
     assert rows(removed) == [row]
     assert "removed" in removed.stderr
-    assert rows(cairn("gc", str(tmp_path / "run"))) == []
+    assert rows(cairn_here("gc", str(tmp_path / "run"))) == []
     assert not (tmp_path / "run" / "attempts" / "1" / "1").exists()
     assert [info.step for info in run.steps()] == [2]
-    refused(cairn("gc", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
+    refused(cairn_here("gc", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
 
 
 @pytest.mark.parametrize("command", [["runs"], ["convert", "tiny", "--watch"], ["path", "tiny"]])
 def test_no_server_is_one_line_that_says_how_to_start_one(command):
-    refused(cairn(*command, url="http://127.0.0.1:9"), "http://127.0.0.1:9", "cairn serve")
+    refused(cairn_here(*command, url="http://127.0.0.1:9"), "http://127.0.0.1:9", "cairn serve")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8321", "http://a:b:c", "ftp://127.0.0.1/"])
 def test_address_that_is_none_is_one_line(address):
-    refused(cairn("runs", "--url", address), address.rstrip("/"), "CAIRN_URL")
+    refused(cairn_here("runs", "--url", address), address.rstrip("/"), "CAIRN_URL")
 
 
 def test_server_that_is_no_control_plane_is_one_line(url):
-    refused(cairn("runs", "--url", f"{url}/?"), "expected RunList", "text/html")
+    refused(cairn_here("runs", "--url", f"{url}/?"), "expected RunList", "text/html")
 
 
 def test_help_fits_one_line_per_command():
@@ -288,7 +288,7 @@ def test_help_fits_one_line_per_command():
     assert max(map(len, done.stdout.splitlines())) <= 80
     for command in ("serve", "runs", "checkpoints", "promote", "convert", "gather", "fork", "path"):
         assert f"\n  {command} " in done.stdout
-        assert cairn(command, "--help").returncode == 0
+        assert cairn_here(command, "--help").returncode == 0
 
 
 LIGHT = """
@@ -307,6 +307,6 @@ def test_commands_that_ask_load_neither_jax_nor_the_server():
 def test_stored_names_are_what_the_command_prints(url, root):
     run = Run.open(root / "tiny")
     manifest: Manifest = run.manifest(run.step(2))
-    listed = rows(cairn("checkpoints", "tiny", url=url))
+    listed = rows(cairn_here("checkpoints", "tiny", url=url))
     assert int(listed[0]["size"]) == manifest.nbytes
     assert int(listed[0]["leaves"]) == len(manifest.leaves)

@@ -6,7 +6,7 @@ from cairn.service.command.durations import parse_duration
 from cairn.storage.runs.run import Run
 from examples.demo.servers import control_plane
 from tests.service.command.test_cli import refused, result, rows
-from tests.service.commands import cairn, cairn_on_a_terminal
+from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.stores import annotate, make_run
 
 
@@ -31,20 +31,22 @@ def test_step_is_deleted_and_had_back(url, root):
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is trashed\n")
     assert "`cairn undelete taken-back/steps/1` takes it back, until 20" in done.stderr
     assert listed(root, "taken-back") == [2]
-    (row,) = rows(cairn("checkpoints", "taken-back", "--state", "trashed", url=url))
+    (row,) = rows(cairn_here("checkpoints", "taken-back", "--state", "trashed", url=url))
     assert row["step"] == "1"
     refused(cairn("delete", "taken-back/steps/1", url=url), "found step 1 trashed")
-    done = cairn("undelete", "taken-back/steps/1", url=url)
+    done = cairn_here("undelete", "taken-back/steps/1", url=url)
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
     assert listed(root, "taken-back") == [1, 2]
-    refused(cairn("undelete", "taken-back/steps/1", url=url), "expected step 1 in the trash")
+    refused(cairn_here("undelete", "taken-back/steps/1", url=url), "expected step 1 in the trash")
 
 
 def test_grace_time_is_given_as_people_say_it(url, root):
     run = make_run(root / "graceful", [1, 2, 3])
-    assert cairn("delete", "graceful/steps/1", "--grace", "0s", url=url).returncode == 0
-    assert cairn("delete", "graceful/steps/2", "--grace", "2w", url=url).returncode == 0
-    assert [row["name"] for row in rows(cairn("gc", str(root / "graceful")))] == ["attempts/1/1"]
+    assert cairn_here("delete", "graceful/steps/1", "--grace", "0s", url=url).returncode == 0
+    assert cairn_here("delete", "graceful/steps/2", "--grace", "2w", url=url).returncode == 0
+    assert [row["name"] for row in rows(cairn_here("gc", str(root / "graceful")))] == [
+        "attempts/1/1"
+    ]
     wrong = cairn("delete", "graceful/steps/3", "--grace", "soon", url=url)
     assert wrong.returncode == 2
     assert "found 'soon'" in " ".join(wrong.stderr.split())
@@ -54,14 +56,16 @@ def test_grace_time_is_given_as_people_say_it(url, root):
 @pytest.mark.parametrize("address", ["kept", "kept@production"])
 def test_only_a_step_named_by_its_number_is_deleted(url, root, address):
     make_run(root / "kept", [1, 2])
-    refused(cairn("delete", address, url=url), f"'{address}': expected a step as RUN/steps/N")
+    refused(cairn_here("delete", address, url=url), f"'{address}': expected a step as RUN/steps/N")
     assert listed(root, "kept") == [1, 2]
 
 
 def test_step_that_an_alias_names_is_refused_in_one_line(url, root):
     make_run(root / "named", [1, 2])
-    assert cairn("promote", "named", "1", "production", "--create", url=url).returncode == 0
-    refused(cairn("delete", "named/steps/1", url=url), "found alias production", "Move or delete")
+    assert cairn_here("promote", "named", "1", "production", "--create", url=url).returncode == 0
+    refused(
+        cairn_here("delete", "named/steps/1", url=url), "found alias production", "Move or delete"
+    )
 
 
 def test_policy_is_shown_and_then_applied(url, root):
@@ -69,7 +73,7 @@ def test_policy_is_shown_and_then_applied(url, root):
     annotate(run, 2, labels={"eval": "passed"}, metrics={"eval/loss": 0.5})
     annotate(run, 3, metrics={"eval/loss": 0.1})
     policy = ["--keep-last", "2", "--keep-best", "eval/loss:min:1", "--keep-label", "eval"]
-    shown = cairn("retain", "pruned", *policy, url=url)
+    shown = cairn_here("retain", "pruned", *policy, url=url)
     found = {row["step"]: (row["what"], row["why"]) for row in rows(shown)}
     assert list(found) == [str(step) for step in range(8, 0, -1)]
     assert found["8"] == ("keep", "latest, last 2")
@@ -81,7 +85,7 @@ def test_policy_is_shown_and_then_applied(url, root):
     done = cairn("retain", "pruned", *policy, "--grace", "1h", "--apply", "--watch", url=url)
     assert result(done)["kept"] == "4"
     assert listed(root, "pruned") == [2, 3, 7, 8]
-    jobs = rows(cairn("operations", url=url))
+    jobs = rows(cairn_here("operations", url=url))
     assert [(row["kind"], row["state"], row["of"]) for row in jobs] == [
         ("retention", "succeeded", "pruned")
     ]
@@ -103,7 +107,7 @@ def test_policy_is_shown_and_then_applied(url, root):
 )
 def test_rule_that_cannot_work_is_wrong_usage(url, root, options, part):
     make_run(root / "whole", [1, 2])
-    done = cairn("retain", "whole", *options, url=url)
+    done = cairn_here("retain", "whole", *options, url=url)
     assert done.returncode == 2
     assert part in " ".join(done.stderr.split())
     assert listed(root, "whole") == [1, 2]

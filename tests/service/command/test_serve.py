@@ -45,6 +45,13 @@ def serving(
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def url(root, tmp_path_factory) -> Iterator[str]:
+    """Of a server that nobody ends."""
+    with serving(root, tmp_path_factory.mktemp("data")) as (url, _):
+        yield url
+
+
 @contextmanager
 def watching(url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`cairn convert --watch` that has shown that its job runs, and the job's id."""
@@ -65,8 +72,8 @@ def watching(url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_server_announces_an_address_that_answers(root, tmp_path):
-    with serving(root, tmp_path) as (url, _), Client(url) as client:
+def test_server_announces_an_address_that_answers(url):
+    with Client(url) as client:
         assert set(client.ready().checks) == {"catalog", "jobs", "root default"}
         assert [run.name for run in client.runs()] == ["tiny"]
 
@@ -126,10 +133,9 @@ def test_second_server_on_one_data_folder_is_refused(root, tmp_path):
         assert httpx.get(f"{url}/readyz").status_code == 200
 
 
-def test_proxy_on_this_machine_may_tell_whom_it_speaks_for(root, tmp_path):
-    with serving(root, tmp_path) as (url, _):
-        headers = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
-        assert httpx.get(f"{url}/v1/runs", headers=headers).status_code == 200
+def test_proxy_on_this_machine_may_tell_whom_it_speaks_for(url):
+    headers = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "https"}
+    assert httpx.get(f"{url}/v1/runs", headers=headers).status_code == 200
 
 
 def test_taken_port_is_refused_before_anything_is_made(root, tmp_path):

@@ -6,6 +6,7 @@ public verbs of `cairn.storage.runs` are called. The last tests take one safegua
 show that the search then finds the bug.
 """
 
+import functools
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from unittest.mock import patch
@@ -153,6 +154,24 @@ def world(switches, **limits):
     return World(scheduler, clock, SimulatedStore(scheduler))
 
 
+def world_after(steps, switches, *, closed=False, **limits):
+    """A world in which a job has saved `steps` already, and maybe told that it is over."""
+    before, made = _past(steps, closed), world(switches, **limits)
+    made.store, made.durable = before.store.copied(made.scheduler), list(before.durable)
+    return made
+
+
+@functools.cache
+def _past(steps, closed):
+    """Nobody else was there yet: every search can begin where this one job got to."""
+    made = world({})
+    job = Job(made, "before", "job")
+    job.train(*steps).body()
+    if closed:
+        job.writer.close()
+    return made
+
+
 def problems(made, *actors):
     """Run the actors; what was promised and not kept."""
     made.scheduler.run(*actors)
@@ -207,18 +226,14 @@ def two_jobs(switches):
 
 def an_overwrite(switches):
     """A process overwrites a step while its own successor goes on."""
-    made = world(switches)
-    Job(made, "before", "job").train(1, 2, 3).body()
+    made = world_after((1, 2, 3), switches)
     first, second = Job(made, "first", "job"), Job(made, "second", "job")
     return problems(made, first.overwrite(2), second.train(3, 4)), made
 
 
 def a_deletion(switches):
     """Somebody promotes the step that another deletes, and the collector runs."""
-    made = world(switches, kills=2)
-    before = Job(made, "before", "job")
-    before.train(1, 2).body()
-    before.writer.close()
+    made = world_after((1, 2), switches, closed=True, kills=2)
     going = deletable_step(made.run(), 1)
 
     def promoting():
@@ -235,10 +250,7 @@ def a_deletion(switches):
 
 def a_rollback(switches):
     """A run goes back while a policy is carried out that keeps its last step, and bytes go."""
-    made = world(switches)
-    before = Job(made, "before", "job")
-    before.train(1, 2, 3).body()
-    before.writer.close()
+    made = world_after((1, 2, 3), switches, closed=True)
     made.policy = RetentionPolicy(keep_last=1)
 
     def retaining():
@@ -254,8 +266,7 @@ def a_rollback(switches):
 
 def an_overwrite_and_a_policy(switches):
     """A job overwrites a step while a policy is carried out that keeps the last one."""
-    made = world(switches)
-    Job(made, "before", "job").train(1, 2, 3).body()
+    made = world_after((1, 2, 3), switches)
     made.policy = RetentionPolicy(keep_last=1)
 
     def retaining():

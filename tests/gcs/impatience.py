@@ -1,0 +1,42 @@
+"""Clients that ask a bucket again as often as ever, with hardly a pause between."""
+
+import asyncio
+import gc
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import gcsfs.retry
+
+from cairn.storage.store import objects
+
+GCSFS_HASTE = 0.001
+
+
+@contextmanager
+def impatient(**tries: object) -> Iterator[None]:
+    """Contexts that TensorStore's clients open meanwhile, and gcsfs, wait next to nothing.
+
+    Args:
+        tries: settings of TensorStore's retries beside their delays; default: as they are.
+    """
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds * GCSFS_HASTE)
+
+    quick = {"initial_delay": "1ms", "max_delay": "5ms", **tries}
+    with (
+        patch.object(objects, "_RETRIES", {**objects._RETRIES, **quick}),
+        patch.object(objects, "_PATIENT_RETRIES", {**objects._PATIENT_RETRIES, **quick}),
+        patch.object(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=sleep)),
+    ):
+        _forget_contexts()
+        yield
+    _forget_contexts()
+    gc.collect()  # tasks that failed log themselves here, not inside whatever comes next
+
+
+def _forget_contexts() -> None:
+    objects.store_context.cache_clear()
+    objects.patient_context.cache_clear()
