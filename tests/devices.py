@@ -9,8 +9,8 @@ COMPILED = Path(__file__).parents[1] / ".cache" / "jax"
 def xla_flags(devices: int) -> str:
     """The flags of XLA for so many virtual devices.
 
-    Programs are compiled without LLVM's optimizations, in half the time: what LLVM makes of them is
-    not what is tested. The demo, the examples and the documentation's code choose flags of their own.
+    Programs are compiled without LLVM's optimizations, in half the time: what they add is not what
+    is tested. The demo, the examples and the documentation's code choose flags of their own.
     """
     options = {"force_host_platform_device_count": devices, "backend_optimization_level": 0}
     return " ".join(f"--xla_{name}={value}" for name, value in options.items())
