@@ -8,12 +8,8 @@ import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import jax
-from jax._src import compiler
 
 
 def main() -> None:
@@ -36,26 +32,11 @@ def main() -> None:
         heartbeat_timeout_seconds=int(os.environ.get("TEST_HEARTBEAT_SECONDS", "100")),
         shutdown_timeout_seconds=20,
     )
-    keep_what_each_compiles()
     module, _, name = options.scenario.rpartition(".")
     scenarios = import_module(f"tests.multi_process.{module or 'scenarios'}")
     found = getattr(scenarios, name)(**options.arguments)
     for result in found if isinstance(found, Iterator) else [found]:
         options.result.write_text(json.dumps(result))
-
-
-def keep_what_each_compiles() -> None:
-    """Every process writes to the compilation cache.
-
-    JAX leaves that to process 0; the others, whose keys differ from its, would compile all anew.
-    """
-    write, first = compiler._cache_write, SimpleNamespace(process_id=0)
-
-    def written(*arguments: Any) -> None:
-        with mock.patch.object(compiler, "distributed", SimpleNamespace(global_state=first)):
-            write(*arguments)
-
-    compiler._cache_write = written
 
 
 if __name__ == "__main__":
