@@ -116,7 +116,7 @@ class Bench:
         self.rounds: list[Results] = []
         self.failures: dict[Measurement, str] = {}
         self._root, self._folder, self._megabytes = root, folder, megabytes
-        self._environment = child_environment(variables)
+        self._environment = child_environment(variables, measured=jobs == 1)
         self._wanted = {each for row in rows for each in row.measurements()}
         figures = [figure for row in rows for figure in (row.value, row.seconds)]
         self._repeated = {each.measurement for each in figures if each.field in REPEATED}
@@ -217,9 +217,13 @@ def run_child(given: dict[str, Any]) -> int:
     return 0
 
 
-def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Eight devices, nothing compiled by earlier processes, and the way to the store."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+def child_environment(variables: Mapping[str, str], *, measured: bool = True) -> dict[str, str]:
+    """Eight devices, the way to the store; if it is measured, nothing that was compiled before."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not (measured and name.startswith("JAX_"))
+    }
     return {
         **kept,
         **variables,
