@@ -117,7 +117,7 @@ def test_a_disk_that_fails_is_told_with_the_file_and_leaves_no_descriptor(
     with pytest.raises(OSError, match="file") as caught:
         written(tmp_path, numbers(2 * MEMORY))
     assert caught.value.errno == number
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # others may have been closed meanwhile
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path):
