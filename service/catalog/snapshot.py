@@ -126,7 +126,7 @@ def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
 
 def _states(run: Run, keys: Collection[Key]) -> dict[Key, CheckpointState]:
     trashed = _keys(run, TRASH, parse_trash_file)
-    counts = counting(keys, run.attempts())
+    counts = counting(trashed.union(keys), run.attempts())
     return {
         (step, attempt): CheckpointState.TRASHED
         if (step, attempt) in trashed

@@ -21,7 +21,7 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.runs.aliases import Aliases
-from cairn.storage.runs.attempts import Attempt, counting, list_attempts
+from cairn.storage.runs.attempts import Attempt, counting, list_attempts, set_aside
 from cairn.storage.runs.layout import (
     MANIFESTS,
     MAX_NUMBER,
@@ -419,11 +419,18 @@ class Run:
 
     def _listed(self, number: int) -> StepInfo | None:
         """The step, if it is listed, by its own names alone: however many steps the run has."""
-        names = {manifest_file(number, attempt.number): attempt for attempt in self.attempts()}
+        names = {manifest_file(number, one.number): one.number for one in self.attempts()}
         stored = self.objects.read_many(names)  # of those that do not count, only that they exist
-        published = [(number, names[name].number) for name, value in stored.items() if value]
-        attempt = counting(published, self.attempts()).get(number)  # attempts after manifests
-        if attempt is None or self.objects.read(trash_file(number, attempt)) is not None:
+        published = [(number, names[name]) for name, value in stored.items() if value]
+        attempts = self.attempts()  # after manifests
+        attempt = counting(published, attempts).get(number)
+        if attempt is None:
+            return None
+        later = [(number, one.number) for one in attempts if one.number >= attempt]
+        tombstones = self.objects.read_many(trash_file(*key) for key in later)
+        deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
+        is_aside = set_aside(attempts)
+        if any(key == (number, attempt) or not is_aside(*key) for key in deleted):
             return None
         name = manifest_file(number, attempt)
         summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)
@@ -444,8 +451,9 @@ class Run:
         undeleted: Collection[tuple[int, int]] = (),
     ) -> list[tuple[tuple[int, int], StepState]]:
         """The state of every step that has a manifest."""
-        trashed = self.trashed().difference(undeleted)
-        held = counting(published, attempts)
+        deleted = self.trashed()
+        held = counting(deleted.union(published), attempts)
+        trashed = deleted.difference(undeleted)
         judged = []
         for step, number in published:
             if (step, number) in trashed:

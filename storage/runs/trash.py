@@ -71,6 +71,7 @@ __all__ = [
     "declare",
     "deletable_step",
     "delete_step",
+    "end_removal",
     "held",
     "lay_tombstone",
     "lift",
@@ -98,6 +99,8 @@ class Tombstone(Record):
         by: who asked.
         reason: why.
         removing: its bytes are going; it can't be had back.
+        removed: they are gone; the tombstone stays for as long as the step had overwritten another,
+            which must not be listed in its place.
         policy: the retention policy that asked, if one did; see `RetentionPolicy.to_json`.
         judged: number of the newest attempt when the policy was asked.
     """
@@ -112,6 +115,11 @@ class Tombstone(Record):
     # Left out where they say nothing: older releases take no keys that they do not know.
     policy: dict[str, Any] | None = Field(default=None, exclude_if=lambda one: one is None)
     judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
+    removed: bool = Field(default=False, exclude_if=lambda one: not one)
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether there are bytes that may go."""
+        return not self.removed and (self.removing or self.has_expired(now))
 
     def has_expired(self, now: datetime) -> bool:
         """Whether the bytes may go."""
@@ -500,6 +508,26 @@ def begin_removal(
     except PreconditionFailedError:
         return False  # undeleted meanwhile
     return True
+
+
+def end_removal(run: Run, key: StepKey, *, stays: bool) -> None:
+    """What becomes of the tombstone of a step whose bytes are gone.
+
+    Args:
+        run: the run.
+        key: (step, attempt).
+        stays: without it, what the step had overwritten would be listed again.
+    """
+    name = trash_file(*key)
+    if not stays:
+        run.objects.delete(name)
+        return
+    found = run.objects.read(name)
+    if found is None:
+        return
+    removed = Tombstone.parse(found.value, run.uri / name).model_copy(update={"removed": True})
+    with contextlib.suppress(PreconditionFailedError):  # another collector was faster
+        run.objects.write_if(name, removed.to_bytes(), generation=found.generation)
 
 
 def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey], clock: Clock) -> None:
