@@ -83,7 +83,11 @@ def _refuse_other(run: Run, asked: StepInfo | int, listed: StepInfo) -> None:
 
 def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
     """Steps that counted until `attempt` began; read off the store, however often it is asked."""
-    trashed = run.trashed()
-    saved = [key for key in run.published() if key[1] < attempt.number and key not in trashed]
+    published, deleted = run.published(), run.trashed()
+    saved = [key for key in deleted.union(published) if key[1] < attempt.number]
     earlier = [other for other in run.attempts() if other.number < attempt.number]
-    return [step for step in counting(saved, earlier) if step > attempt.base_step]
+    return [
+        step
+        for step, number in counting(saved, earlier).items()
+        if step > attempt.base_step and (step, number) not in deleted
+    ]

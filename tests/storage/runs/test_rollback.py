@@ -30,6 +30,13 @@ def test_later_steps_are_set_aside_and_none_is_deleted(run):
     assert read_lease(run.objects).released
 
 
+def test_a_deleted_step_that_had_overwritten_another_is_not_told_as_set_aside(run, clock):
+    save(run, 9, begin(run, 9))
+    end(run)
+    delete_step(run, run.step(9), by="me", clock=clock)
+    assert roll_back(run, 3, by="ann").set_aside == (6,)
+
+
 def test_the_same_call_again_tells_what_it_did_and_does_nothing(run):
     first = roll_back(run, 3, by="ann")
     assert roll_back(run, 3, by="ann") == first
