@@ -283,7 +283,8 @@ def delete_step(
 ) -> Tombstone:
     """Delete a step: it is listed no more, and its bytes go once the grace time is over.
 
-    Deleting a deleted step gives the tombstone that it has.
+    Deleting a deleted step gives the tombstone that it has. What the step is, is judged anew: only
+    its number and its attempt are taken from `info`.
 
     Args:
         run: the run.
@@ -298,6 +299,8 @@ def delete_step(
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
             resume from it, somebody is about to promote it or to roll back to it, or is deleting
             it already; it stays as it was.
+        StepInFlightError: it is being written.
+        StepNotFoundError: there is no such step with a manifest.
     """
     key = info.step, info.attempt
     now = clock()
@@ -306,6 +309,11 @@ def delete_step(
     )
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
+        deleted = run.objects.read(trash_file(*key))
+        if deleted is not None:
+            return Tombstone.parse(deleted.value, run.uri / trash_file(*key))
+        # By now: what the caller saw in flight may have become the step of a live writer.
+        info = deletable_step(run, *key)
         _refuse_in_use(run, info, needed_by, clock)
         generation = lay_tombstone(run, key, tombstone)
         if isinstance(generation, Tombstone):
