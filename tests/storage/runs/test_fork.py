@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -17,6 +18,8 @@ from cairn.storage.runs.layout import annotation_file, asset_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
 from cairn.storage.store.opening import open_files
@@ -104,6 +107,64 @@ def test_interrupted_fork_lists_nothing_and_is_taken_up_where_it_stopped(parent,
 def test_finished_fork_is_found_again(parent, root_uri):
     once = fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
     assert fork_run(parent, parent.step(3), root_uri / "child", by=WRITER) == once
+
+
+def contents(uri):
+    files = open_files(uri)
+    return {entry.name: files.stat(entry.name).etag for entry in files.walk()}
+
+
+@pytest.mark.parametrize("writer", [WRITER, "job"])
+def test_finished_fork_is_told_again_and_the_run_that_has_gone_on_stays(parent, root_uri, writer):
+    child = root_uri / "child"
+    fork_run(parent, parent.step(3), child, by=WRITER)
+    with Checkpointer(child, writer_id=writer) as checkpointer:
+        items = {"model": {"kernel": LEAF * 9}}
+        checkpointer.save(3, items, meta={}, overwrite=True).wait()
+        before = contents(child)
+        again = fork_run(parent, parent.step(3), child, by=WRITER)
+        assert (again.attempt, again.state) == (1, StepState.SET_ASIDE)
+        assert contents(child) == before
+        assert Run.open(child).step_attempts() == {3: 2}
+        checkpointer.save(4, items, meta={}).wait()
+
+
+def test_finished_fork_whose_step_was_deleted_is_told_as_deleted(parent, root_uri):
+    child = Run(root_uri / "child")
+    forked = fork_run(parent, parent.step(3), child.uri, by=WRITER)
+    delete_step(child, forked, by="me")
+    assert fork_run(parent, parent.step(3), child.uri, by=WRITER) == replace(
+        forked, state=StepState.TRASHED
+    )
+
+
+def test_fork_that_was_killed_before_it_gave_the_lease_back_gives_it_back(
+    parent, root_uri, monkeypatch
+):
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.storage.runs.fork.release", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+    fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+    assert read_lease(Run.open(root_uri / "child").objects).released
+
+
+def test_interrupted_fork_whose_run_a_job_has_taken_is_refused(parent, root_uri):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    child = root_uri / "child"
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    with Checkpointer(child, writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        with pytest.raises(PreconditionFailedError, match="the run exists"):
+            fork_run(parent, parent.step(3), child, by=WRITER)
+        checkpointer.save(5, {"model": {"kernel": LEAF}}, meta={}).wait()
+    assert Run.open(child).step_attempts() == {5: 2}
 
 
 def test_name_of_another_run_is_refused_and_that_run_stays(parent, root_uri):
