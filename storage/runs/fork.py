@@ -5,11 +5,12 @@ interrupted starts again with the same arguments; what was copied is not copied 
 is finished is told again, and nothing is written into a run that has gone on since.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cairn.storage.errors import CorruptionError, PreconditionFailedError
+from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNotFoundError
 from cairn.storage.runs.assets import read_asset
 from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
 from cairn.storage.runs.layout import (
@@ -94,12 +95,28 @@ def fork_run(
 
 
 def abandon_fork(target: StoreURI, *, by: str) -> None:
-    """Remove what an unfinished fork by `by` left; a finished one, or another's run, stays."""
+    """Remove what an unfinished fork by `by` left.
+
+    A finished one stays, and so does a run that is no fork, that somebody else has begun to write,
+    or that a job holds, be it one of the same id.
+    """
     run = Run(target)
     attempts = list_attempts(run.objects)
     owned = bool(attempts) and all(attempt.writer == by for attempt in attempts)
-    if owned and not run.objects.list(MANIFESTS):
+    if owned and _is_fork(run) and _is_free(run, by) and not run.objects.list(MANIFESTS):
         open_files(target.parent).delete_tree(target.name)
+
+
+def _is_fork(run: Run) -> bool:
+    with contextlib.suppress(RunNotFoundError):
+        return run.info().lineage is not None
+    return False
+
+
+def _is_free(run: Run, by: str) -> bool:
+    """Whether the lease is a fork's, which has no instance as a job's has, or was given back."""
+    lease = read_lease(run.objects)
+    return lease is None or lease.released or (lease.writer, lease.instance) == (by, "")
 
 
 class _LeaseKeeper:

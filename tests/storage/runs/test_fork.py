@@ -218,6 +218,29 @@ def test_abandoned_fork_leaves_nothing_but_a_finished_one_stays(parent, root_uri
     assert [info.step for info in Run.open(child).steps()] == [3]
 
 
+def test_run_that_is_no_fork_is_not_abandoned(root_uri):
+    with Checkpointer(root_uri / "job", writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        abandon_fork(root_uri / "job", by=WRITER)
+    abandon_fork(root_uri / "job", by=WRITER)
+    assert len(Run.open(root_uri / "job").attempts()) == 1
+    abandon_fork(root_uri / "none", by=WRITER)
+
+
+def test_interrupted_fork_that_a_job_of_the_same_id_holds_is_not_abandoned(parent, root_uri):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    child = root_uri / "child"
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    with Checkpointer(child, writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        abandon_fork(child, by=WRITER)
+        checkpointer.save(1, {"model": {"kernel": LEAF}}, meta={}).wait()
+    assert Run.open(child).latest_step() == 1
+
+
 def test_damaged_step_is_not_forked(parent, root_uri):
     step = parent.step(3)
     record = max(parent.manifest(step).objects, key=lambda one: one.size)
