@@ -275,6 +275,10 @@ class Run:
         judged = self._judged(*self._names(), undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
 
+    def states_of(self, published: Collection[tuple[int, int]]) -> dict[tuple[int, int], StepState]:
+        """The states of all steps that `published` gave just before; from names alone."""
+        return dict(self._judged(published, self.attempts()))
+
     def steps(self) -> list[StepInfo]:
         """All listed steps, by number."""
         keys = list(self.step_attempts().items())
@@ -446,7 +450,7 @@ class Run:
 
     def _judged(
         self,
-        published: list[tuple[int, int]],
+        published: Collection[tuple[int, int]],
         attempts: list[Attempt],
         undeleted: Collection[tuple[int, int]] = (),
     ) -> list[tuple[tuple[int, int], StepState]]:
