@@ -14,16 +14,11 @@ from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNo
 from cairn.storage.runs.assets import read_asset
 from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
 from cairn.storage.runs.layout import (
-    ALIASES,
-    ANNOTATIONS,
-    ASSETS,
-    ATTEMPTS,
     COMMIT_FILE,
-    EXPORTS,
     LEASE_FILE,
     MANIFESTS,
     RUN_FILE,
-    TRASH,
+    RUN_FOLDERS,
     annotation_file,
     asset_file,
     manifest_file,
@@ -32,7 +27,7 @@ from cairn.storage.runs.layout import (
 )
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease, release, renew
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.run import Lineage, Run
+from cairn.storage.runs.run import Lineage, Run, refuse_inside_run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
@@ -40,7 +35,6 @@ from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
 __all__ = ["abandon_fork", "fork_run"]
 
 _FILES = {RUN_FILE, LEASE_FILE}
-_FOLDERS = {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH}
 
 
 def fork_run(
@@ -65,6 +59,7 @@ def fork_run(
         clock: tells the time.
 
     Raises:
+        InvalidURIError: no run may begin at `target`, see `Run.create`.
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
@@ -145,6 +140,7 @@ def _create(
 ) -> tuple[Run, StepInfo | None]:
     """The new run, or the one that an earlier fork of the same step left; its step, if finished."""
     info = source.info()
+    refuse_inside_run(target)  # what is in the way is not the reason then
     _refuse_foreign(target)
     try:
         created = Run.create(
@@ -204,7 +200,7 @@ def _refuse_foreign(target: StoreURI) -> None:
     foreign = [
         entry.name
         for entry in open_files(target).list()
-        if entry.name not in _FILES and f"{entry.name}/" not in _FOLDERS
+        if entry.name not in _FILES and f"{entry.name}/" not in RUN_FOLDERS
     ]
     if foreign:
         raise PreconditionFailedError(

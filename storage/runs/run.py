@@ -19,6 +19,7 @@ from cairn.storage.errors import (
     StepInFlightError,
     StepNotFoundError,
     StorageError,
+    StoreUnavailableError,
 )
 from cairn.storage.runs.aliases import Aliases
 from cairn.storage.runs.attempts import Attempt, counting, list_attempts, set_aside
@@ -26,6 +27,7 @@ from cairn.storage.runs.layout import (
     MANIFESTS,
     MAX_NUMBER,
     RUN_FILE,
+    RUN_FOLDERS,
     TRASH,
     CheckpointRef,
     check_run_name,
@@ -35,6 +37,7 @@ from cairn.storage.runs.layout import (
     parse_ref,
     parse_trash_file,
     step_dir,
+    step_of,
     trash_file,
 )
 from cairn.storage.runs.manifest import Manifest, ManifestSummary
@@ -62,6 +65,7 @@ __all__ = [
     "list_runs",
     "no_such_run",
     "refuse_inside_checkpoint",
+    "refuse_inside_run",
     "resolve_checkpoint",
 ]
 
@@ -151,6 +155,43 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
         )
 
 
+def refuse_inside_run(folder: StoreURI) -> None:
+    """Raise if `folder` is the address of a step or one of a run's own: no run may begin there.
+
+    The store is asked only about a path that has the name of such a folder in it.
+
+    Raises:
+        InvalidURIError: it is.
+    """
+    step = step_of(folder)
+    if step is not None:
+        run = folder.parent.parent
+        raise InvalidURIError(
+            "not a run's folder",
+            path=folder,
+            expected="a run's folder, or one where a run can begin",
+            found=f"the address of step {step} of {run}",
+            next_step=f"Give the run, {run}, or another name.",
+        )
+    inner = folder
+    while inner.path and (outer := inner.parent).path:
+        if f"{inner.name}/" in RUN_FOLDERS:
+            with contextlib.suppress(StoreUnavailableError):  # not ours to look into
+                _refuse_own_folder(folder, outer)
+        inner = outer
+
+
+def _refuse_own_folder(folder: StoreURI, run: StoreURI) -> None:
+    if ObjectStore.open(run).read(RUN_FILE) is not None:
+        raise InvalidURIError(
+            "not a run's folder",
+            path=folder,
+            expected="a run's folder, or one where a run can begin",
+            found=f"a folder of the run {run}",
+            next_step=f"Give the run, {run}, or a name beside it.",
+        )
+
+
 _NAMED_IN_ERRORS = 20
 
 
@@ -201,7 +242,8 @@ class Run:
         """Create the run `uri`, or open it if it exists and `exist_ok`.
 
         Raises:
-            InvalidURIError: the folder's name can't be a run's name, or it is in a checkpoint.
+            InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
+                it is in a checkpoint or in a folder of another run.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
         run = cls(parse_uri(uri), clock=clock)
@@ -213,6 +255,7 @@ class Run:
             lineage=None if lineage is None else Lineage.model_validate(lineage),
             environment=dict(environment or {}),
         )
+        refuse_inside_run(run.uri)
         refuse_inside_checkpoint(run.uri)
         if exist_ok and run._found_info() is not None:
             return run

@@ -7,6 +7,7 @@ import pytest
 from cairn.storage.errors import (
     CorruptionError,
     FencedError,
+    InvalidURIError,
     LeaseHeldError,
     PreconditionFailedError,
     StoreFullError,
@@ -275,6 +276,12 @@ def test_full_store_is_told_as_such(parent, root_uri, monkeypatch):
     monkeypatch.undo()
     assert Run.open(root_uri / "child").steps() == []
     fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+
+
+@pytest.mark.parametrize("inner", ["steps/9", "attempts", "trash/x"])
+def test_fork_into_a_run_is_refused(parent, inner):
+    with pytest.raises(InvalidURIError, match="Give the run"):
+        fork_run(parent, parent.step(3), parent.uri / inner, by=WRITER)
 
 
 def test_folder_of_something_else_is_neither_forked_into_nor_removed(parent, root_uri):
