@@ -21,6 +21,7 @@ from cairn.storage.runs.lease import (
     LEASE_TTL_SECONDS,
     begin_attempt,
     holds_lease,
+    interrupted_start,
     note_durable,
     noted_step,
     release,
@@ -62,6 +63,7 @@ class Writer:
         self._latest: int | None = None
         self._goes_back = False
         self._given_up = False
+        self._starting = False
         self._fenced: FencedError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -172,6 +174,9 @@ class Writer:
         self.check()
         self.drop()  # its lease is taken for the next one, whether that begins or not
         self._pause()
+        if self._starting and self._attempt is not None:  # it was interrupted, or failed
+            self._attempt = interrupted_start(self._objects, self._attempt)
+        self._starting = True
         self._attempt = begin_attempt(
             self._objects,
             writer=self._writer,
@@ -181,6 +186,7 @@ class Writer:
             instance=self._instance,
             before=self._attempt,
         )
+        self._starting = False
         self._given_up = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
