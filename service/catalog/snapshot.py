@@ -1,25 +1,20 @@
 """What the store says about one run, read with as few requests as can be."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from cairn.service.schemas import CheckpointState
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.runs import (
-    MANIFESTS,
-    TRASH,
     Alias,
     Annotation,
     Manifest,
     Run,
     RunInfo,
     annotation_file,
-    counting,
     manifest_file,
-    parse_manifest_file,
-    parse_trash_file,
 )
 from cairn.storage.store import from_rfc3339, sha256_of
 
@@ -70,11 +65,11 @@ def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
     A manifest that cannot be read is left out and logged; the others do not suffer from it.
     """
     # Manifests before attempts: an attempt begun in between can then only set steps aside.
-    keys = _keys(run, MANIFESTS, parse_manifest_file)
+    keys = set(run.published())
     added = _read_manifests(run, keys.difference(known))
     return Snapshot(
         info=info,
-        states=_states(run, keys.intersection({*known, *added})),
+        states=_states(run, keys, keys.intersection({*known, *added})),
         added=added,
         annotations=read_annotations(run, added),
         aliases=tuple(run.aliases.list()),
@@ -94,10 +89,6 @@ def _parse_annotation(data: bytes, path: object) -> Annotation:
     except (CorruptionError, UnsupportedFormatError) as exc:
         logger.warning("labels and metrics left out: %s", exc)
         return NO_ANNOTATION
-
-
-def _keys(run: Run, folder: str, parse: Callable[[str], Key | None]) -> set[Key]:
-    return {key for name in run.objects.list(folder) if (key := parse(name)) is not None}
 
 
 def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
@@ -124,14 +115,9 @@ def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
     return read
 
 
-def _states(run: Run, keys: Collection[Key]) -> dict[Key, CheckpointState]:
-    trashed = _keys(run, TRASH, parse_trash_file)
-    counts = counting(keys, run.attempts())
-    return {
-        (step, attempt): CheckpointState.TRASHED
-        if (step, attempt) in trashed
-        else CheckpointState.LISTED
-        if counts.get(step) == attempt
-        else CheckpointState.SET_ASIDE
-        for step, attempt in keys
-    }
+def _states(
+    run: Run, published: Collection[Key], read: Collection[Key]
+) -> dict[Key, CheckpointState]:
+    # Judged among all: one that can't be read has overwritten others all the same.
+    judged = run.states_of(published)
+    return {key: CheckpointState(judged[key].value) for key in read}

@@ -11,6 +11,7 @@ from cairn.storage.store import StoreURI, confine
 KIND: Final = "restore"
 FORK: Final = "fork"
 ROLLBACK: Final = "rollback"
+_BY: Final = "cairn-restore"
 
 
 def restore_request(
@@ -26,7 +27,7 @@ def restore_request(
 
 def writer_id(operation_id: str) -> str:
     """The id under which an operation writes into a run."""
-    return f"cairn-restore/{operation_id}"
+    return f"{_BY}/{operation_id}"
 
 
 def _run(context: JobContext, request: Request) -> Result:
@@ -58,7 +59,7 @@ def _fork(context: JobContext, request: Request) -> Result:
 def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
-    done = roll_back(run, step, by=writer_id(context.operation_id))
+    done = roll_back(run, step, by=_BY, request=context.operation_id)
     context.progress.set(message="done")
     return {
         "root": request["root"],

@@ -89,7 +89,7 @@ class RunSaver:
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread.
         ArgumentError: an option that `step` takes itself, or `agree_every` below 1.
-        InvalidURIError: `run_uri` is malformed.
+        InvalidURIError: `run_uri` is malformed, or no run may begin there.
         LeaseHeldError: another writer holds the run.
         StorageError: with `policy.best`: the metrics of the run's steps can't be read.
     """

@@ -4,7 +4,6 @@ from .annotations import Annotation as Annotation
 from .assets import checked_assets as checked_assets
 from .assets import put_assets as put_assets
 from .assets import read_asset as read_asset
-from .attempts import counting as counting
 from .exports import ExportFile as ExportFile
 from .exports import ExportKey as ExportKey
 from .exports import ExportManifest as ExportManifest
@@ -25,21 +24,15 @@ from .layout import RUN_FILE as RUN_FILE
 from .layout import TRASH as TRASH
 from .layout import CheckpointRef as CheckpointRef
 from .layout import annotation_file as annotation_file
-from .layout import check_alias as check_alias
 from .layout import check_run_name as check_run_name
 from .layout import check_step as check_step
 from .layout import manifest_file as manifest_file
-from .layout import parse_manifest_file as parse_manifest_file
 from .layout import parse_ref as parse_ref
-from .layout import parse_trash_file as parse_trash_file
 from .layout import step_dir as step_dir
 from .layout import trash_file as trash_file
 from .lease import LEASE_TTL_SECONDS as LEASE_TTL_SECONDS
 from .lease import Lease as Lease
-from .lease import begin_attempt as begin_attempt
-from .lease import noted_step as noted_step
 from .lease import read_lease as read_lease
-from .lease import release as release
 from .manifest import AssetRecord as AssetRecord
 from .manifest import LeafRecord as LeafRecord
 from .manifest import Manifest as Manifest
@@ -69,5 +62,4 @@ from .trash import delete_step as delete_step
 from .trash import read_tombstones as read_tombstones
 from .trash import undelete_step as undelete_step
 from .writer import Writer as Writer
-from .writer import publish_manifest as publish_manifest
 from .writer import sync_folder as sync_folder

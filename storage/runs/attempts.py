@@ -56,16 +56,17 @@ class _AttemptRecord(Record):
     at: str
 
 
-def counting(manifests: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
+def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
     """Which attempt holds each step that counts, by step in ascending order.
 
     Args:
-        manifests: (step, attempt) of every manifest.
+        saved: (step, attempt) of every manifest and of every tombstone: a step that was deleted
+            does not give its place back to what it had overwritten.
         attempts: every attempt of the run.
     """
     is_aside = set_aside(attempts)
     held: dict[int, int] = {}
-    for step, attempt in manifests:
+    for step, attempt in saved:
         if not is_aside(step, attempt):
             held[step] = max(attempt, held.get(step, attempt))
     return dict(sorted(held.items()))

@@ -1,43 +1,40 @@
 """A new run from a step of another: everything the step needs is copied, nothing is shared.
 
 Data first, manifest last: until the manifest is there, the new run lists no step. Whoever is
-interrupted starts again with the same arguments; what was copied is not copied again.
+interrupted starts again with the same arguments; what was copied is not copied again. A fork that
+is finished is told again, and nothing is written into a run that has gone on since.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cairn.storage.errors import CorruptionError, PreconditionFailedError
+from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNotFoundError
 from cairn.storage.runs.assets import read_asset
 from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
 from cairn.storage.runs.layout import (
-    ALIASES,
-    ANNOTATIONS,
-    ASSETS,
-    ATTEMPTS,
     COMMIT_FILE,
-    EXPORTS,
     LEASE_FILE,
     MANIFESTS,
     RUN_FILE,
-    TRASH,
+    RUN_FOLDERS,
     annotation_file,
     asset_file,
     manifest_file,
     step_dir,
+    trash_file,
 )
-from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, release, renew
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease, release, renew
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.run import Lineage, Run
-from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.run import Lineage, Run, refuse_inside_run
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
 
 __all__ = ["abandon_fork", "fork_run"]
 
 _FILES = {RUN_FILE, LEASE_FILE}
-_FOLDERS = {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH}
 
 
 def fork_run(
@@ -51,6 +48,8 @@ def fork_run(
 ) -> StepInfo:
     """Make the run `target`, whose only step is a copy of `step`; that step.
 
+    If this fork was finished earlier, its step is told again, in the state that it has by now.
+
     Args:
         source: the run to fork from.
         step: one of its steps.
@@ -60,6 +59,7 @@ def fork_run(
         clock: tells the time.
 
     Raises:
+        InvalidURIError: no run may begin at `target`, see `Run.create`.
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
@@ -73,28 +73,45 @@ def fork_run(
         attempt=step.attempt,
         manifest_digest=manifest.digest(),
     )
-    run = _create(source, target, lineage, by=by, clock=clock)
+    run, finished = _create(source, target, lineage, manifest, by=by, clock=clock)
+    if finished is not None:
+        return finished
     attempt = _attempt(run, by=by, clock=clock)
     changes = {"attempt": attempt.number, "writer": by}
     copied = Manifest.model_validate(manifest.model_dump() | changes)  # in the present version
-    if run.objects.read(manifest_file(copied.step, copied.attempt)) is None:
-        keeper = _LeaseKeeper(run, attempt, clock)
-        _copy_objects(source, step, run, copied, keeper, progress)
-        _copy_small(source, step, run, copied)
-        sync_folder(run.step_uri(replace(step, attempt=attempt.number)))
-        keeper.keep()
-        publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
+    keeper = _LeaseKeeper(run, attempt, clock)
+    _copy_objects(source, step, run, copied, keeper, progress)
+    _copy_small(source, step, run, copied)
+    sync_folder(run.step_uri(replace(step, attempt=attempt.number)))
+    keeper.keep()
+    publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
     release(run.objects, attempt, clock=clock)
     return run.step(step.step)
 
 
 def abandon_fork(target: StoreURI, *, by: str) -> None:
-    """Remove what an unfinished fork by `by` left; a finished one, or another's run, stays."""
+    """Remove what an unfinished fork by `by` left.
+
+    A finished one stays, and so does a run that is no fork, that somebody else has begun to write,
+    or that a job holds, be it one of the same id.
+    """
     run = Run(target)
     attempts = list_attempts(run.objects)
     owned = bool(attempts) and all(attempt.writer == by for attempt in attempts)
-    if owned and not run.objects.list(MANIFESTS):
+    if owned and _is_fork(run) and _is_free(run, by) and not run.objects.list(MANIFESTS):
         open_files(target.parent).delete_tree(target.name)
+
+
+def _is_fork(run: Run) -> bool:
+    with contextlib.suppress(RunNotFoundError):
+        return run.info().lineage is not None
+    return False
+
+
+def _is_free(run: Run, by: str) -> bool:
+    """Whether the lease is a fork's, which has no instance as a job's has, or was given back."""
+    lease = read_lease(run.objects)
+    return lease is None or lease.released or (lease.writer, lease.instance) == (by, "")
 
 
 class _LeaseKeeper:
@@ -118,12 +135,15 @@ class _LeaseKeeper:
             self._due = now + timedelta(seconds=LEASE_TTL_SECONDS / 3)
 
 
-def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: Clock) -> Run:
-    """The new run, or the one that an interrupted fork of the same step left."""
+def _create(
+    source: Run, target: StoreURI, lineage: Lineage, manifest: Manifest, *, by: str, clock: Clock
+) -> tuple[Run, StepInfo | None]:
+    """The new run, or the one that an earlier fork of the same step left; its step, if finished."""
     info = source.info()
+    refuse_inside_run(target)  # what is in the way is not the reason then
     _refuse_foreign(target)
     try:
-        return Run.create(
+        created = Run.create(
             target,
             labels=info.labels,
             lineage=lineage,
@@ -134,10 +154,45 @@ def _create(source: Run, target: StoreURI, lineage: Lineage, *, by: str, clock: 
         )
     except PreconditionFailedError:
         run = Run.open(target, clock=clock)
-        mine = all(attempt.writer == by for attempt in run.attempts())
-        if run.info().lineage != lineage or not mine:
+        if run.info().lineage != lineage:
             raise
-        return run
+        finished = _finished(run, manifest, by=by, clock=clock)
+        if finished is None and not _is_unfinished(run, by=by):
+            raise
+        return run, finished
+    return created, None
+
+
+def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
+    """The step that this fork published earlier, whatever became of it and of the run since."""
+    for attempt in run.attempts():
+        if attempt.writer != by:
+            return None  # the fork's attempt comes first
+        key = manifest.step, attempt.number
+        deleted = run.objects.read(trash_file(*key)) is not None
+        found = run.objects.read(manifest_file(*key))
+        if found is None and not deleted:
+            continue
+        if found is not None:
+            own = Manifest.parse(found.value, run.uri / manifest_file(*key))
+            if (own.created, own.objects) != (manifest.created, manifest.objects):
+                return None  # a job of the same id has saved this step
+        lease = read_lease(run.objects)
+        if lease is not None and not lease.released:
+            release(run.objects, attempt, clock=clock)  # interrupted right before; else another's
+        counts = run.step_attempts().get(manifest.step) == attempt.number
+        state = StepState.LISTED if counts else StepState.SET_ASIDE
+        if deleted:
+            state = StepState.TRASHED
+        return next(iter(run.described([(key, state)])), StepInfo(*key, state))
+    return None
+
+
+def _is_unfinished(run: Run, *, by: str) -> bool:
+    """Whether nobody has used the run but one interrupted fork by `by`, which may go on."""
+    attempts = run.attempts()
+    mine = len(attempts) <= 1 and all(attempt.writer == by for attempt in attempts)
+    return mine and not run.published() and not run.trashed()
 
 
 def _refuse_foreign(target: StoreURI) -> None:
@@ -145,7 +200,7 @@ def _refuse_foreign(target: StoreURI) -> None:
     foreign = [
         entry.name
         for entry in open_files(target).list()
-        if entry.name not in _FILES and f"{entry.name}/" not in _FOLDERS
+        if entry.name not in _FILES and f"{entry.name}/" not in RUN_FOLDERS
     ]
     if foreign:
         raise PreconditionFailedError(
@@ -160,8 +215,8 @@ def _refuse_foreign(target: StoreURI) -> None:
 def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
     """The attempt that an interrupted fork began, or a new one."""
     begun = run.attempts()
-    if begun and begun[-1].writer == by:
-        return begun[-1]
+    if begun and begun[0].writer == by:
+        return begun[0]
     return begin_attempt(run.objects, writer=by, base_step=-1, clock=clock)
 
 

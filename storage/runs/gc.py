@@ -4,7 +4,8 @@ First a plan, which changes nothing; then its removal, which judges each entry a
 beside a live writer: what an attempt that may still publish has written is never touched. An
 attempt may publish until a later one exists or its lease was given back. The attempt of a writer
 that died is therefore ended before anything of it goes, by beginning the next one, once its lease
-is long gone. Set-aside steps stay: a rollback can be undone.
+is long gone. Set-aside steps stay: a rollback can be undone. So does the tombstone of a step
+that had overwritten another, until that one is gone too.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.attempts import list_attempts
+from cairn.storage.runs.attempts import list_attempts, set_aside
 from cairn.storage.runs.exports import ExportKey, ExportManifest, find_export
 from cairn.storage.runs.layout import (
     EXPORTS,
@@ -28,13 +29,18 @@ from cairn.storage.runs.layout import (
     manifest_file,
     parse_export_manifest,
     step_dir,
-    trash_file,
 )
 from cairn.storage.runs.lease import begin_attempt, is_dead, noted_step, read_lease, release
 from cairn.storage.runs.retention import PolicyJudge
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
-from cairn.storage.runs.trash import begin_removal, clear_announcements, read_tombstones
+from cairn.storage.runs.trash import (
+    StepKey,
+    begin_removal,
+    clear_announcements,
+    end_removal,
+    read_tombstones,
+)
 from cairn.storage.store import Clock, Entry, utc_now
 
 __all__ = ["Garbage", "GarbageKind", "collect_garbage", "find_garbage"]
@@ -112,6 +118,7 @@ def collect_garbage(
     clear_announcements(run, now=clock())
     files = run.files
     judge = PolicyJudge(run, clock=clock)
+    covers_older = _covers_older(run)  # once: older copies can only go
     removed = []
     for garbage in find_garbage(run, clock=clock):
         if garbage.kind is GarbageKind.TRASH:
@@ -124,7 +131,8 @@ def collect_garbage(
             files.delete_tree(garbage.name)
             files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
             run.objects.delete(annotation_file(*key))
-            run.objects.delete(trash_file(*key))  # last: until here a repeated call goes on
+            # Last: until here a repeated call goes on.
+            end_removal(run, key, stays=covers_older(key))
         elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage):
             continue  # it counts by now
         else:
@@ -136,15 +144,29 @@ def collect_garbage(
 
 
 def _trash(run: Run, now: datetime) -> Iterator[Garbage]:
+    covers_older = _covers_older(run)
     aliased = {(alias.step, alias.attempt) for alias in run.aliases.list()}
     for (step, attempt), tombstone in sorted(read_tombstones(run.objects).items()):
         if (step, attempt) in aliased and not tombstone.removing:
+            continue
+        if tombstone.removed and covers_older((step, attempt)):
             continue
         if tombstone.removing or tombstone.has_expired(now):
             folder = step_dir(attempt, step)
             why = f"deleted {tombstone.at}" + (f" by {tombstone.by}" if tombstone.by else "")
             nbytes = _bytes_below(run, folder)
             yield Garbage(GarbageKind.TRASH, folder, nbytes, why, step, attempt)
+
+
+def _covers_older(run: Run) -> Callable[[StepKey], bool]:
+    """A function of (step, attempt): True if an older copy would count if that one were not.
+
+    One that is deleted is such a copy too: it can be had back.
+    """
+    published = run.published()
+    is_aside = set_aside(run.attempts())  # attempts after manifests
+    older = [key for key in published if not is_aside(*key)]
+    return lambda key: any(step == key[0] and attempt < key[1] for step, attempt in older)
 
 
 def _abandoned(run: Run, ended: set[int]) -> Iterator[Garbage]:

@@ -23,6 +23,7 @@ __all__ = [
     "LEASE_FILE",
     "MANIFESTS",
     "RUN_FILE",
+    "RUN_FOLDERS",
     "TRASH",
     "CheckpointRef",
     "ExportManifestName",
@@ -54,6 +55,7 @@ __all__ = [
     "parse_step_folder",
     "parse_trash_file",
     "step_dir",
+    "step_of",
     "trash_file",
 ]
 
@@ -69,6 +71,9 @@ ALIASES: Final = "aliases/"
 TRASH: Final = "trash/"
 EXPORTS: Final = "exports/"
 ASSETS: Final = "assets/"
+
+RUN_FOLDERS: Final = frozenset({ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH})
+"""Everything that a run has but files."""
 
 MAX_NUMBER: Final = 10**18 - 1
 _NUMBER = r"(0|[1-9][0-9]{0,17})"
@@ -361,7 +366,7 @@ def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
     head, at, alias = given.rpartition("@")
     if at and "/" not in alias:
         uri = parse_uri(head)
-        if _step_of(uri) is not None:
+        if step_of(uri) is not None:
             raise InvalidURIError(
                 "ambiguous checkpoint",
                 path=repr(given),
@@ -373,12 +378,16 @@ def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
             uri, alias=None if alias == "latest" else check_alias(alias, within=given)
         )
     uri = parse_uri(given)
-    step = _step_of(uri)
+    step = step_of(uri)
     return CheckpointRef(uri) if step is None else CheckpointRef(uri.parent.parent, step=step)
 
 
-def _step_of(uri: StoreURI) -> int | None:
-    """N of ".../steps/N", or None; "steps/007" is a mistake, not a run's name."""
+def step_of(uri: StoreURI) -> int | None:
+    """N of ".../steps/N", or None; "steps/007" is a mistake, not a run's name.
+
+    Raises:
+        InvalidURIError: it is such a mistake.
+    """
     segments = uri.path.split("/")
     if len(segments) < 3 or segments[-2] != "steps":
         return None

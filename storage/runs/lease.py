@@ -13,7 +13,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
-from cairn.storage.runs.attempts import Attempt, create_attempt, ensure_newest, free_number
+from cairn.storage.runs.attempts import (
+    Attempt,
+    create_attempt,
+    ensure_newest,
+    free_number,
+    newest_number,
+)
 from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 
@@ -24,6 +30,7 @@ __all__ = [
     "Lease",
     "begin_attempt",
     "holds_lease",
+    "interrupted_start",
     "is_dead",
     "note_durable",
     "noted_step",
@@ -142,6 +149,27 @@ def begin_attempt(
                 _note(objects, begun, None)  # it goes back, and keeps no step above its base
             return begun
         number += 1  # another start came first, and may have saved: ask again what to keep
+
+
+def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
+    """The newest attempt that this process began, also if it never learned that it had.
+
+    A start that is interrupted, or whose answer is lost, may have created its attempt all the same.
+    The lease tells: whoever else begins an attempt puts an instance of its own there first. The
+    attempt that the lease was taken for did not exist then, so it is this process's if the lease
+    still has this one's instance. Hence attempts before the lease: a lease that was read first
+    could have gone to somebody who created that very number.
+
+    Args:
+        objects: the run's objects.
+        before: the last attempt that this process knows to have begun.
+    """
+    newest = newest_number(objects)
+    lease = read_lease(objects)
+    own = before.writer, newest, before.instance
+    if lease is None or (lease.writer, lease.attempt, lease.instance) != own:
+        return before
+    return replace(before, number=newest)
 
 
 def noted_step(objects: ObjectStore) -> int:
@@ -266,7 +294,10 @@ def _take_lease(
             )
         if before is not None and not held.released and held.instance != attempt.instance:
             raise _replaced(objects, before, held)
-        number = max(attempt.number, held.attempt)
+        # The attempt of another instance, which gave the lease back, may exist. This process must
+        # never find it in a lease of its own: see `interrupted_start`.
+        skips = before is not None and held.instance != attempt.instance
+        number = max(attempt.number, held.attempt + skips)
         return _lease(writer, number, attempt.instance, clock, ttl, held)
 
     lease = _change(objects, taken)

@@ -3,9 +3,10 @@
 The step is held meanwhile, so that no deletion of it begins.
 """
 
+import secrets
 from dataclasses import dataclass
 
-from cairn.storage.errors import StepNotFoundError
+from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
 from cairn.storage.runs.attempts import Attempt, counting
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.run import Run
@@ -32,41 +33,58 @@ class Rollback:
     aliases: tuple[str, ...]
 
 
-def roll_back(run: Run, step: StepInfo | int, *, by: str) -> Rollback:
-    """Make a listed step the latest; what a live writer saved after it is set aside.
+def roll_back(run: Run, step: StepInfo | int, *, by: str, request: str | None = None) -> Rollback:
+    """Make a listed step the latest; the steps after it are set aside.
 
     Args:
-        run: the run.
+        run: the run, which no writer holds.
         step: one of its listed steps.
-        by: id of who asks, new for each rollback: with the same one an interrupted call goes on
-            where it was, and one that was done is told again.
+        by: who asks. The attempt's writer is named after it, and after the request.
+        request: id of this one rollback, for who may have to ask again: an interrupted call then
+            goes on where it was, and one that was done is told again. Without it every call acts.
 
     Raises:
         StepNotFoundError: the step is not listed (any more), or another attempt holds it.
         StepChangedError: somebody is about to delete it.
         LeaseHeldError: a writer holds the run.
+        PreconditionFailedError: the request was one for another step.
     """
     number = step if isinstance(step, int) else step.step
-    begun = [attempt for attempt in run.attempts() if attempt.writer == by]
-    attempt = begun[-1] if begun else None
+    # Never `by` alone: a job of that id would lose its lease, and be taken for this rollback.
+    writer = f"{by}/{secrets.token_hex(8) if request is None else request}"
+    attempt = None if request is None else _begun(run, writer, number, request)
     if attempt is None:
         listed = run.step(number)
         _refuse_other(run, step, listed)
         with held(run, (number, listed.attempt), by=by, reason="roll back to it"):
-            attempt = _begin(run, listed, by)
+            attempt = _begin(run, listed, writer)
     release(run.objects, attempt, clock=run.clock)
     aside = _set_aside_by(run, attempt)
     named = [one.alias for one in run.aliases.list() if one.step > number]
     return Rollback(number, attempt.number, tuple(aside), tuple(named))
 
 
-def _begin(run: Run, listed: StepInfo, by: str) -> Attempt:
+def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
+    """The attempt that an earlier call of the same request began."""
+    found = next((one for one in run.attempts() if one.writer == writer), None)
+    if found is not None and found.base_step != step:
+        raise PreconditionFailedError(
+            "the request was used for another step",
+            path=run.uri,
+            expected=f"step {found.base_step}, to which request {request!r} went back",
+            found=f"step {step}",
+            next_step="Give each rollback a request of its own, or none.",
+        )
+    return found
+
+
+def _begin(run: Run, listed: StepInfo, writer: str) -> Attempt:
     def base_step() -> int:
         """Asked while the lease is held: no writer sets the step aside any more."""
         _refuse_other(run, listed, run.step(listed.step))
         return listed.step
 
-    return begin_attempt(run.objects, writer=by, base_step=base_step, clock=run.clock)
+    return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock)
 
 
 def _refuse_other(run: Run, asked: StepInfo | int, listed: StepInfo) -> None:
@@ -83,7 +101,11 @@ def _refuse_other(run: Run, asked: StepInfo | int, listed: StepInfo) -> None:
 
 def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:
     """Steps that counted until `attempt` began; read off the store, however often it is asked."""
-    trashed = run.trashed()
-    saved = [key for key in run.published() if key[1] < attempt.number and key not in trashed]
+    published, deleted = run.published(), run.trashed()
+    saved = [key for key in deleted.union(published) if key[1] < attempt.number]
     earlier = [other for other in run.attempts() if other.number < attempt.number]
-    return [step for step in counting(saved, earlier) if step > attempt.base_step]
+    return [
+        step
+        for step, number in counting(saved, earlier).items()
+        if step > attempt.base_step and (step, number) not in deleted
+    ]

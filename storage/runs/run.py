@@ -19,13 +19,15 @@ from cairn.storage.errors import (
     StepInFlightError,
     StepNotFoundError,
     StorageError,
+    StoreUnavailableError,
 )
 from cairn.storage.runs.aliases import Aliases
-from cairn.storage.runs.attempts import Attempt, counting, list_attempts
+from cairn.storage.runs.attempts import Attempt, counting, list_attempts, set_aside
 from cairn.storage.runs.layout import (
     MANIFESTS,
     MAX_NUMBER,
     RUN_FILE,
+    RUN_FOLDERS,
     TRASH,
     CheckpointRef,
     check_run_name,
@@ -35,6 +37,7 @@ from cairn.storage.runs.layout import (
     parse_ref,
     parse_trash_file,
     step_dir,
+    step_of,
     trash_file,
 )
 from cairn.storage.runs.manifest import Manifest, ManifestSummary
@@ -62,6 +65,7 @@ __all__ = [
     "list_runs",
     "no_such_run",
     "refuse_inside_checkpoint",
+    "refuse_inside_run",
     "resolve_checkpoint",
 ]
 
@@ -151,6 +155,43 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
         )
 
 
+def refuse_inside_run(folder: StoreURI) -> None:
+    """Raise if `folder` is the address of a step or one of a run's own: no run may begin there.
+
+    The store is asked only about a path that has the name of such a folder in it.
+
+    Raises:
+        InvalidURIError: it is.
+    """
+    step = step_of(folder)
+    if step is not None:
+        run = folder.parent.parent
+        raise InvalidURIError(
+            "not a run's folder",
+            path=folder,
+            expected="a run's folder, or one where a run can begin",
+            found=f"the address of step {step} of {run}",
+            next_step=f"Give the run, {run}, or another name.",
+        )
+    inner = folder
+    while inner.path and (outer := inner.parent).path:
+        if f"{inner.name}/" in RUN_FOLDERS:
+            with contextlib.suppress(StoreUnavailableError):  # not ours to look into
+                _refuse_own_folder(folder, outer)
+        inner = outer
+
+
+def _refuse_own_folder(folder: StoreURI, run: StoreURI) -> None:
+    if ObjectStore.open(run).read(RUN_FILE) is not None:
+        raise InvalidURIError(
+            "not a run's folder",
+            path=folder,
+            expected="a run's folder, or one where a run can begin",
+            found=f"a folder of the run {run}",
+            next_step=f"Give the run, {run}, or a name beside it.",
+        )
+
+
 _NAMED_IN_ERRORS = 20
 
 
@@ -201,7 +242,8 @@ class Run:
         """Create the run `uri`, or open it if it exists and `exist_ok`.
 
         Raises:
-            InvalidURIError: the folder's name can't be a run's name, or it is in a checkpoint.
+            InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
+                it is in a checkpoint or in a folder of another run.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
         run = cls(parse_uri(uri), clock=clock)
@@ -213,6 +255,7 @@ class Run:
             lineage=None if lineage is None else Lineage.model_validate(lineage),
             environment=dict(environment or {}),
         )
+        refuse_inside_run(run.uri)
         refuse_inside_checkpoint(run.uri)
         if exist_ok and run._found_info() is not None:
             return run
@@ -274,6 +317,10 @@ class Run:
         """
         judged = self._judged(*self._names(), undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
+
+    def states_of(self, published: Collection[tuple[int, int]]) -> dict[tuple[int, int], StepState]:
+        """The states of all steps that `published` gave just before; from names alone."""
+        return dict(self._judged(published, self.attempts()))
 
     def steps(self) -> list[StepInfo]:
         """All listed steps, by number."""
@@ -419,11 +466,18 @@ class Run:
 
     def _listed(self, number: int) -> StepInfo | None:
         """The step, if it is listed, by its own names alone: however many steps the run has."""
-        names = {manifest_file(number, attempt.number): attempt for attempt in self.attempts()}
+        names = {manifest_file(number, one.number): one.number for one in self.attempts()}
         stored = self.objects.read_many(names)  # of those that do not count, only that they exist
-        published = [(number, names[name].number) for name, value in stored.items() if value]
-        attempt = counting(published, self.attempts()).get(number)  # attempts after manifests
-        if attempt is None or self.objects.read(trash_file(number, attempt)) is not None:
+        published = [(number, names[name]) for name, value in stored.items() if value]
+        attempts = self.attempts()  # after manifests
+        attempt = counting(published, attempts).get(number)
+        if attempt is None:
+            return None
+        later = [(number, one.number) for one in attempts if one.number >= attempt]
+        tombstones = self.objects.read_many(trash_file(*key) for key in later)
+        deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
+        is_aside = set_aside(attempts)
+        if any(key == (number, attempt) or not is_aside(*key) for key in deleted):
             return None
         name = manifest_file(number, attempt)
         summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)
@@ -439,13 +493,14 @@ class Run:
 
     def _judged(
         self,
-        published: list[tuple[int, int]],
+        published: Collection[tuple[int, int]],
         attempts: list[Attempt],
         undeleted: Collection[tuple[int, int]] = (),
     ) -> list[tuple[tuple[int, int], StepState]]:
         """The state of every step that has a manifest."""
-        trashed = self.trashed().difference(undeleted)
-        held = counting(published, attempts)
+        deleted = self.trashed()
+        held = counting(deleted.union(published), attempts)
+        trashed = deleted.difference(undeleted)
         judged = []
         for step, number in published:
             if (step, number) in trashed:

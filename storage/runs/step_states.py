@@ -26,7 +26,7 @@ class StepState(StrEnum):
     unverified: committed by Orbax, without a manifest, and nobody is about to write one.
     in_flight: being written now, or committed and about to be published.
     abandoned: half written, and its writer is gone.
-    set_aside: a later attempt went back before it.
+    set_aside: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
     """
 

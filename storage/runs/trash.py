@@ -71,6 +71,7 @@ __all__ = [
     "declare",
     "deletable_step",
     "delete_step",
+    "end_removal",
     "held",
     "lay_tombstone",
     "lift",
@@ -98,6 +99,8 @@ class Tombstone(Record):
         by: who asked.
         reason: why.
         removing: its bytes are going; it can't be had back.
+        removed: they are gone; the tombstone stays for as long as the step had overwritten another,
+            which must not be listed in its place.
         policy: the retention policy that asked, if one did; see `RetentionPolicy.to_json`.
         judged: number of the newest attempt when the policy was asked.
     """
@@ -112,6 +115,11 @@ class Tombstone(Record):
     # Left out where they say nothing: older releases take no keys that they do not know.
     policy: dict[str, Any] | None = Field(default=None, exclude_if=lambda one: one is None)
     judged: int | None = Field(default=None, exclude_if=lambda one: one is None)
+    removed: bool = Field(default=False, exclude_if=lambda one: not one)
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether there are bytes that may go."""
+        return not self.removed and (self.removing or self.has_expired(now))
 
     def has_expired(self, now: datetime) -> bool:
         """Whether the bytes may go."""
@@ -275,7 +283,8 @@ def delete_step(
 ) -> Tombstone:
     """Delete a step: it is listed no more, and its bytes go once the grace time is over.
 
-    Deleting a deleted step gives the tombstone that it has.
+    Deleting a deleted step gives the tombstone that it has. What the step is, is judged anew: only
+    its number and its attempt are taken from `info`.
 
     Args:
         run: the run.
@@ -290,6 +299,8 @@ def delete_step(
         StepInUseError: aliases name the step, other steps need its bytes, the run's writer would
             resume from it, somebody is about to promote it or to roll back to it, or is deleting
             it already; it stays as it was.
+        StepInFlightError: it is being written.
+        StepNotFoundError: there is no such step with a manifest.
     """
     key = info.step, info.attempt
     now = clock()
@@ -298,6 +309,11 @@ def delete_step(
     )
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
+        deleted = run.objects.read(trash_file(*key))
+        if deleted is not None:
+            return Tombstone.parse(deleted.value, run.uri / trash_file(*key))
+        # By now: what the caller saw in flight may have become the step of a live writer.
+        info = deletable_step(run, *key)
         _refuse_in_use(run, info, needed_by, clock)
         generation = lay_tombstone(run, key, tombstone)
         if isinstance(generation, Tombstone):
@@ -500,6 +516,26 @@ def begin_removal(
     except PreconditionFailedError:
         return False  # undeleted meanwhile
     return True
+
+
+def end_removal(run: Run, key: StepKey, *, stays: bool) -> None:
+    """What becomes of the tombstone of a step whose bytes are gone.
+
+    Args:
+        run: the run.
+        key: (step, attempt).
+        stays: without it, what the step had overwritten would be listed again.
+    """
+    name = trash_file(*key)
+    if not stays:
+        run.objects.delete(name)
+        return
+    found = run.objects.read(name)
+    if found is None:
+        return
+    removed = Tombstone.parse(found.value, run.uri / name).model_copy(update={"removed": True})
+    with contextlib.suppress(PreconditionFailedError):  # another collector was faster
+        run.objects.write_if(name, removed.to_bytes(), generation=found.generation)
 
 
 def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey], clock: Clock) -> None:

@@ -21,6 +21,7 @@ from cairn.storage.runs.lease import (
     LEASE_TTL_SECONDS,
     begin_attempt,
     holds_lease,
+    interrupted_start,
     note_durable,
     noted_step,
     release,
@@ -58,9 +59,11 @@ class Writer:
         self._ttl = ttl
         self._instance = uuid4().hex
         self._attempt: Attempt | None = None
+        self._claimed: tuple[int, int] | None = None
         self._latest: int | None = None
         self._goes_back = False
         self._given_up = False
+        self._starting = False
         self._fenced: FencedError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,7 +85,7 @@ class Writer:
         return self._begin(self._last_to_keep).number if held is None else held.number
 
     def claim(self, step: int, *, overwrite: bool = False) -> int:
-        """The attempt to write `step` in.
+        """The attempt to write `step` in; it takes the place of an earlier claim.
 
         Args:
             step: above the latest listed step, unless `overwrite`.
@@ -94,7 +97,13 @@ class Writer:
             FencedError: this writer was replaced earlier.
         """
         self.check()
+        self._claimed = None
         self._goes_back = False
+        number = self._attempt_for(step, overwrite)
+        self._claimed = step, number
+        return number
+
+    def _attempt_for(self, step: int, overwrite: bool) -> int:
         held = self.attempt
         if held is None:
             self._latest = self._run.latest_step()
@@ -118,20 +127,22 @@ class Writer:
         """Make a step listed, durably; its data must be durable already.
 
         Args:
-            manifest: of a step that was claimed, in the attempt that the claim gave.
+            manifest: of the step that was claimed last, in the attempt that the claim gave.
             annotation: its labels and metrics as stored, if any.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
-            SaveError: the run was given back.
+            SaveError: the run was given back, or the step was not claimed; nothing was written.
             PreconditionFailedError: another manifest is there already.
         """
         step = manifest.step
+        self._refuse_unclaimed(manifest)
         if annotation is not None:
             self._objects.write(annotation_file(step, manifest.attempt), annotation)
         publish_manifest(self._objects, manifest, self._fence)
         note_durable(self._objects, self._held(), step)
-        self._ensure_counts(step)
+        self._ensure_counts(manifest)
+        self._claimed = None
         if self._goes_back:
             self._begin(lambda: step)
         self._latest = step
@@ -148,6 +159,7 @@ class Writer:
     def drop(self) -> None:
         """Write no more in this attempt; the next claim begins another. The lease is kept."""
         self._given_up = True
+        self._claimed = None
 
     def close(self) -> None:
         """Give the lease back, so that another writer need not wait for it to expire."""
@@ -162,6 +174,9 @@ class Writer:
         self.check()
         self.drop()  # its lease is taken for the next one, whether that begins or not
         self._pause()
+        if self._starting and self._attempt is not None:  # it was interrupted, or failed
+            self._attempt = interrupted_start(self._objects, self._attempt)
+        self._starting = True
         self._attempt = begin_attempt(
             self._objects,
             writer=self._writer,
@@ -171,6 +186,7 @@ class Writer:
             instance=self._instance,
             before=self._attempt,
         )
+        self._starting = False
         self._given_up = False
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -201,8 +217,24 @@ class Writer:
             self._fenced = exc
             raise
 
-    def _ensure_counts(self, step: int) -> None:
-        """Raise unless `step`, just published in this attempt, is among the steps that count.
+    def _refuse_unclaimed(self, manifest: Manifest) -> None:
+        self._held()
+        key = manifest.step, manifest.attempt
+        if key == self._claimed:
+            return
+        claimed = "none"
+        if self._claimed is not None:
+            claimed = f"that of step {self._claimed[0]} in attempt {self._claimed[1]}"
+        raise SaveError(
+            "the step was not claimed",
+            path=self._objects.uri / manifest_file(*key),
+            expected=f"a claim of step {key[0]} that gave attempt {key[1]}",
+            found=claimed,
+            next_step="Claim the step, and write it in the attempt that the claim gives.",
+        )
+
+    def _ensure_counts(self, manifest: Manifest) -> None:
+        """Raise unless the step, just published, is among the steps that count.
 
         Raises:
             FencedError: a later attempt set the step aside, or another start holds the lease and
@@ -211,14 +243,14 @@ class Writer:
         attempt = self._held()
         held = holds_lease(self._objects, attempt)
         attempts = list_attempts(self._objects)
-        if set_aside(attempts)(step, attempt.number):
+        if set_aside(attempts)(manifest.step, manifest.attempt):
             self._fence()
         if not held and attempts[-1].number <= attempt.number:
             self._fenced = FencedError(
                 "this writer is being replaced",
                 path=self._objects.uri,
                 expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
-                found=f"another start, which may keep step {step} or not",
+                found=f"another start, which may keep step {manifest.step} or not",
                 next_step="Stop this process; see the run for what was kept.",
             )
             raise self._fenced

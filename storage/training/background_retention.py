@@ -94,5 +94,5 @@ class RunRetention:
             self._told(outcome)
         now = self._clock()
         tombstones = read_tombstones(self._run.objects).values()
-        if any(one.removing or one.has_expired(now) for one in tombstones):
+        if any(one.is_due(now) for one in tombstones):
             collect_garbage(self._run, by=self._by, clock=self._clock)

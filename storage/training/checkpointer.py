@@ -136,7 +136,7 @@ class Checkpointer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
-            InvalidURIError: this is the folder of a checkpoint.
+            InvalidURIError: this is the folder or the address of a checkpoint, or in another run.
             SaveError: the checkpointer is closed.
         """
         with self._lock:

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from cairn import storage
+from cairn.storage import runs
 
 PUBLIC = [
     "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
@@ -31,6 +32,13 @@ def test_the_public_names_are_these():
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_there_and_documented(name):
     assert getattr(storage, name).__doc__
+
+
+def test_what_lies_below_the_verbs_of_the_run_protocol_is_not_exported():
+    below = {"begin_attempt", "counting", "create_attempt", "noted_step", "publish_manifest"}
+    below |= {"AliasWriter", "declare", "lay_tombstone", "lift", "release", "renew", "withdraw"}
+    assert below.isdisjoint(runs.__all__)
+    assert not [name for name in below if hasattr(runs, name)]
 
 
 def test_importing_the_package_loads_none_of_its_parts():

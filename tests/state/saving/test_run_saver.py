@@ -17,7 +17,13 @@ import pytest
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
-from cairn.storage.errors import LeaseHeldError, PolicyError, SaveError, StepExistsError
+from cairn.storage.errors import (
+    InvalidURIError,
+    LeaseHeldError,
+    PolicyError,
+    SaveError,
+    StepExistsError,
+)
 from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.layout import annotation_file
@@ -279,6 +285,13 @@ def test_the_saver_does_not_keep_a_state_alive(uri):
         assert not any(isinstance(one, TrainState) for one in gc.get_referrers(leaf))
         terminate()
     assert listed(uri) == []
+
+
+def test_the_address_of_a_step_is_refused_before_training(uri):
+    with Checkpointer(uri) as checkpointer:
+        checkpointer.save(2, {"model": {"w": np.ones(4)}}, meta={}).wait()
+    with pytest.raises(InvalidURIError, match="address of step 2 of"):
+        RunSaver(f"{uri}/steps/2", SavePolicy(every_steps=1, on_preemption=False))
 
 
 def test_a_second_job_is_refused_before_it_trains(uri, monkeypatch):

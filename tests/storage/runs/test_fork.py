@@ -1,3 +1,4 @@
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from cairn.storage.errors import (
     CorruptionError,
     FencedError,
+    InvalidURIError,
     LeaseHeldError,
     PreconditionFailedError,
     StoreFullError,
@@ -17,6 +19,8 @@ from cairn.storage.runs.layout import annotation_file, asset_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
 from cairn.storage.store.opening import open_files
@@ -106,6 +110,64 @@ def test_finished_fork_is_found_again(parent, root_uri):
     assert fork_run(parent, parent.step(3), root_uri / "child", by=WRITER) == once
 
 
+def contents(uri):
+    files = open_files(uri)
+    return {entry.name: files.stat(entry.name).etag for entry in files.walk()}
+
+
+@pytest.mark.parametrize("writer", [WRITER, "job"])
+def test_finished_fork_is_told_again_and_the_run_that_has_gone_on_stays(parent, root_uri, writer):
+    child = root_uri / "child"
+    fork_run(parent, parent.step(3), child, by=WRITER)
+    with Checkpointer(child, writer_id=writer) as checkpointer:
+        items = {"model": {"kernel": LEAF * 9}}
+        checkpointer.save(3, items, meta={}, overwrite=True).wait()
+        before = contents(child)
+        again = fork_run(parent, parent.step(3), child, by=WRITER)
+        assert (again.attempt, again.state) == (1, StepState.SET_ASIDE)
+        assert contents(child) == before
+        assert Run.open(child).step_attempts() == {3: 2}
+        checkpointer.save(4, items, meta={}).wait()
+
+
+def test_finished_fork_whose_step_was_deleted_is_told_as_deleted(parent, root_uri):
+    child = Run(root_uri / "child")
+    forked = fork_run(parent, parent.step(3), child.uri, by=WRITER)
+    delete_step(child, forked, by="me")
+    assert fork_run(parent, parent.step(3), child.uri, by=WRITER) == replace(
+        forked, state=StepState.TRASHED
+    )
+
+
+def test_fork_that_was_killed_before_it_gave_the_lease_back_gives_it_back(
+    parent, root_uri, monkeypatch
+):
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.storage.runs.fork.release", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+    fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+    assert read_lease(Run.open(root_uri / "child").objects).released
+
+
+def test_interrupted_fork_whose_run_a_job_has_taken_is_refused(parent, root_uri):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    child = root_uri / "child"
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    with Checkpointer(child, writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        with pytest.raises(PreconditionFailedError, match="the run exists"):
+            fork_run(parent, parent.step(3), child, by=WRITER)
+        checkpointer.save(5, {"model": {"kernel": LEAF}}, meta={}).wait()
+    assert Run.open(child).step_attempts() == {5: 2}
+
+
 def test_name_of_another_run_is_refused_and_that_run_stays(parent, root_uri):
     with Checkpointer(root_uri / "other") as checkpointer:
         checkpointer.save(1, {"model": {"kernel": LEAF}}, meta={}).wait()
@@ -157,6 +219,29 @@ def test_abandoned_fork_leaves_nothing_but_a_finished_one_stays(parent, root_uri
     assert [info.step for info in Run.open(child).steps()] == [3]
 
 
+def test_run_that_is_no_fork_is_not_abandoned(root_uri):
+    with Checkpointer(root_uri / "job", writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        abandon_fork(root_uri / "job", by=WRITER)
+    abandon_fork(root_uri / "job", by=WRITER)
+    assert len(Run.open(root_uri / "job").attempts()) == 1
+    abandon_fork(root_uri / "none", by=WRITER)
+
+
+def test_interrupted_fork_that_a_job_of_the_same_id_holds_is_not_abandoned(parent, root_uri):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    child = root_uri / "child"
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    with Checkpointer(child, writer_id=WRITER) as checkpointer:
+        checkpointer.begin()
+        abandon_fork(child, by=WRITER)
+        checkpointer.save(1, {"model": {"kernel": LEAF}}, meta={}).wait()
+    assert Run.open(child).latest_step() == 1
+
+
 def test_damaged_step_is_not_forked(parent, root_uri):
     step = parent.step(3)
     record = max(parent.manifest(step).objects, key=lambda one: one.size)
@@ -191,6 +276,12 @@ def test_full_store_is_told_as_such(parent, root_uri, monkeypatch):
     monkeypatch.undo()
     assert Run.open(root_uri / "child").steps() == []
     fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
+
+
+@pytest.mark.parametrize("inner", ["steps/9", "attempts", "trash/x"])
+def test_fork_into_a_run_is_refused(parent, inner):
+    with pytest.raises(InvalidURIError, match="Give the run"):
+        fork_run(parent, parent.step(3), parent.uri / inner, by=WRITER)
 
 
 def test_folder_of_something_else_is_neither_forked_into_nor_removed(parent, root_uri):

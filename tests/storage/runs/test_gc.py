@@ -7,7 +7,7 @@ from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.attempts import ensure_newest
 from cairn.storage.runs.exports import ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.layout import annotation_file, manifest_file
+from cairn.storage.runs.layout import CheckpointRef, annotation_file, manifest_file
 from cairn.storage.runs.lease import (
     DEAD_AFTER_SECONDS,
     LEASE_TTL_SECONDS,
@@ -16,9 +16,14 @@ from cairn.storage.runs.lease import (
     renew,
 )
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.trash import delete_step, read_tombstones
+from cairn.storage.runs.trash import (
+    deletable_step,
+    delete_step,
+    read_tombstones,
+    undelete_step,
+)
 from cairn.storage.store.opening import open_files
-from tests.storage.stored_runs import SetClock, begin, save, states, write_data
+from tests.storage.stored_runs import SetClock, begin, end, save, states, write_data
 
 
 @pytest.fixture
@@ -94,6 +99,58 @@ def test_trash_goes_after_its_grace_time_with_all_that_belongs_to_it(run, clock)
     assert read_tombstones(run.objects) == {}
     assert [info.step for info in run.steps()] == [6]
     assert collect(run) == set()
+
+
+def test_what_was_overwritten_stays_aside_when_its_successor_is_deleted_and_gone(run, clock):
+    first = begin(run, -1)
+    for step in (10, 20, 30):
+        save(run, step, first)
+    second = begin(run, 30)  # an overwrite of the latest step, which sets nothing aside
+    save(run, 30, second)
+    end(run)
+    AliasWriter(run.objects).move("before", step=30, attempt=first, expect=None)
+    delete_step(run, run.step(30), by="me", grace=0, clock=clock)
+    for _ in range(2):
+        assert run.step_attempts() == {10: first, 20: first}
+        assert states(run)[30, first] == "set_aside"
+        with pytest.raises(StepNotFoundError):
+            run.step(30)
+        assert run.resolve(CheckpointRef(run.uri, alias="before")).state.value == "set_aside"
+        collect(run)
+    assert f"attempts/{second}/30/model/data" not in names(run)
+    assert manifest_file(30, second) not in names(run)
+    assert read_tombstones(run.objects)[30, second].removed
+    assert collect(run) == set()  # it is no garbage, and nobody collects it again and again
+    with pytest.raises(StepNotFoundError, match="too late"):
+        undelete_step(run, 30, second)
+
+
+def test_the_tombstone_of_an_overwrite_goes_once_what_it_overwrote_is_gone(run, clock):
+    first = begin(run, -1)
+    save(run, 30, first)
+    second = begin(run, 30)
+    save(run, 30, second)
+    end(run)
+    delete_step(run, run.step(30), by="me", grace=0, clock=clock)
+    collect(run)
+    delete_step(run, deletable_step(run, 30, first), by="me", grace=0, clock=clock)
+    collect(run)
+    assert run.step_attempts() == {}
+    collect(run)
+    assert read_tombstones(run.objects) == {}
+
+
+def test_an_overwrite_s_tombstone_goes_with_a_rollback_before_both(run, clock):
+    first = begin(run, -1)
+    for step in (10, 30):
+        save(run, step, first)
+    save(run, 30, begin(run, 30))
+    end(run)
+    delete_step(run, run.step(30), by="me", grace=0, clock=clock)
+    begin(run, 10)
+    collect(run)
+    assert read_tombstones(run.objects) == {}
+    assert run.step_attempts() == {10: first}
 
 
 def test_an_aliased_step_in_the_trash_stays(run, clock):

@@ -314,13 +314,13 @@ def without_fence():
     """A writer that was replaced publishes all the same, and calls the step durable."""
     stack = ExitStack()
     stack.enter_context(patch.object(Writer, "_fence", lambda self: None))
-    stack.enter_context(patch.object(Writer, "_ensure_counts", lambda self, step: None))
+    stack.enter_context(patch.object(Writer, "_ensure_counts", lambda self, manifest: None))
     return stack
 
 
 def without_the_look_back():
     """The fence is checked before the manifest is written, and not after it."""
-    return patch.object(Writer, "_ensure_counts", lambda self, step: None)
+    return patch.object(Writer, "_ensure_counts", lambda self, manifest: None)
 
 
 def without_if_absent():

@@ -2,7 +2,13 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import LeaseHeldError, StepChangedError, StepInUseError, StepNotFoundError
+from cairn.storage.errors import (
+    LeaseHeldError,
+    PreconditionFailedError,
+    StepChangedError,
+    StepInUseError,
+    StepNotFoundError,
+)
 from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.promotion import promote_step
@@ -30,10 +36,54 @@ def test_later_steps_are_set_aside_and_none_is_deleted(run):
     assert read_lease(run.objects).released
 
 
-def test_the_same_call_again_tells_what_it_did_and_does_nothing(run):
-    first = roll_back(run, 3, by="ann")
-    assert roll_back(run, 3, by="ann") == first
+def test_a_deleted_step_that_had_overwritten_another_is_not_told_as_set_aside(run, clock):
+    save(run, 9, begin(run, 9))
+    end(run)
+    delete_step(run, run.step(9), by="me", clock=clock)
+    assert roll_back(run, 3, by="ann").set_aside == (6,)
+
+
+def test_the_same_request_again_tells_what_it_did_and_does_nothing(run):
+    first = roll_back(run, 3, by="ann", request="r1")
+    save(run, 4, begin(run, 3))
+    end(run)
+    assert roll_back(run, 3, by="ann", request="r1") == first
+    assert len(run.attempts()) == 3
+    assert listed(run) == [3, 4]
+
+
+def test_an_interrupted_request_goes_on_where_it_was(run, monkeypatch):
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.storage.runs.rollback.release", killed)
+        with pytest.raises(KeyboardInterrupt):
+            roll_back(run, 3, by="ann", request="r1")
+    assert not read_lease(run.objects).released
+    assert roll_back(run, 3, by="ann", request="r1").set_aside == (6, 9)
     assert len(run.attempts()) == 2
+    assert read_lease(run.objects).released
+
+
+def test_every_call_without_a_request_acts(run):
+    roll_back(run, 6, by="ann")
+    assert roll_back(run, 3, by="ann").set_aside == (6,)
+    assert listed(run) == [3]
+    with pytest.raises(StepNotFoundError):
+        roll_back(run, 777, by="ann")
+
+
+def test_a_rollback_by_the_id_of_the_run_s_own_writer_acts(run):
+    assert roll_back(run, 3, by="w").set_aside == (6, 9)
+    assert listed(run) == [3]
+
+
+def test_a_request_used_for_another_step_is_refused(run):
+    roll_back(run, 6, by="ann", request="r1")
+    with pytest.raises(PreconditionFailedError, match="expected step 6, to which request 'r1'"):
+        roll_back(run, 3, by="ann", request="r1")
+    assert listed(run) == [3, 6]
 
 
 @pytest.mark.parametrize("step", [4, 12])

@@ -27,6 +27,7 @@ from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
+from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.stored_runs import SetClock, begin, publish, save, states, write_data
 
 
@@ -300,6 +301,43 @@ def test_runs_are_listed_by_name(root_uri):
         with files.open_write(rel) as stream:
             stream.write(b"1")
     assert list_runs(root_uri) == ["a", "a.1", "b"]
+
+
+@pytest.mark.parametrize("inner", ["steps/2", "steps/7"])
+def test_no_run_begins_at_the_address_of_a_step(root_uri, inner):
+    run = Run.create(root_uri / "demo")
+    save(run, 2, begin(run, -1))
+    for create in (Run.create, lambda uri: Checkpointer(uri).begin()):
+        with pytest.raises(InvalidURIError, match=f"address of step {inner[-1]} of {run.uri}"):
+            create(run.uri / inner)
+    assert resolve_checkpoint(run.uri / "steps/2")[0].uri == run.uri
+    assert {entry.name for entry in open_files(run.uri).list()} == {
+        "run.json",
+        "lease.json",
+        "attempts",
+        "manifests",
+    }
+
+
+@pytest.mark.parametrize("inner", ["attempts", "attempts/1", "trash", "manifests", "exports/2.1/x"])
+def test_no_run_begins_in_a_folder_of_another(root_uri, inner):
+    run = Run.create(root_uri / "demo")
+    with pytest.raises(InvalidURIError, match=f"found a folder of the run {run.uri}"):
+        Run.create(run.uri / inner)
+    assert list_runs(run.uri) == []
+    assert list_runs(root_uri) == ["demo"]
+
+
+def test_a_folder_of_such_a_name_that_is_in_no_run_holds_runs(root_uri):
+    Run.create(root_uri / "exports/demo")
+    assert list_runs(root_uri / "exports") == ["demo"]
+
+
+def test_creating_a_run_asks_no_more_for_where_it_lies(gcs):
+    asked = gcs.faults.add("slow", count=None, predicate=lambda request: True)
+    Run.create(f"{gcs.bucket_uri}/some/folder/demo")
+    metadata_of_a_checkpoint, run_file = 2, 2
+    assert asked.fired <= metadata_of_a_checkpoint + run_file
 
 
 def test_a_run_works_in_memory():

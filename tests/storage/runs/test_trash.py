@@ -3,11 +3,13 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import StepInUseError, StepNotFoundError
+from cairn.storage.errors import StepInFlightError, StepInUseError, StepNotFoundError
 from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.layout import manifest_file, trash_file
-from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.layout import intent_file, manifest_file, trash_file
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
+from cairn.storage.runs.writer import Writer
+from tests.storage.stored_runs import publish, write_data
 
 
 def delete(run, step, **options):
@@ -32,6 +34,33 @@ def test_deleting_twice_keeps_the_first_tombstone(run, clock):
     clock.now += timedelta(days=1)
     assert delete_step(run, info, by="you", clock=clock) == first
     assert read_tombstones(run.objects) == {(6, 1): first}
+
+
+def test_a_step_that_was_in_flight_when_it_was_looked_at_is_judged_anew(run, clock):
+    writer = Writer(run, writer="job", clock=clock)
+    attempt = writer.claim(12)
+    write_data(run, 12, attempt)
+    seen = StepInfo(12, attempt, StepState.IN_FLIGHT)
+    with pytest.raises(StepInFlightError, match="the step is being saved"):
+        delete_step(run, seen, by="me", clock=clock)
+    publish(run, 12, attempt)
+    with pytest.raises(StepInUseError, match="the latest step of writer job"):
+        delete_step(run, seen, by="me", clock=clock)
+    assert run.latest_step() == 12
+    assert read_tombstones(run.objects) == {}
+    writer.close()
+    delete_step(run, seen, by="me", clock=clock)
+    assert run.latest_step() == 9
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_step_without_a_manifest_is_not_deleted(run, clock, committed):
+    write_data(run, 12, 1, committed=committed)
+    for step in (12, 15):  # one that has a folder alone, and one that nobody has begun
+        with pytest.raises(StepNotFoundError, match="with a manifest"):
+            delete_step(run, StepInfo(step, 1, StepState.SET_ASIDE), by="me", clock=clock)
+    assert read_tombstones(run.objects) == {}
+    assert run.objects.read(intent_file(12, 1)) is None
 
 
 def test_a_step_that_an_alias_names_is_not_deleted(run):
