@@ -36,7 +36,6 @@ from cairn.storage.training.save_job import (
     failure,
     job_environment,
     outcome_key,
-    remove_leftovers,
 )
 from cairn.storage.training.save_metrics import (
     prepare_metrics,
@@ -183,6 +182,8 @@ class Checkpointer:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
+                From `SaveHandle.wait`: this one failed, for one because somebody else has saved the
+                step in the same attempt, whose files are left alone.
         """
         given: dict[str, Any] = {
             "meta": meta,
@@ -243,7 +244,6 @@ class Checkpointer:
                 processes.report_failure(outcome_key(handle), exc)
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
-                remove_leftovers(self._run.objects, handle)
                 raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
         return handle

@@ -25,9 +25,10 @@ from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.writer import publish_manifest
+from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
-from cairn.storage.training.engine import begin_step
+from cairn.storage.training.engine import StepWrite, begin_step
 from cairn.storage.training.restore import restore_item
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
@@ -448,6 +449,43 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
     again.wait()
     assert again.attempt == 2
     assert [info.step for info in Run.open(run_uri).steps()] == [1, 2]
+
+
+@pytest.mark.parametrize("there", ["before", "while it is written"])
+def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_step(
+    checkpointer, run_uri, monkeypatch, there
+):
+    save(checkpointer, 1).wait()
+    folder = run_uri / "attempts" / "1" / "7"
+    theirs = []
+
+    def orbax_saves():
+        ocp.save_checkpointables(folder.orbax_path(), {"mine": {"w": jnp.full(4, 42.0)}})
+        theirs.extend(open_files(folder).walk())
+
+    if there == "before":
+        orbax_saves()
+    elif run_uri.scheme == "file":  # in a bucket Orbax writes to the very names that we do
+        write = StepWrite._write
+
+        def late(self, made):
+            write(self, made)
+            orbax_saves()
+
+        monkeypatch.setattr(StepWrite, "_write", late)
+    else:
+        return
+    with pytest.raises(SaveError) as caught:
+        save(checkpointer, 7).wait()
+    assert "attempts/1/7" in str(caught.value)
+    if there == "before":
+        assert "which this save did not write" in str(caught.value)
+    assert theirs
+    assert open_files(folder).walk() == theirs
+    monkeypatch.undo()
+    again = save(checkpointer, 7)
+    again.wait()
+    assert again.attempt == 2
 
 
 def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
