@@ -141,8 +141,9 @@ def prepare(
         stored[name], forms[name] = store_form(flat[name])
     copied: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
     annotation = Annotation.of(labels, metrics)
-    if model is not None:
-        canonical_json(model.config, path="model.config")
+    if model is not None:  # the caller's dict may change while the save is under way
+        config = json.loads(canonical_json(model.config, path="model.config"))
+        model = model.model_copy(update={"config": config})
     checked = checked_assets(assets)
     # Last: from here on nothing is refused for what was given.
     prepared = {

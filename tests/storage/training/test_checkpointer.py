@@ -22,6 +22,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.writer import publish_manifest
@@ -29,7 +30,7 @@ from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.engine import StepWrite, begin_step
-from cairn.storage.training.restore import restore_item
+from cairn.storage.training.restore import read_meta, restore_item
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -160,6 +161,28 @@ def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri)
     assert manifest.nbytes > large.nbytes
     (asset,) = manifest.assets
     assert run.objects.read(f"assets/{asset.sha256}").value == b"{}"
+
+
+def test_what_is_given_may_change_as_soon_as_save_returns(checkpointer, run_uri, monkeypatch):
+    go_on = threading.Event()
+    write = StepWrite._write
+    monkeypatch.setattr(StepWrite, "_write", lambda *args: go_on.wait(60) and write(*args))
+    given = {"rope": {"theta": 10000}}
+    extras, notes, files = {"rope": {"theta": 1}}, {"stage": "warmup"}, {"a.json": b"{}"}
+    handle = checkpointer.save(
+        1, state(1), meta=extras, model=ModelInfo(config=given), labels=notes, assets=files
+    )
+    for one in (given, extras):
+        one["rope"]["theta"] = 666
+    notes["stage"] = files["b.json"] = b"changed"
+    go_on.set()
+    handle.wait()
+    run = Run.open(run_uri)
+    manifest = run.manifest(run.step(1))
+    assert manifest.model.config == {"rope": {"theta": 10000}}
+    assert read_meta(handle.uri) == {"rope": {"theta": 1}}
+    assert step_facts(run)[0].labels == {"stage": "warmup"}
+    assert [asset.name for asset in manifest.assets] == ["a.json"]
 
 
 def test_labels_and_metrics_are_kept_even_if_the_loss_is_not_a_number(checkpointer, run_uri):
