@@ -39,6 +39,7 @@ __all__ = ["RunSaver"]
 
 logger = logging.getLogger("cairn.save")
 
+_LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
 _OWN_OPTIONS: Final = frozenset({"step", "wait", "metrics", "labels", "extras", "enable"})
 
 
@@ -89,7 +90,8 @@ class RunSaver:
 
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread.
-        ArgumentError: an option that `step` takes itself, or `agree_every` below 1.
+        ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
+            `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed.
         LeaseHeldError: another writer holds the run.
         StorageError: with `policy.best`: the metrics of the run's steps can't be read.
@@ -109,6 +111,7 @@ class RunSaver:
         self.uri = parse_uri(run_uri)
         self.policy = policy
         self._options = {"verbose": False, **_checked(save_options or {})}
+        _check_grace(grace_seconds)
         self._due = DueSteps(self.uri, policy, agree_every=agree_every, clock=clock)
         self._retention = self._retention_of(keep, grace_seconds)
         prepare_metrics()
@@ -437,6 +440,17 @@ def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
             next_step="pass these to step()",
         )
     return options
+
+
+def _check_grace(seconds: Any) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= _LONGEST_GRACE_SECONDS:
+        raise ArgumentError(
+            path="grace_seconds",
+            expected=f"seconds from 0 to {_LONGEST_GRACE_SECONDS:g}",
+            found=repr(seconds),
+            next_step="give a number, such as timedelta(days=7).total_seconds()",
+        )
 
 
 def _marks(state: Any) -> list[Any]:

@@ -17,9 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import (
-    SaveError,
-)
+from cairn.storage.errors import PolicyError, SaveError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     ModelInfo,
@@ -52,6 +50,10 @@ _ENDING_SECONDS: Final = 10.0
 """How long the thread of a save may take from its last word to its end."""
 
 
+_LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
+"""For so long nobody else could write, should this writer die."""
+
+
 def default_writer_id() -> str:
     """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
     given = os.environ.get("CAIRN_WRITER_ID")
@@ -75,6 +77,7 @@ class Checkpointer:
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
+        PolicyError: `lease_ttl` is not above 0.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -90,6 +93,7 @@ class Checkpointer:
     ) -> None:
         self.uri = parse_uri(run_uri)
         orbax_folder(self.uri)
+        _check_ttl(lease_ttl)
         self.writer_id = writer_id or default_writer_id()
         self._clock = clock
         self._run = Run(self.uri, clock=clock)
@@ -177,8 +181,8 @@ class Checkpointer:
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-            UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is
-                not one we know.
+            UnsupportedFormatError: `meta` or the model's config is not JSON, `compression` is not
+                one we know, or `overwrite` is no bool.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
@@ -194,7 +198,7 @@ class Checkpointer:
             "compression": compression,
         }
         try:
-            handle = self._save(step, items, given, overwrite=bool(overwrite))
+            handle = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
             record_refusal(exc, step=step, uri=self.uri)
             raise
@@ -207,11 +211,11 @@ class Checkpointer:
         started = time.monotonic()
         with self._lock:
             save, arrays = processes.together(
-                lambda: self._prepared(step, items, given),
+                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
                 same={
                     "run": lambda _: str(self.uri),
                     "step": lambda _: step,
-                    "overwrite": lambda _: overwrite,
+                    "overwrite": lambda _: bool(overwrite),
                     "labels": lambda _: dict(given["labels"] or {}),
                     "meta": lambda made: made[0].meta,
                     "assets": lambda made: sorted(made[0].assets),
@@ -219,7 +223,7 @@ class Checkpointer:
                     "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
                 },
             )
-            number = processes.agree(lambda: self._claim(step, overwrite))
+            number = processes.agree(lambda: self._claim(step, bool(overwrite)))
             folder = self.uri / step_dir(number, step)
             handle = SaveHandle(step=step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
@@ -363,6 +367,19 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
+
+
+def _check_ttl(seconds: Any) -> None:
+    """Refuse a lease that has always expired, which any other writer would take at once."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= _LONGEST_TTL_SECONDS:
+        raise PolicyError(
+            "the lease can't protect the run",
+            path="lease_ttl",
+            expected=f"seconds above 0, at most {_LONGEST_TTL_SECONDS:g}",
+            found=repr(seconds),
+            next_step=f"Leave it out for {LEASE_TTL_SECONDS:g} s, or give seconds as a number.",
+        )
 
 
 class _BackgroundWork:

@@ -113,6 +113,7 @@ def prepare(
     metrics: Mapping[str, Any] | None,
     labels: Mapping[str, str] | None,
     compression: Compression | None,
+    overwrite: bool = False,
 ) -> tuple[Save, dict[str, Item]]:
     """What is stored, and its arrays by item, whose transfers are started.
 
@@ -125,6 +126,7 @@ def prepare(
             one we know.
     """
     check_step(step)
+    _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
     if compression not in (None, *get_args(Compression)):
         raise UnsupportedFormatError(
             "unknown compression",
@@ -197,6 +199,17 @@ def hold(
             compression=compression,
         )
     return held
+
+
+def _check_type(argument: str, found: object, kinds: tuple[type, ...], expected: str) -> None:
+    if not isinstance(found, kinds):
+        raise UnsupportedFormatError(
+            "an argument of another type",
+            path=argument,
+            expected=expected,
+            found=f"{type(found).__name__} {found!r}"[:200],
+            next_step="Correct the call; nothing was written.",
+        )
 
 
 def _check_name(name: str) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import jax
@@ -430,6 +431,10 @@ def test_what_no_rule_keeps_is_deleted_after_each_durable_save(uri, caplog):
     [
         ({"save_options": {"step": 3, "wait": True}}, "found step, wait"),
         ({"agree_every": 0}, "agree_every"),
+        *(
+            ({"grace_seconds": grace}, "grace_seconds")
+            for grace in (timedelta(days=7), "7d", float("inf"), float("nan"), -1.0, True)
+        ),
     ],
 )
 def test_options_that_cannot_act_are_refused_and_leave_the_signal_alone(uri, options, match):

@@ -12,6 +12,7 @@ from cairn.storage.errors import (
     FencedError,
     InvalidURIError,
     LeaseHeldError,
+    PolicyError,
     SaveError,
     StepExistsError,
     StoreFullError,
@@ -618,6 +619,20 @@ def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
 def test_a_store_that_orbax_does_not_write_is_refused(uri):
     with pytest.raises(InvalidURIError, match="file:// or gs://"):
         Checkpointer(uri)
+
+
+@pytest.mark.parametrize("ttl", [0, -5.0, float("nan"), float("inf"), True, "60"])
+def test_a_lease_that_is_always_over_is_refused(tmp_path, ttl):
+    with pytest.raises(PolicyError, match="lease_ttl"):
+        Checkpointer(tmp_path / "run", lease_ttl=ttl)
+
+
+def test_overwriting_is_asked_for_with_a_bool(tmp_path):
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        save(checkpointer, 1).wait()
+        with pytest.raises(UnsupportedFormatError, match="overwrite"):
+            save(checkpointer, 1, overwrite="false")
+        save(checkpointer, 1, overwrite=np.True_).wait()
 
 
 def test_one_checkpointer_per_run_and_process(run_uri):
