@@ -93,6 +93,9 @@ class SaveJob:
             self.writer.drop()
             if written is None:
                 _remove_leftovers(self.objects, handle, self.write)
+            else:
+                for held in self.items.values():
+                    held.unchanged.forget()
         handle.finish(error)
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
