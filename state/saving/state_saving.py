@@ -25,7 +25,7 @@ from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
-from cairn.storage.runs import ModelInfo, parse_ref
+from cairn.storage.runs import Annotation, ModelInfo, parse_ref
 from cairn.storage.store import StoreURI
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
@@ -133,6 +133,7 @@ def store(
         for name in ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite"):
             _flag(name, getattr(arguments, name))
         enabled = arguments.enable is None or _flag("enable", arguments.enable)
+        Annotation.of(arguments.labels, None)  # raises, if it can't be kept
         _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
         step = _number(state_step) if arguments.step is None else arguments.step
         full_meta = {

@@ -181,8 +181,10 @@ class Checkpointer:
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-            UnsupportedFormatError: `meta` or the model's config is not JSON, `compression` is not
-                one we know, or `overwrite` is no bool.
+            UnsupportedFormatError: an argument of another type, `meta` or the model's config that
+                is not JSON, labels that are no text, metrics that are no numbers, or a
+                `compression` that is not one we know.
+            InvalidURIError: a step or an item's name that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.

@@ -568,7 +568,10 @@ def test_a_full_remote_store_leaves_what_was_there_and_the_next_save_works(gcs):
     assert [info.step for info in Run.open(uri).steps()] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["meta", "metrics", "_x", "a/b", "..", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["meta", "metrics", "_x", "_CHECKPOINT_METADATA", "commit_success.txt", "a/b", "..", ""],
+)
 def test_a_reserved_or_unsafe_item_name_is_refused(checkpointer, name):
     with pytest.raises(InvalidURIError):
         save(checkpointer, 1, {name: {"a": floats(2)}})
@@ -607,6 +610,48 @@ def test_what_the_manifest_could_not_say_is_refused_before_anything_is_written(
     with pytest.raises(kind):
         save(checkpointer, 1, **options)
     assert ObjectStore.open(run_uri).list() == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("items", [{"w": jnp.ones(2)}]),
+        ("items", {1: {"w": jnp.ones(2)}}),
+        ("items", {"\ud800": {"w": jnp.ones(2)}}),
+        ("meta", None),
+        ("meta", [("a", 1)]),
+        ("model", {"model_type": "llama"}),
+        ("assets", ["tokenizer.json"]),
+        ("labels", {"a": 1}),
+        ("labels", {1: "a"}),
+        ("labels", {"a": "\ud800"}),
+        ("labels", ["final"]),
+        ("labels", "final"),
+        ("metrics", {"a": None}),
+        ("metrics", {"a": "0.5"}),
+        ("metrics", {"a": 10**400}),
+        ("metrics", {"a": 1 + 2j}),
+        ("metrics", {"a": jnp.ones(2)}),
+        ("metrics", {1: 2.0}),
+        ("metrics", 0.5),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_and_named(tmp_path, argument, given):
+    call = {"items": {"model": {"w": jnp.ones(2)}}, "meta": {}, argument: given}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with pytest.raises((UnsupportedFormatError, InvalidURIError)) as caught:
+            checkpointer.save(1, call.pop("items"), **call)
+        for part in (argument, "expected", "found"):
+            assert part in str(caught.value)
+        assert caught.value.next_step
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_and_jax_are_metrics(checkpointer, run_uri):
+    metrics = {"a": np.float32(0.5), "b": jnp.float32(0.5), "c": np.array(0.5), "d": True, "e": 1}
+    save(checkpointer, 1, metrics=metrics, labels={}).wait()
+    (facts,) = step_facts(Run.open(run_uri))
+    assert facts.metrics == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 1.0, "e": 1.0}
 
 
 def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
