@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
@@ -16,6 +16,7 @@ from cairn.service.dashboard import pages
 from cairn.service.jobs import JobEngine, launch
 from cairn.service.openapi import describe
 from cairn.service.problems import install_handlers, problem_responses
+from cairn.service.query_parameters import refuse_unknown_parameters
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -60,6 +61,8 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app = FastAPI(
         title="Cairn",
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
+        description="Below `/v1`, a query parameter that an operation does not have is refused "
+        "with 422: a misspelt one changes nothing.",
         version=package_version(),
         lifespan=_lifespan,
         generate_unique_id_function=_operation_id,
@@ -73,7 +76,12 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.add_middleware(BodyLimit)
     app.add_middleware(LoopbackGuard)
     for router in ROUTERS:
-        app.include_router(router, prefix=API_PREFIX, responses=problem_responses())
+        app.include_router(
+            router,
+            prefix=API_PREFIX,
+            responses=problem_responses(),
+            dependencies=[Depends(refuse_unknown_parameters)],
+        )
     app.include_router(health.router, responses=problem_responses())
     app.include_router(pages.router)
     app.mount("/static", pages.static_files)

@@ -20,7 +20,7 @@ DEFAULT_ROOT = "default"
 class Settings(BaseSettings):
     """What the control plane is told at its start; nothing here changes while it runs."""
 
-    model_config = SettingsConfigDict(env_prefix="CAIRN_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="CAIRN_", frozen=True, extra="forbid")
 
     root: str = Field(
         default="./cairn-store", description="Store folder or URI of the root `default`."

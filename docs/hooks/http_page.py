@@ -10,6 +10,8 @@ people, with one page a run below it (`/ui/{root}/{run}`). A running server hand
 description at `/openapi.json`; the one of this version is [here](openapi.json), complete enough to
 generate a client from.
 
+Below `/v1`, a query parameter that an operation does not have is refused with 422.
+
 Every error is `application/problem+json` with the body [Problem](#body-problem). An alias has an
 `ETag`, and whoever moves it says in `If-Match` what was last seen. Long work answers 202 with an
 [Operation](#body-operation), which can be followed as server-sent events.

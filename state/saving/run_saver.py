@@ -14,6 +14,7 @@ import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
+from cairn.storage.errors import StepExistsError
 from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
 from cairn.storage.store import StoreURI, parse_uri
 from cairn.storage.training import (
@@ -38,6 +39,7 @@ __all__ = ["RunSaver"]
 
 logger = logging.getLogger("cairn.save")
 
+_LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
 _OWN_OPTIONS: Final = frozenset({"step", "wait", "metrics", "labels", "extras", "enable"})
 
 
@@ -88,7 +90,8 @@ class RunSaver:
 
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread.
-        ArgumentError: an option that `step` takes itself, or `agree_every` below 1.
+        ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
+            `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
         LeaseHeldError: another writer holds the run.
         StorageError: with `policy.best`: the metrics of the run's steps can't be read.
@@ -108,6 +111,7 @@ class RunSaver:
         self.uri = parse_uri(run_uri)
         self.policy = policy
         self._options = {"verbose": False, **_checked(save_options or {})}
+        _check_grace(grace_seconds)
         self._due = DueSteps(self.uri, policy, agree_every=agree_every, clock=clock)
         self._retention = self._retention_of(keep, grace_seconds)
         prepare_metrics()
@@ -117,6 +121,8 @@ class RunSaver:
         self._state: weakref.ref[Any] | None = None
         self._given: int | None = None
         self._told: dict[str, Mapping[str, Any] | None] = {}
+        self._saved_leaves: list[Any] = []
+        self._saved_with: dict[str, Mapping[str, Any] | None] = {}
         self._stops = False
         self._abandoned = False
         self._closed = False
@@ -220,6 +226,11 @@ class RunSaver:
     ) -> SaveHandle:
         """Save the state whatever the policy says, such as the last one of training.
 
+        A step that was just saved, by `step` for one, is not saved again: if this is the same state
+        and nothing is given that was not given then, the handle of that save is returned. Anything
+        else is refused, since a durable step does not change; with `overwrite=True` among the
+        `save_options` the step is saved anew.
+
         Args:
             state: the state.
             step: its number, by default the state's.
@@ -228,18 +239,24 @@ class RunSaver:
             extras: JSON to keep with it.
 
         Returns:
-            The save's handle; that of the save before if it was of this very step.
+            The save's handle; that of the save before if it was of this very state and step.
 
         Raises:
             SaveError: the save before this one failed, and nobody was told.
+            StepExistsError: this step was just saved, with another state or without what is given.
             ArgumentError: the saver is closed.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
         number = int(state.step) if step is None else operator.index(step)
+        given = {"metrics": metrics, "labels": labels, "extras": extras}
         if self._begun is not None and self._has_saved(number):
-            return self._begun
-        self._told = {"metrics": metrics, "labels": labels, "extras": extras}
+            new = self._new_in(state, given)
+            if not new:
+                return self._begun
+            if not self._options.get("overwrite"):
+                raise self._saved_already(number, new)
+        self._told = given
         return self._save(state, number, DueReason.ASKED)
 
     def close(self) -> None:
@@ -263,6 +280,30 @@ class RunSaver:
         begun = self._begun
         return begun is not None and begun.step == number and begun.state in kept
 
+    def _new_in(self, state: Saveable, given: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+        """What the save before did not store, in words."""
+        new = [] if _is_same(self._saved_leaves, state) else ["another state"]
+        for what, values in given.items():
+            told = self._saved_with.get(what) or {}
+            new += [
+                f"{what} {name!r}"
+                for name, value in (values or {}).items()
+                if name not in told or not _is_equal(value, told[name])
+            ]
+        return new
+
+    def _saved_already(self, number: int, new: list[str]) -> StepExistsError:
+        error = StepExistsError(
+            f"step {number} was saved already",
+            path=self.uri,
+            expected="the same state, and nothing that the save before was not given",
+            found=", ".join(new),
+            next_step="Give metrics, labels and extras to step(), save under another step=, or "
+            "make the RunSaver with save_options={'overwrite': True} to save the step anew.",
+        )
+        self._last = self._refused(error, number)
+        return error
+
     def _supersede(self, number: int, reason: DueReason) -> SaveHandle:
         assert self._begun is not None
         handle = superseded_save(step=number, uri=self.uri, by=self._begun.step)
@@ -281,6 +322,7 @@ class RunSaver:
             self._last = self._refused(exc, number)
             raise
         handle.reason = reason
+        self._saved_leaves, self._saved_with = _marks(state), self._told
         record_started(handle)
         if number is None:
             self._due.previous = handle.step  # calls may have been left out
@@ -398,6 +440,46 @@ def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
             next_step="pass these to step()",
         )
     return options
+
+
+def _check_grace(seconds: Any) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= _LONGEST_GRACE_SECONDS:
+        raise ArgumentError(
+            path="grace_seconds",
+            expected=f"seconds from 0 to {_LONGEST_GRACE_SECONDS:g}",
+            found=repr(seconds),
+            next_step="give a number, such as timedelta(days=7).total_seconds()",
+        )
+
+
+def _marks(state: Any) -> list[Any]:
+    """What tells this state from others, and keeps none of its arrays alive."""
+    return [_mark(leaf) for leaf in jax.tree.leaves(state)]
+
+
+def _mark(leaf: Any) -> Any:
+    try:
+        return weakref.ref(leaf)
+    except TypeError:  # a number
+        return leaf
+
+
+def _is_same(marks: list[Any], state: Any) -> bool:
+    """Whether `state` is made of the very leaves of the state that gave these marks."""
+    leaves = jax.tree.leaves(state)
+    return len(leaves) == len(marks) and all(
+        mark() is leaf if isinstance(mark, weakref.ref) else _is_equal(mark, leaf)
+        for mark, leaf in zip(marks, leaves, strict=True)
+    )
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two values say the same; NaN is NaN."""
+    try:
+        return bool(one is other or one == other or (one != one and other != other))
+    except (TypeError, ValueError):  # arrays of several numbers
+        return False
 
 
 def _say_late(uri: StoreURI, step: int) -> None:

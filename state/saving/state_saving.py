@@ -25,7 +25,7 @@ from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
-from cairn.storage.runs import ModelInfo, parse_ref
+from cairn.storage.runs import Annotation, ModelInfo, parse_ref
 from cairn.storage.store import StoreURI
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
@@ -128,9 +128,12 @@ def store(
         StorageError: if the store refuses the save.
     """
     dtype = arguments.float_dtype
-    enabled = arguments.enable is not False
 
-    def prepare() -> tuple[StoreURI, int, dict[str, Any]]:
+    def prepare() -> tuple[StoreURI, int, dict[str, Any], bool]:
+        for name in ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite"):
+            _flag(name, getattr(arguments, name))
+        enabled = arguments.enable is None or _flag("enable", arguments.enable)
+        Annotation.of(arguments.labels, None)  # raises, if it can't be kept
         _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
         step = _number(state_step) if arguments.step is None else arguments.step
         full_meta = {
@@ -143,12 +146,12 @@ def store(
             else None,
             "step": step,
         }
-        return _run_uri(save_directory), step, full_meta
+        return _run_uri(save_directory), step, full_meta, enabled
 
-    run, step, full_meta = processes.together(
+    run, step, full_meta, enabled = processes.together(
         prepare,
         same={
-            "enable": lambda _: enabled,
+            "enable": lambda made: made[3],
             "save_directory": lambda made: str(made[0]),
             "step": lambda made: made[1],
             "float_dtype": lambda made: made[2]["float_dtype"],
@@ -170,7 +173,7 @@ def store(
         assets=assets,
         metrics=arguments.metrics,
         labels=arguments.labels,
-        overwrite=arguments.overwrite,
+        overwrite=bool(arguments.overwrite),
         compression=arguments.compression,
     )
     nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
@@ -183,6 +186,18 @@ def store(
         handle.wait()
         say(arguments.verbose, f"step {step} is durable")
     return handle
+
+
+def _flag(name: str, value: Any) -> bool:
+    """The flag itself; what is only like one may mean the opposite, as "false" does."""
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentError(
+            path=f"save_state: {name}",
+            expected="True or False",
+            found=repr(value),
+            next_step="convert it with bool() if that says what you mean",
+        )
+    return bool(value)
 
 
 def _refuse_donated(leaves: Sequence[Any]) -> None:

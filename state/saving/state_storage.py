@@ -75,9 +75,10 @@ class StateStorageMixin:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
             UnsupportedFormatError: if `compression` is not one of those.
-            ArgumentError: if `extras` is not JSON, or if `enable`, `step`, `labels`, `extras` or
-                another argument differs between processes; on every process. Of `metrics`, which
-                may have been measured by each, those of process 0 are stored.
+            ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
+                `labels`, `extras` or another argument differs between processes; on every
+                process. Of `metrics`, which may have been measured by each, those of process 0
+                are stored.
             SaveError: if the save before this one failed.
         """
         arguments = SaveArguments(

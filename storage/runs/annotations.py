@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_serializer
 
+from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store import Record
 
 __all__ = ["Annotation"]
+
+_SHOWN: Final = 200  # characters of a problem
 
 
 class Annotation(Record):
@@ -36,11 +39,52 @@ class Annotation(Record):
         """The annotation to write, or None if there is nothing to say.
 
         Raises:
-            TypeError, ValueError: a metric is not a number.
+            UnsupportedFormatError: labels that are no text by name, or metrics that are no numbers
+                by name; all are listed.
         """
-        if not labels and not metrics:
-            return None
-        return cls(
-            labels=dict(labels or {}),
-            metrics={name: float(value) for name, value in (metrics or {}).items()},
-        )
+        arguments: list[tuple[str, Any]] = [("labels", labels), ("metrics", metrics)]
+        problems = [
+            f"{name} is {given!r}, expected a mapping or None"[:_SHOWN]
+            for name, given in arguments
+            if given is not None and not isinstance(given, Mapping)
+        ]
+        texts: dict[str, str] = {}
+        numbers: dict[str, float] = {}
+        for name, text in () if problems else (labels or {}).items():
+            if _is_text(name) and _is_text(text):
+                texts[name] = text
+            else:
+                problems.append(f"labels[{name!r}] is {text!r}, expected text"[:_SHOWN])
+        for name, value in () if problems else (metrics or {}).items():
+            number = _number(value)
+            if _is_text(name) and number is not None:
+                numbers[name] = number
+            else:
+                problems.append(f"metrics[{name!r}] is {value!r}, expected one number"[:_SHOWN])
+        if problems:
+            raise UnsupportedFormatError(
+                "labels or metrics that can't be kept",
+                path="labels, metrics",
+                expected='labels such as {"stage": "final"}, metrics such as {"loss": 0.5}',
+                found=f"{len(problems)} that are not",
+                next_step="Leave these out, or convert them.",
+                problems=problems,
+            )
+        return cls(labels=texts, metrics=numbers) if texts or numbers else None
+
+
+def _is_text(given: Any) -> bool:
+    try:
+        return isinstance(given, str) and given.encode() is not None
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+
+
+def _number(given: Any) -> float | None:
+    """The number, if it is one: Python's, NumPy's, or an array of JAX without axes."""
+    if isinstance(given, str | bytes | bytearray):
+        return None
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None

@@ -77,7 +77,8 @@ class RetentionPolicy:
             that value.
 
     Raises:
-        PolicyError: a number below 1, an empty name, or a mode that does not exist; all are listed.
+        PolicyError: a number below 1 or no number at all, one text where a list of them belongs, an
+            empty name, or a mode that does not exist; all are listed.
     """
 
     keep_last: int | None = None
@@ -88,24 +89,39 @@ class RetentionPolicy:
 
     def __post_init__(self) -> None:
         problems = [
+            *_not_lists("keep_best", self.keep_best, "BestSteps"),
+            *_not_lists("keep_labelled", self.keep_labelled, "labels"),
+        ]
+        best_steps: tuple[Any, ...] = () if problems else tuple(self.keep_best)
+        labels: tuple[Any, ...] = () if problems else tuple(self.keep_labelled)
+        problems += [
+            f"keep_best has {one!r}, expected a BestSteps"
+            for one in best_steps
+            if not isinstance(one, BestSteps)
+        ]
+        bests: list[Any] = [one for one in best_steps if isinstance(one, BestSteps)]
+        problems += [
             f"{name} is {value!r}, expected an integer of 1 or more"
             for name, value in [
                 ("keep_last", self.keep_last),
                 ("keep_every", self.keep_every),
-                *((f"keep_best[{best.metric!r}].count", best.count) for best in self.keep_best),
+                *((f"keep_best[{best.metric!r}].count", best.count) for best in bests),
             ]
             if value is not None and (type(value) is not int or value < 1)
         ]
         within = self.keep_within
-        if within is not None and not (within > 0 and math.isfinite(within)):
+        if within is not None and not _is_above_zero(within):
             problems.append(f"keep_within is {within!r}, expected seconds above 0")
-        for best in self.keep_best:
-            if not best.metric:
-                problems.append("keep_best has a metric without a name")
+        for best in bests:
+            if not isinstance(best.metric, str) or not best.metric:
+                problems.append(f"keep_best has a metric without a name: {best.metric!r}")
             if best.mode not in ("min", "max"):
                 problems.append(f"keep_best mode is {best.mode!r}, expected 'min' or 'max'")
-        if any(not label.partition("=")[0] for label in self.keep_labelled):
-            problems.append("keep_labelled has a label without a name")
+        for label in labels:
+            if not isinstance(label, str):
+                problems.append(f"keep_labelled has {label!r}, expected text")
+            elif not label.partition("=")[0]:
+                problems.append(f"keep_labelled has a label without a name: {label!r}")
         if problems:
             raise PolicyError(
                 "the retention policy can't act",
@@ -113,8 +129,8 @@ class RetentionPolicy:
                 found="; ".join(problems),
                 next_step="Correct these, or leave them out.",
             )
-        object.__setattr__(self, "keep_best", tuple(self.keep_best))
-        object.__setattr__(self, "keep_labelled", tuple(self.keep_labelled))
+        object.__setattr__(self, "keep_best", best_steps)
+        object.__setattr__(self, "keep_labelled", labels)
 
     def to_json(self) -> dict[str, Any]:
         """The policy as JSON; `from_json` gives it back."""
@@ -147,6 +163,20 @@ class RetentionPolicy:
         return bool(self.keep_best or self.keep_labelled) or any(
             number is not None for number in numbers
         )
+
+
+def _not_lists(name: str, given: object, of: str) -> list[str]:
+    """What is wrong with a rule that is no list; of a text each letter would be one."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return []
+    return [f"{name} is {given!r}, expected a list of {of}"]
+
+
+def _is_above_zero(number: object) -> bool:
+    """Whether this is a finite number above 0; True is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return number > 0 and math.isfinite(number)
 
 
 @dataclass(frozen=True)
@@ -214,7 +244,11 @@ def decide(
 
     Returns:
         One decision per step, by step.
+
+    Raises:
+        PolicyError: `held` has something else than (step, attempt): it would protect nothing.
     """
+    _check_held(held)
     facts = sorted(steps, key=lambda one: one.key)
     reasons: dict[StepKey, list[str]] = {one.key: [] for one in facts}
 
@@ -237,6 +271,22 @@ def decide(
         keep(list(reasons), "no rule deletes")
     _keep_needed({one.key: one.needs for one in facts}, reasons)
     return [Decision(*key, tuple(texts)) for key, texts in reasons.items()]
+
+
+def _check_held(held: Any) -> None:
+    odd = [one for one in held if not _is_key(one)] if isinstance(held, Collection) else [held]
+    if odd:
+        raise PolicyError(
+            "the steps that are held can't be told",
+            path="held",
+            expected="pairs (step, attempt) of whole numbers",
+            found=", ".join(map(repr, odd)),
+            next_step="Take the attempt of each from Run.step(), or from Run.step_attempts().",
+        )
+
+
+def _is_key(one: object) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and all(type(number) is int for number in one)
 
 
 def _by_rules(
@@ -338,6 +388,7 @@ def judge_retention(
         undeleted: deleted steps that are judged as if they were not.
 
     Raises:
+        PolicyError: `held` has something else than (step, attempt).
         UnsupportedFormatError, CorruptionError: a manifest, an annotation or an alias can't be
             read: it might have said to keep a step.
     """
@@ -382,6 +433,7 @@ def apply_retention(
         clock: tells the time.
 
     Raises:
+        PolicyError: `held` has something else than (step, attempt); nothing was deleted.
         StorageError: the facts could not be read; nothing was deleted that is not still right.
     """
     one = _Pass(run, policy, by, reason, held, grace, clock)

@@ -192,7 +192,7 @@ def _refuse_own_folder(folder: StoreURI, run: StoreURI) -> None:
         )
 
 
-_NAMED_IN_ERRORS = 20
+_STEPS_NAMED = 20
 
 
 class Run:
@@ -553,8 +553,8 @@ class Run:
 def _steps_text(steps: list[int]) -> str:
     if not steps:
         return "no steps"
-    shown = ", ".join(map(str, sorted(steps)[-_NAMED_IN_ERRORS:]))
-    return f"steps {'…, ' if len(steps) > _NAMED_IN_ERRORS else ''}{shown}"
+    shown = ", ".join(map(str, sorted(steps)[-_STEPS_NAMED:]))
+    return f"steps {'…, ' if len(steps) > _STEPS_NAMED else ''}{shown}"
 
 
 def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, StepInfo]:

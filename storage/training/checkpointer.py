@@ -17,9 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import (
-    SaveError,
-)
+from cairn.storage.errors import PolicyError, SaveError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     ModelInfo,
@@ -36,7 +34,6 @@ from cairn.storage.training.save_job import (
     failure,
     job_environment,
     outcome_key,
-    remove_leftovers,
 )
 from cairn.storage.training.save_metrics import (
     prepare_metrics,
@@ -51,6 +48,10 @@ __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
 _ENDING_SECONDS: Final = 10.0
 """How long the thread of a save may take from its last word to its end."""
+
+
+_LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
+"""For so long nobody else could write, should this writer die."""
 
 
 def default_writer_id() -> str:
@@ -76,6 +77,7 @@ class Checkpointer:
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
+        PolicyError: `lease_ttl` is not above 0.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -91,6 +93,7 @@ class Checkpointer:
     ) -> None:
         self.uri = parse_uri(run_uri)
         orbax_folder(self.uri)
+        _check_ttl(lease_ttl)
         self.writer_id = writer_id or default_writer_id()
         self._clock = clock
         self._run = Run(self.uri, clock=clock)
@@ -178,11 +181,15 @@ class Checkpointer:
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-            UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is
-                not one we know.
+            UnsupportedFormatError: an argument of another type, `meta` or the model's config that
+                is not JSON, labels that are no text, metrics that are no numbers, or a
+                `compression` that is not one we know.
+            InvalidURIError: a step or an item's name that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
+                From `SaveHandle.wait`: this one failed, for one because somebody else has saved the
+                step in the same attempt, whose files are left alone.
         """
         given: dict[str, Any] = {
             "meta": meta,
@@ -193,7 +200,7 @@ class Checkpointer:
             "compression": compression,
         }
         try:
-            handle = self._save(step, items, given, overwrite=bool(overwrite))
+            handle = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
             record_refusal(exc, step=step, uri=self.uri)
             raise
@@ -206,11 +213,11 @@ class Checkpointer:
         started = time.monotonic()
         with self._lock:
             save, arrays = processes.together(
-                lambda: self._prepared(step, items, given),
+                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
                 same={
                     "run": lambda _: str(self.uri),
                     "step": lambda _: step,
-                    "overwrite": lambda _: overwrite,
+                    "overwrite": lambda _: bool(overwrite),
                     "labels": lambda _: dict(given["labels"] or {}),
                     "meta": lambda made: made[0].meta,
                     "assets": lambda made: sorted(made[0].assets),
@@ -218,7 +225,7 @@ class Checkpointer:
                     "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
                 },
             )
-            number = processes.agree(lambda: self._claim(step, overwrite))
+            number = processes.agree(lambda: self._claim(step, bool(overwrite)))
             folder = self.uri / step_dir(number, step)
             handle = SaveHandle(step=step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
@@ -243,7 +250,6 @@ class Checkpointer:
                 processes.report_failure(outcome_key(handle), exc)
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
-                remove_leftovers(self._run.objects, handle)
                 raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
         return handle
@@ -363,6 +369,19 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
+
+
+def _check_ttl(seconds: Any) -> None:
+    """Refuse a lease that has always expired, which any other writer would take at once."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= _LONGEST_TTL_SECONDS:
+        raise PolicyError(
+            "the lease can't protect the run",
+            path="lease_ttl",
+            expected=f"seconds above 0, at most {_LONGEST_TTL_SECONDS:g}",
+            found=repr(seconds),
+            next_step=f"Leave it out for {LEASE_TTL_SECONDS:g} s, or give seconds as a number.",
+        )
 
 
 class _BackgroundWork:

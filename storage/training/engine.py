@@ -14,8 +14,15 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cairn.storage.arrays import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
-from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
-from cairn.storage.store import ObjectStore, StoreURI, canonical_json, parse_uri, sha256_of
+from cairn.storage.errors import InvalidURIError, SaveError, UnsupportedFormatError
+from cairn.storage.store import (
+    ObjectStore,
+    StoreURI,
+    canonical_json,
+    open_files,
+    parse_uri,
+    sha256_of,
+)
 from cairn.storage.training import processes
 from cairn.storage.training.item_writer import (
     HeldItem,
@@ -25,9 +32,12 @@ from cairn.storage.training.item_writer import (
     write_item,
 )
 
-__all__ = ["StepWrite", "begin_step", "orbax_folder"]
+__all__ = ["TEMPORARY", "StepWrite", "begin_step", "orbax_folder"]
 
 _TIMEOUT_SECONDS: Final = 3600
+
+TEMPORARY: Final = ".orbax-checkpoint-tmp"
+"""What Orbax adds to the name of a step's folder until the step is complete."""
 
 
 def orbax_folder(uri: StoreURI) -> str:
@@ -48,7 +58,12 @@ def orbax_folder(uri: StoreURI) -> str:
 
 
 class StepWrite:
-    """A step being written. What Orbax calls a `StatefulCheckpointable`: it only saves."""
+    """A step being written. What Orbax calls a `StatefulCheckpointable`: it only saves.
+
+    Attributes:
+        begun: whether this may have written anything; before, what lies there is not its own.
+        committed: whether Orbax has given the folder its final name for this.
+    """
 
     def __init__(
         self, folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
@@ -65,13 +80,20 @@ class StepWrite:
         self._meta = meta
         self._written: dict[str, WrittenItem] = {}
         self._response: ocp.AsyncResponse[None] | None = None
+        self.begun = self.committed = False
 
     def begin(self) -> None:
         """Have Orbax begin; all processes call this.
 
         With several processes this waits for the others and uses devices: call it where their
         order is the same in all of them.
+
+        Raises:
+            SaveError: the step's folder is there already; nothing was written.
         """
+        if processes.is_primary():
+            _refuse_taken(self._folder)
+        self.begun = True
         # From here on devices are used for all: one that failed on the way must not be waited for.
         processes.meet(self._key, "start")
         with _context():
@@ -91,6 +113,7 @@ class StepWrite:
             self.begin()
         assert self._response is not None
         self._response.result()
+        self.committed = True
         if processes.is_primary():
             self._record_readers()
         return self._written
@@ -186,6 +209,29 @@ def begin_step(
     return write
 
 
+def _refuse_taken(folder: StoreURI) -> None:
+    """Raise if somebody else has written this step here, such as plain Orbax in the same root.
+
+    Orbax would look only once it has written everything, and what it says then does not tell whose
+    the folder is.
+    """
+    if folder.scheme == "file":  # Orbax writes into a folder beside, and renames it
+        temporary = f"{folder.name}{TEMPORARY}"
+        beside = (entry.name for entry in open_files(folder.parent).list())
+        taken = [name for name in beside if name == folder.name or name.startswith(temporary)]
+    else:
+        taken = [folder.name] if open_files(folder).list() else []
+    if taken:
+        raise SaveError(
+            "the step's folder is there already",
+            path=folder,
+            expected="none: nobody but the run's writer saves below its attempts",
+            found=f"{', '.join(sorted(taken))}, which this save did not write and leaves alone",
+            next_step="Save again, which begins another attempt, and let whatever else writes "
+            "there write elsewhere.",
+        )
+
+
 def _name_of(handler: type) -> str:
     """As Orbax records a handler, and looks it up when it loads."""
     return f"{handler.__module__}.{handler.__qualname__}"
@@ -193,7 +239,7 @@ def _name_of(handler: type) -> str:
 
 def _context() -> Any:
     context = ocp.Context()
-    # The folder is new by construction: attempts are numbered, and a step is tried once in each.
+    # `_refuse_taken` has looked: what Orbax would look for besides takes longer.
     context.file.skip_sync_file_validations = True
     context.asynchronous.timeout_secs = _TIMEOUT_SECONDS
     if jax.process_count() > 1:

@@ -17,7 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cairn.storage.arrays import META_ITEM, Region, aligned_empty, origin_of
-from cairn.storage.errors import CorruptionError, NotFoundError, TreeMismatchError
+from cairn.storage.errors import (
+    CorruptionError,
+    LeafNotFoundError,
+    NotFoundError,
+    TreeMismatchError,
+)
 from cairn.storage.reading import (
     CheckpointReader,
     ItemArrays,
@@ -347,12 +352,14 @@ def restore_leaves(
         path_for_errors: what errors about the target call the checkpoint.
 
     Raises:
+        LeafNotFoundError: paths that the target does not have; all are listed.
         StorageError: as `restore_item`.
     """
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # What fails on one process fails on all: none may wait for another that has given up.
-    arrays, infos, fitting = processes.together(lambda: _fitted(step, item, target, cast, where))
-    wanted = {path: fitting[path] for path in paths}
+    arrays, infos, wanted = processes.together(
+        lambda: _chosen(_fitted(step, item, target, cast, where), item, paths, where)
+    )
     values = processes.together(lambda: _read(arrays, infos, wanted))
     return {path: wanted[path].finish(values[path]) for path in wanted}
 
@@ -383,6 +390,27 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
             next_step="Load one of these.",
         )
     return arrays
+
+
+def _chosen(
+    fitted: tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]],
+    item: str,
+    paths: Collection[str],
+    where: object,
+) -> tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]]:
+    """Of what fits, the leaves that are asked for."""
+    arrays, infos, fitting = fitted
+    asked = [paths] if isinstance(paths, str) else list(paths)
+    unknown = [path for path in asked if path not in fitting]
+    if unknown or isinstance(paths, str):
+        raise LeafNotFoundError(
+            "no such leaves",
+            path=f"{where}: item {item!r}",
+            expected=f"a list of paths of its {len(fitting)} leaves",
+            found=repr(paths) if isinstance(paths, str) else ", ".join(map(repr, unknown)),
+            next_step=f"Give paths such as {', '.join(map(repr, list(fitting)[:3]))}.",
+        )
+    return arrays, infos, {path: fitting[path] for path in asked}
 
 
 def _fitted(

@@ -31,12 +31,12 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
 from cairn.storage.training import processes
-from cairn.storage.training.engine import StepWrite
+from cairn.storage.training.engine import TEMPORARY, StepWrite
 from cairn.storage.training.item_writer import HeldItem, WrittenItem
 from cairn.storage.training.save_handle import SaveHandle
 from cairn.storage.training.saves import Save, leaf_records
 
-__all__ = ["SaveJob", "failure", "job_environment", "outcome_key", "remove_leftovers"]
+__all__ = ["SaveJob", "failure", "job_environment", "outcome_key"]
 
 _PACKAGES: Final = (
     *("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy"),
@@ -92,7 +92,10 @@ class SaveJob:
         else:
             self.writer.drop()
             if written is None:
-                remove_leftovers(self.objects, handle)
+                _remove_leftovers(self.objects, handle, self.write)
+            else:
+                for held in self.items.values():
+                    held.unchanged.forget()
         handle.finish(error)
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
@@ -183,21 +186,25 @@ def outcome_key(handle: SaveHandle) -> str:
     return processes.save_key(handle.uri)
 
 
-def remove_leftovers(objects: ObjectStore, handle: SaveHandle) -> None:
+def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite) -> None:
     """Make room after a save that Orbax did not commit: nobody will read what it wrote.
 
-    With several processes the others may still be writing: what is left then is for `cairn gc`.
+    Only what this save made: somebody else's files may lie where it was to write, or have come to
+    lie there since. With several processes the others may still be writing: what is left then is
+    for `cairn gc`.
     """
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 or not write.begun:
         return
     folder = handle.uri
     try:
         if folder.scheme != "file":
             objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
             return
-        parent, temporary = folder.parent.local_path, f"{folder.name}.orbax-checkpoint-tmp"
+        parent = folder.parent.local_path
         for name in os.listdir(parent):
-            if name == folder.name or name.startswith(temporary):
+            if name.startswith(f"{folder.name}{TEMPORARY}") or (
+                name == folder.name and write.committed
+            ):
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
     except (OSError, StorageError):
         return  # the save has failed already, and that is what the caller is told

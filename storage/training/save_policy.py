@@ -6,10 +6,10 @@ at or after each multiple of 100.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from cairn.storage.errors import PolicyError
 from cairn.storage.runs import BestSteps
@@ -78,8 +78,8 @@ class SavePolicy:
             was asked for, or is for preemption, always waits.
 
     Raises:
-        PolicyError: a number that is not above 0, a mode that does not exist, or no rule at all;
-            all are listed.
+        PolicyError: a number that is not above 0, or none at all; a mode that does not exist; or
+            no rule; all are listed.
     """
 
     every_steps: int | None = None
@@ -91,11 +91,12 @@ class SavePolicy:
     when_busy: Literal["wait", "supersede"] = "wait"
 
     def __post_init__(self) -> None:
+        best: Any = self.best if isinstance(self.best, BestSteps) else None
         problems = [
             f"{name} is {value!r}, expected an integer of 1 or more"
             for name, value in [
                 ("every_steps", self.every_steps),
-                ("best.count", None if self.best is None else self.best.count),
+                ("best.count", None if best is None else best.count),
             ]
             if value is not None and (type(value) is not int or value < 1)
         ]
@@ -105,14 +106,19 @@ class SavePolicy:
                 ("every_minutes", self.every_minutes),
                 ("deadline_seconds", self.deadline_seconds),
             ]
-            if value is not None and not (value > 0 and math.isfinite(value))
+            if value is not None and not _is_above_zero(value)
         ]
-        if any(type(step) is not int or step < 0 for step in self.at_steps):
-            problems.append(f"at_steps is {list(self.at_steps)!r}, expected integers from 0")
-        if self.best is not None and not self.best.metric:
-            problems.append("best has a metric without a name")
-        if self.best is not None and self.best.mode not in ("min", "max"):
-            problems.append(f"best mode is {self.best.mode!r}, expected 'min' or 'max'")
+        steps: Any = self.at_steps
+        if not isinstance(steps, Iterable) or any(
+            type(step) is not int or step < 0 for step in steps
+        ):
+            problems.append(f"at_steps is {steps!r}, expected a list of integers from 0")
+        if self.best is not best:
+            problems.append(f"best is {self.best!r}, expected a BestSteps")
+        if best is not None and (not isinstance(best.metric, str) or not best.metric):
+            problems.append(f"best has a metric without a name: {best.metric!r}")
+        if best is not None and best.mode not in ("min", "max"):
+            problems.append(f"best mode is {best.mode!r}, expected 'min' or 'max'")
         if self.when_busy not in ("wait", "supersede"):
             problems.append(f"when_busy is {self.when_busy!r}, expected 'wait' or 'supersede'")
         rules = (self.every_steps, self.every_minutes, self.best)
@@ -150,6 +156,13 @@ class SavePolicy:
         if every is not None and step // every > before // every:
             return DueReason.EVERY_STEPS
         return None
+
+
+def _is_above_zero(number: object) -> bool:
+    """Whether this is a finite number above 0; True is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return number > 0 and math.isfinite(number)
 
 
 class BestSoFar:

@@ -25,17 +25,27 @@ from cairn.storage.arrays import (
     unpacked_shape,
 )
 from cairn.storage.errors import CorruptionError, InvalidURIError, UnsupportedFormatError
-from cairn.storage.runs import Annotation, LeafRecord, ModelInfo, check_step, checked_assets
+from cairn.storage.runs import (
+    COMMIT_FILE,
+    Annotation,
+    LeafRecord,
+    ModelInfo,
+    check_step,
+    checked_assets,
+)
 from cairn.storage.store import canonical_json, check_segment
 from cairn.storage.training.held_arrays import ArrayLayout, Transfers
 from cairn.storage.training.item_writer import HeldItem
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
-from cairn.storage.training.trees import flatten
+from cairn.storage.training.trees import flatten, is_text
 from cairn.storage.training.unchanged import Unchanged
 
 __all__ = ["Item", "LeafDraft", "Save", "hold", "leaf_records", "prepare"]
 
-_RESERVED_ITEMS: Final = frozenset({META_ITEM, "metrics", "descriptor", "default", "auto"})
+_RESERVED_ITEMS: Final = frozenset(
+    {META_ITEM, "metrics", "descriptor", "default", "auto", COMMIT_FILE}
+)
+"""What Orbax or we keep in a step's folder, or give a meaning of their own; and all with "_"."""
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 
@@ -113,6 +123,7 @@ def prepare(
     metrics: Mapping[str, Any] | None,
     labels: Mapping[str, str] | None,
     compression: Compression | None,
+    overwrite: bool = False,
 ) -> tuple[Save, dict[str, Item]]:
     """What is stored, and its arrays by item, whose transfers are started.
 
@@ -121,10 +132,16 @@ def prepare(
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
         UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
-        UnsupportedFormatError: `meta` or the model's config is not JSON, or `compression` is not
-            one we know.
+        UnsupportedFormatError: an argument of another type, `meta` or the model's config that is
+            not JSON, labels that are no text, metrics that are no numbers, or a `compression` that
+            is not one we know.
     """
     check_step(step)
+    _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
+    _check_type("items", items, (Mapping,), 'trees by name, such as {"model": params}')
+    _check_type("meta", meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say")
+    _check_type("model", model, (ModelInfo, type(None)), "a ModelInfo or None")
+    _check_type("assets", assets, (Mapping, type(None)), "contents of files by name, or None")
     if compression not in (None, *get_args(Compression)):
         raise UnsupportedFormatError(
             "unknown compression",
@@ -141,8 +158,9 @@ def prepare(
         stored[name], forms[name] = store_form(flat[name])
     copied: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
     annotation = Annotation.of(labels, metrics)
-    if model is not None:
-        canonical_json(model.config, path="model.config")
+    if model is not None:  # the caller's dict may change while the save is under way
+        config = json.loads(canonical_json(model.config, path="model.config"))
+        model = model.model_copy(update={"config": config})
     checked = checked_assets(assets)
     # Last: from here on nothing is refused for what was given.
     prepared = {
@@ -198,14 +216,34 @@ def hold(
     return held
 
 
-def _check_name(name: str) -> None:
+def _check_type(argument: str, found: object, kinds: tuple[type, ...], expected: str) -> None:
+    if not isinstance(found, kinds):
+        raise UnsupportedFormatError(
+            "an argument of another type",
+            path=argument,
+            expected=expected,
+            found=f"{type(found).__name__} {found!r}"[:200],
+            next_step="Correct the call; nothing was written.",
+        )
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not is_text(name):
+        raise InvalidURIError(
+            "invalid item name",
+            path=f"items: {name!r}",
+            expected="text that UTF-8 has a form for",
+            found=type(name).__name__,
+            next_step='Name each item, such as {"model": params}.',
+        )
     check_segment(name, within=f"item {name!r}")
     if name in _RESERVED_ITEMS or name.startswith("_"):
         raise InvalidURIError(
             "invalid item name",
-            path=repr(name),
-            expected=f"a name other than {', '.join(sorted(_RESERVED_ITEMS))}",
+            path=f"items: {name!r}",
+            expected=f'none of {", ".join(sorted(_RESERVED_ITEMS))}, and no "_" in front',
             found="a reserved one",
+            next_step="Choose another name.",
         )
 
 

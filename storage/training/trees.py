@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 
-__all__ = ["difference", "flatten", "nest", "paths", "unflatten", "unnest"]
+__all__ = ["difference", "flatten", "is_text", "nest", "paths", "unflatten", "unnest"]
 
 KeyPath = tuple[Any, ...]
 
@@ -25,8 +25,8 @@ def flatten(tree: Any) -> dict[str, Any]:
     stands for its value.
 
     Raises:
-        UnsupportedLeafError: a key is empty or contains "/" or "."; or two keys read alike. All
-            such keys are listed.
+        UnsupportedLeafError: a key is empty, contains "/" or ".", or has half a surrogate pair; or
+            two keys read alike. All such keys are listed.
     """
     leaves: dict[str, Any] = {}
     problems: list[str] = []
@@ -44,7 +44,7 @@ def flatten(tree: Any) -> dict[str, Any]:
         raise UnsupportedLeafError(
             "keys that can't be stored",
             path=", ".join(repr(path) for path in problems),
-            expected='keys that are not empty, have no "/" and no ".", and differ as text',
+            expected='keys that are not empty, have no "/" and no ".", are valid text and differ',
             found=f"{len(problems)} that do not",
             next_step="Rename these keys before saving.",
         )
@@ -139,8 +139,17 @@ def _segment(key: Any) -> str:
 def _is_safe(segments: list[str]) -> bool:
     """Orbax joins keys by "." and we by "/"; a bare leaf has no path at all."""
     return bool(segments) and all(
-        segment and not set(segment) & set("/.\x00") for segment in segments
+        segment and not set(segment) & set("/.\x00") and is_text(segment) for segment in segments
     )
+
+
+def is_text(text: str) -> bool:
+    """False if half a surrogate pair is in it: no file could be named so."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _slashes(path: str) -> list[int]:

@@ -101,6 +101,10 @@ class Unchanged:
         """
         self._saved, self._leaves = saved, dict(leaves)
 
+    def forget(self) -> None:
+        """A save failed once all was written: what it linked may be why. The next links nothing."""
+        self._saved, self._leaves = None, {}
+
     def reuse(
         self,
         shards: Iterable[ShardToWrite],
@@ -162,12 +166,16 @@ def _worth_linking(saved: SavedItem, kept: Iterable[SavedShard]) -> list[str]:
 
 
 def _link(saved: SavedItem, names: list[str], folder: StoreURI) -> set[str]:
-    """The files that are now in `folder` too. One that can't be linked is written anew."""
+    """The files that are now in `folder` too. One that can't be linked is written anew.
+
+    On a disk so is one of another size than was written, for somebody has damaged it. In a store
+    that would cost a request for each; there the save finds it when it lists the step.
+    """
     if not names:
         return set()
     if folder.scheme == "file":
         os.makedirs(os.path.join(folder.local_path, VALUE_FOLDER), exist_ok=True)
-        return {name for name in names if _hard_link(saved.folder, folder, name)}
+        return {name for name in names if _hard_link(saved, folder, name)}
     source, target = open_files(saved.folder), open_files(folder)
 
     def copied(name: str) -> bool:
@@ -180,8 +188,11 @@ def _link(saved: SavedItem, names: list[str], folder: StoreURI) -> set[str]:
         return {name for name, done in zip(names, pool.map(copied, names), strict=True) if done}
 
 
-def _hard_link(source: StoreURI, target: StoreURI, name: str) -> bool:
+def _hard_link(saved: SavedItem, target: StoreURI, name: str) -> bool:
+    source = os.path.join(saved.folder.local_path, name)
     with contextlib.suppress(OSError):  # no such call, another disk, or the step was deleted
-        os.link(os.path.join(source.local_path, name), os.path.join(target.local_path, name))
+        if os.stat(source).st_size != saved.files[name].size:
+            return False
+        os.link(source, os.path.join(target.local_path, name))
         return True
     return False

@@ -43,6 +43,12 @@ def refused(answer, status, slug, *parts):
         assert part in problem["detail"]
 
 
+@pytest.mark.parametrize("parameter", ["atempt", "grace", "Attempt"])
+def test_a_misspelt_parameter_deletes_nothing(http, run, parameter):
+    refused(delete(http, 6, **{parameter: 1}), 422, "invalid-request", parameter, "attempt, grace")
+    assert steps(http) == [9, 6, 3]
+
+
 def test_deleted_step_is_listed_no_more_and_shown_on_request(http, run):
     assert steps(http) == [9, 6, 3]
     answer = delete(http, 6, reason="bad data")

@@ -99,7 +99,7 @@ def ask(http, method, path, values):
     url = path
     for name, value in values.items():
         url = url.replace("{" + name + "}", value)
-    verb = url.rpartition(":")[2]
+    verb = path.partition("?")[0].rpartition(":")[2]
     body = BODIES.get(verb, {}) if method == "post" else None
     return http.request(method, url, json=body, headers={"If-Match": '"1"'})
 
@@ -185,6 +185,20 @@ def test_route_answers_what_is_malformed_with_a_declared_problem(served, documen
         answer = ask(served, method, path, UNKNOWN | {name: INVALID[name]})
         assert answer.status_code in (404, 422), (name, answer.text)
         check_declared(document, method, path, answer)
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_a_query_parameter_that_a_route_does_not_have_is_refused(served, document, method, path):
+    answer = ask(served, method, f"{path}?atempt=1&reason_=x", UNKNOWN)
+    if not path.startswith("/v1/"):
+        assert answer.status_code == 200  # probes add what they like
+        return
+    check_declared(document, method, path, answer)
+    problem = answer.json()
+    assert (answer.status_code, problem["type"]) == (422, "urn:cairn:problem:invalid-request")
+    assert {"query.atempt", "query.reason_"} <= {error["field"] for error in problem["errors"]}
+    for parameter in document["paths"][path][method].get("parameters", []):
+        assert parameter["in"] != "query" or parameter["name"] in problem["detail"]
 
 
 def test_verbs_that_do_not_exist_are_problems(served):

@@ -2,9 +2,10 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings, is_loopback
+from cairn.service.settings import Settings, is_loopback, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,16 @@ def test_defaults_name_a_store_here_and_databases_in_the_state_folder(monkeypatc
     assert settings.database_url == f"sqlite:///{tmp_path}/state/cairn/catalog.sqlite"
     assert settings.jobs_database_url == f"sqlite:///{tmp_path}/state/cairn/jobs.sqlite"
     assert (settings.host, settings.port) == ("127.0.0.1", 8321)
+
+
+def test_a_setting_that_does_not_exist_is_refused_and_other_variables_are_not(monkeypatch):
+    with pytest.raises(ValidationError, match="rooot"):
+        Settings(rooot="/data/runs")
+    with pytest.raises(SettingsError, match="ROOOT"):
+        load_settings(rooot="/data/runs")
+    for name in ("CAIRN_URL", "CAIRN_WRITER_ID", "CAIRN_ROOOT", "CAIRN"):  # of the client, of jobs
+        monkeypatch.setenv(name, "http://127.0.0.1:9000")
+    assert Settings(root="/data/runs").root == "/data/runs"
 
 
 def test_environment_is_read(monkeypatch, tmp_path):

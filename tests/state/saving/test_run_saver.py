@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import jax
@@ -27,7 +28,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.layout import annotation_file
-from cairn.storage.runs.retention import BestSteps, RetentionPolicy
+from cairn.storage.runs.retention import BestSteps, RetentionPolicy, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.training import exit_guard
 from cairn.storage.training.checkpointer import Checkpointer
@@ -187,10 +188,44 @@ def test_a_policy_may_ask_for_due_steps_to_be_left_out_while_a_save_is_under_way
 
 
 def test_a_step_is_saved_once_even_if_it_is_asked_for_again(uri):
+    state = at(2)
     with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
-        due = saver.step(at(2))
-        assert saver.save(at(2)) is due
+        due = saver.step(state, metrics={"loss": float("nan")}, labels={"stage": "warmup"})
+        assert saver.save(state) is due
+        assert saver.save(state, metrics={"loss": float("nan")}) is due
     assert listed(uri) == [2]
+
+
+@pytest.mark.parametrize(
+    ("new", "named"),
+    [
+        ({"labels": {"final": "yes"}}, "labels 'final'"),
+        ({"labels": {"stage": "end"}}, "labels 'stage'"),
+        ({"metrics": {"eval": 0.5}}, "metrics 'eval'"),
+        ({"extras": {"why": "asked"}}, "extras 'why'"),
+        ({}, "another state"),
+    ],
+)
+def test_what_a_saved_step_does_not_have_is_refused_and_not_dropped(uri, new, named):
+    state = at(2)
+    with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
+        due = saver.step(state, metrics={"loss": 1.0}, labels={"stage": "warmup"})
+        with pytest.raises(StepExistsError, match=named):
+            saver.save(state if new else at(2), **new)
+        assert saver.last.state is SaveState.REFUSED
+        assert saver.save(state) is due
+    assert listed(uri) == [2]
+
+
+def test_a_step_that_was_just_saved_is_saved_anew_where_overwriting_is_asked_for(uri):
+    policy = SavePolicy(every_steps=2)
+    with RunSaver(uri, policy, save_options={"overwrite": True}) as saver:
+        saver.step(at(2))
+        saver.save(at(7), step=2, labels={"final": "yes"})
+    run = Run.open(uri)
+    (facts,) = step_facts(run)
+    assert facts.labels == {"final": "yes"}
+    assert float(TrainState.load_state(uri, at()).params["w"][0, 0]) == 7.0
 
 
 def test_a_refused_save_raises_and_the_saver_and_the_error_say_so(uri):
@@ -409,6 +444,10 @@ def test_what_no_rule_keeps_is_deleted_after_each_durable_save(uri, caplog):
     [
         ({"save_options": {"step": 3, "wait": True}}, "found step, wait"),
         ({"agree_every": 0}, "agree_every"),
+        *(
+            ({"grace_seconds": grace}, "grace_seconds")
+            for grace in (timedelta(days=7), "7d", float("inf"), float("nan"), -1.0, True)
+        ),
     ],
 )
 def test_options_that_cannot_act_are_refused_and_leave_the_signal_alone(uri, options, match):

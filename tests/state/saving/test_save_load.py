@@ -39,6 +39,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.save_handle import SaveState
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 
 TX, TX_INIT = make_optimizer("adamw", learning_rate=1e-2)
@@ -322,6 +323,22 @@ def test_compression_is_asked_for_and_every_state_has_it(sgd_state, tmp_path):
     loaded = EasyDeLState.load_state(tmp_path / "easydel", verbose=False)
     assert_bit_equal(loaded.graphstate, sgd_state.graphstate)
     assert_bit_equal(TrainState.load_state(tmp_path / "plain", plain).params, plain.params)
+
+
+@pytest.mark.parametrize("flag", ["enable", "overwrite", "wait", "save_optimizer"])
+@pytest.mark.parametrize("value", ["false", 0, jnp.array(False)])
+def test_a_flag_that_is_no_bool_is_refused(sgd_state, tmp_path, flag, value):
+    with pytest.raises(ArgumentError, match=flag):
+        sgd_state.save_state(tmp_path / "r", **{flag: value})
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_comparison_of_numpy_numbers_tells_whether_to_save(sgd_state, tmp_path):
+    turned_off = sgd_state.save_state(tmp_path / "r", enable=np.int64(7) % 2 == 0, verbose=False)
+    assert turned_off.state is SaveState.SKIPPED
+    saved = sgd_state.save_state(tmp_path / "r", enable=np.int64(8) % 2 == 0, verbose=False)
+    saved.wait()
+    assert saved.state is SaveState.DURABLE
 
 
 def test_enable_false_saves_nothing_and_says_so(sgd_state, tmp_path, capsys):

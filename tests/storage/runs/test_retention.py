@@ -99,6 +99,43 @@ def test_a_policy_that_cannot_act_is_refused_with_all_that_is_wrong():
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"keep_labelled": "final"},
+        {"keep_labelled": b"final"},
+        {"keep_labelled": {"final": "yes"}},
+        {"keep_labelled": 1},
+        {"keep_labelled": [1]},
+        {"keep_labelled": [("final", "yes")]},
+        {"keep_best": BestSteps(metric="loss")},
+        {"keep_best": "loss"},
+        {"keep_best": ["loss"]},
+        {"keep_best": [{"metric": "loss"}]},
+        {"keep_best": [BestSteps(metric=3)]},  # type: ignore[arg-type]
+        {"keep_best": [BestSteps(metric="loss", count=True)]},
+        {"keep_last": True},
+        {"keep_last": "3"},
+        {"keep_every": 2.0},
+        {"keep_within": True},
+        {"keep_within": "5"},
+        {"keep_within": timedelta(days=1)},
+    ],
+)
+def test_a_rule_of_another_type_is_refused_and_named(rule):
+    with pytest.raises(PolicyError) as caught:
+        RetentionPolicy(**rule)
+    (name,) = rule
+    assert name in str(caught.value)
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("held", [[2], ["2.1"], [(2,)], [("2", 1)], [[2, 1]], 2, "21"])
+def test_held_steps_that_are_no_pairs_are_refused_for_they_would_protect_nothing(held):
+    with pytest.raises(PolicyError, match="held"):
+        kept(TEN, RetentionPolicy(keep_last=1), held=held)
+
+
 numbers = st.integers(1, 12)
 keys = st.tuples(st.integers(0, 40), st.integers(1, 3))
 step_sets = st.dictionaries(

@@ -12,6 +12,7 @@ from cairn.storage.errors import (
     FencedError,
     InvalidURIError,
     LeaseHeldError,
+    PolicyError,
     SaveError,
     StepExistsError,
     StoreFullError,
@@ -22,13 +23,15 @@ from cairn.storage.errors import (
 from cairn.storage.runs.layout import attempt_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.writer import publish_manifest
+from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
-from cairn.storage.training.engine import begin_step
-from cairn.storage.training.restore import restore_item
+from cairn.storage.training.engine import StepWrite, begin_step
+from cairn.storage.training.restore import read_meta, restore_item
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -159,6 +162,28 @@ def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri)
     assert manifest.nbytes > large.nbytes
     (asset,) = manifest.assets
     assert run.objects.read(f"assets/{asset.sha256}").value == b"{}"
+
+
+def test_what_is_given_may_change_as_soon_as_save_returns(checkpointer, run_uri, monkeypatch):
+    go_on = threading.Event()
+    write = StepWrite._write
+    monkeypatch.setattr(StepWrite, "_write", lambda *args: go_on.wait(60) and write(*args))
+    given = {"rope": {"theta": 10000}}
+    extras, notes, files = {"rope": {"theta": 1}}, {"stage": "warmup"}, {"a.json": b"{}"}
+    handle = checkpointer.save(
+        1, state(1), meta=extras, model=ModelInfo(config=given), labels=notes, assets=files
+    )
+    for one in (given, extras):
+        one["rope"]["theta"] = 666
+    notes["stage"] = files["b.json"] = b"changed"
+    go_on.set()
+    handle.wait()
+    run = Run.open(run_uri)
+    manifest = run.manifest(run.step(1))
+    assert manifest.model.config == {"rope": {"theta": 10000}}
+    assert read_meta(handle.uri) == {"rope": {"theta": 1}}
+    assert step_facts(run)[0].labels == {"stage": "warmup"}
+    assert [asset.name for asset in manifest.assets] == ["a.json"]
 
 
 def test_labels_and_metrics_are_kept_even_if_the_loss_is_not_a_number(checkpointer, run_uri):
@@ -450,6 +475,43 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
     assert [info.step for info in Run.open(run_uri).steps()] == [1, 2]
 
 
+@pytest.mark.parametrize("there", ["before", "while it is written"])
+def test_a_step_that_orbax_saved_into_the_attempt_survives_a_save_of_the_same_step(
+    checkpointer, run_uri, monkeypatch, there
+):
+    save(checkpointer, 1).wait()
+    folder = run_uri / "attempts" / "1" / "7"
+    theirs = []
+
+    def orbax_saves():
+        ocp.save_checkpointables(folder.orbax_path(), {"mine": {"w": jnp.full(4, 42.0)}})
+        theirs.extend(open_files(folder).walk())
+
+    if there == "before":
+        orbax_saves()
+    elif run_uri.scheme == "file":  # in a bucket Orbax writes to the very names that we do
+        write = StepWrite._write
+
+        def late(self, made):
+            write(self, made)
+            orbax_saves()
+
+        monkeypatch.setattr(StepWrite, "_write", late)
+    else:
+        return
+    with pytest.raises(SaveError) as caught:
+        save(checkpointer, 7).wait()
+    assert "attempts/1/7" in str(caught.value)
+    if there == "before":
+        assert "which this save did not write" in str(caught.value)
+    assert theirs
+    assert open_files(folder).walk() == theirs
+    monkeypatch.undo()
+    again = save(checkpointer, 7)
+    again.wait()
+    assert again.attempt == 2
+
+
 def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
     checkpointer, run_uri, monkeypatch
 ):
@@ -506,7 +568,10 @@ def test_a_full_remote_store_leaves_what_was_there_and_the_next_save_works(gcs):
     assert [info.step for info in Run.open(uri).steps()] == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["meta", "metrics", "_x", "a/b", "..", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["meta", "metrics", "_x", "_CHECKPOINT_METADATA", "commit_success.txt", "a/b", "..", ""],
+)
 def test_a_reserved_or_unsafe_item_name_is_refused(checkpointer, name):
     with pytest.raises(InvalidURIError):
         save(checkpointer, 1, {name: {"a": floats(2)}})
@@ -547,6 +612,48 @@ def test_what_the_manifest_could_not_say_is_refused_before_anything_is_written(
     assert ObjectStore.open(run_uri).list() == []
 
 
+@pytest.mark.parametrize(
+    ("argument", "given"),
+    [
+        ("items", [{"w": jnp.ones(2)}]),
+        ("items", {1: {"w": jnp.ones(2)}}),
+        ("items", {"\ud800": {"w": jnp.ones(2)}}),
+        ("meta", None),
+        ("meta", [("a", 1)]),
+        ("model", {"model_type": "llama"}),
+        ("assets", ["tokenizer.json"]),
+        ("labels", {"a": 1}),
+        ("labels", {1: "a"}),
+        ("labels", {"a": "\ud800"}),
+        ("labels", ["final"]),
+        ("labels", "final"),
+        ("metrics", {"a": None}),
+        ("metrics", {"a": "0.5"}),
+        ("metrics", {"a": 10**400}),
+        ("metrics", {"a": 1 + 2j}),
+        ("metrics", {"a": jnp.ones(2)}),
+        ("metrics", {1: 2.0}),
+        ("metrics", 0.5),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_and_named(tmp_path, argument, given):
+    call = {"items": {"model": {"w": jnp.ones(2)}}, "meta": {}, argument: given}
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        with pytest.raises((UnsupportedFormatError, InvalidURIError)) as caught:
+            checkpointer.save(1, call.pop("items"), **call)
+        for part in (argument, "expected", "found"):
+            assert part in str(caught.value)
+        assert caught.value.next_step
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_and_jax_are_metrics(checkpointer, run_uri):
+    metrics = {"a": np.float32(0.5), "b": jnp.float32(0.5), "c": np.array(0.5), "d": True, "e": 1}
+    save(checkpointer, 1, metrics=metrics, labels={}).wait()
+    (facts,) = step_facts(Run.open(run_uri))
+    assert facts.metrics == {"a": 0.5, "b": 0.5, "c": 0.5, "d": 1.0, "e": 1.0}
+
+
 def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
     save(checkpointer, 1, {"model": {"a": floats(2)}, "optimizer": ({}, None)}).wait()
     run = Run.open(run_uri)
@@ -557,6 +664,20 @@ def test_an_item_without_leaves_is_kept(checkpointer, run_uri):
 def test_a_store_that_orbax_does_not_write_is_refused(uri):
     with pytest.raises(InvalidURIError, match="file:// or gs://"):
         Checkpointer(uri)
+
+
+@pytest.mark.parametrize("ttl", [0, -5.0, float("nan"), float("inf"), True, "60"])
+def test_a_lease_that_is_always_over_is_refused(tmp_path, ttl):
+    with pytest.raises(PolicyError, match="lease_ttl"):
+        Checkpointer(tmp_path / "run", lease_ttl=ttl)
+
+
+def test_overwriting_is_asked_for_with_a_bool(tmp_path):
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        save(checkpointer, 1).wait()
+        with pytest.raises(UnsupportedFormatError, match="overwrite"):
+            save(checkpointer, 1, overwrite="false")
+        save(checkpointer, 1, overwrite=np.True_).wait()
 
 
 def test_one_checkpointer_per_run_and_process(run_uri):

@@ -17,6 +17,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import (
     CorruptionError,
+    LeafNotFoundError,
     NotACheckpointError,
     NotFoundError,
     StepNotFoundError,
@@ -466,6 +467,15 @@ def test_some_leaves_come_alone_and_the_others_are_not_read(step):
     assert not found
     with pytest.raises(TreeMismatchError, match="b/c: stored, not in the target"):
         restore_leaves(uri, "model", {"a": tree["a"]}, ["a"])
+
+
+@pytest.mark.parametrize("paths", [["nope", "a", "b"], "a", {"nope": 1}])
+def test_leaves_that_there_are_not_are_named(step, paths):
+    tree = {"a": floats(4), "b": {"c": floats(4)}}
+    with pytest.raises(LeafNotFoundError, match="no such leaves") as caught:
+        restore_leaves(step(model=tree), "model", abstract(tree), paths)
+    assert "'b/c'" in caught.value.next_step
+    assert ("'b'" in caught.value.found) == ("b" in paths)
 
 
 def test_what_jax_may_move_in_the_target_it_may_move_in_what_is_restored(step):

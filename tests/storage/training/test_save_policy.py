@@ -68,6 +68,24 @@ def test_preemption_comes_before_every_other_reason_if_the_policy_answers_it():
     assert deaf.due(facts) is DueReason.EVERY_STEPS
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"every_steps": True},
+        {"every_steps": "5"},
+        {"every_minutes": True},
+        {"every_minutes": "5"},
+        {"deadline_seconds": "25"},
+        {"at_steps": 5},
+        {"at_steps": "12"},
+        {"best": "loss"},
+    ],
+)
+def test_a_rule_of_another_type_is_refused_and_named(rule):
+    with pytest.raises(PolicyError, match=next(iter(rule))):
+        SavePolicy(**rule)
+
+
 def test_a_policy_that_cannot_act_is_refused_with_all_that_is_wrong():
     with pytest.raises(PolicyError) as caught:
         SavePolicy(

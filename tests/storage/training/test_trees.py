@@ -90,7 +90,7 @@ def test_nest_gives_plain_dicts_of_the_same_leaves(tree):
     assert trees.unnest(trees.nest(leaves)) == leaves
 
 
-@pytest.mark.parametrize("key", ["a/b", "a.b", "", "a\x00b"])
+@pytest.mark.parametrize("key", ["a/b", "a.b", "", "a\x00b", "\ud800"])
 def test_a_key_that_cannot_be_stored_is_refused_by_name(key):
     with pytest.raises(UnsupportedLeafError, match="Rename these keys") as caught:
         trees.flatten({"fine": 1, "outer": {key: 2}, "other.one": 3})

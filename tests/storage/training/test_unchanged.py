@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from cairn.storage.errors import SaveError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
+from cairn.storage.store import open_files
+from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training import unchanged
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
@@ -137,6 +140,22 @@ def test_files_of_a_step_that_is_gone_are_written_again(checkpointer, root_uri):
     second, items = save(checkpointer, 2, frozen, adapters(2))
     assert_whole(second, items)
     assert verify_step(Run.open(checkpointer.uri), 2).ok
+
+
+def test_leaves_of_a_step_whose_file_was_cut_short_are_written_again(checkpointer, root_uri):
+    """In a store at once after the save that finds it; nothing stored is touched."""
+    frozen = base()
+    first, _ = save(checkpointer, 1, frozen, adapters(1))
+    value_file = max(open_files(first.uri).walk(), key=lambda entry: entry.size).name
+    ObjectStore.open(first.uri).write(value_file, b"short")
+    if root_uri.scheme == "gs":
+        with pytest.raises(SaveError, match="not what was written"):
+            save(checkpointer, 2, frozen, adapters(2))
+    for step in (2, 3):
+        handle, items = save(checkpointer, step, frozen, adapters(step))
+        assert_whole(handle, items)
+        assert verify_step(Run.open(checkpointer.uri), step).ok
+    assert open_files(first.uri).stat(value_file).size == len(b"short")
 
 
 def test_where_nothing_can_be_linked_all_is_written(tmp_path, monkeypatch):

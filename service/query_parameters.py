@@ -1,0 +1,52 @@
+"""A query parameter that an operation does not have is refused: `?atempt=1` must not delete all."""
+
+from difflib import get_close_matches
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+
+__all__ = ["refuse_unknown_parameters"]
+
+
+def refuse_unknown_parameters(request: Request) -> None:
+    """Compare the query with the operation's parameters in the OpenAPI document.
+
+    Raises:
+        RequestValidationError: it has others; all are named.
+    """
+    if not request.query_params:
+        return
+    known = _parameters(request)
+    unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
+    if unknown:
+        raise RequestValidationError(
+            [
+                {
+                    "type": "unknown_parameter",
+                    "loc": ("query", name),
+                    "msg": _expected(name, known),
+                    "input": request.query_params[name],
+                }
+                for name in unknown
+            ]
+        )
+
+
+def _parameters(request: Request) -> list[str]:
+    """Those of the operation that is asked for; its id is the name of its route."""
+    name = request.scope["route"].name
+    (operation,) = (
+        operation
+        for item in request.app.openapi()["paths"].values()
+        for operation in item.values()
+        if operation["operationId"] == name
+    )
+    return sorted(one["name"] for one in operation.get("parameters", []) if one["in"] == "query")
+
+
+def _expected(name: str, known: list[str]) -> str:
+    if not known:
+        return "unknown parameter; this operation has none in the query"
+    meant = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {meant[0]}?)" if meant else ""
+    return f"unknown parameter{hint}; expected {', '.join(known)}"
