@@ -328,6 +328,15 @@ def test_no_run_begins_in_a_folder_of_another(root_uri, inner):
     assert list_runs(root_uri) == ["demo"]
 
 
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "_METADATA"])
+def test_no_run_begins_in_the_folder_of_a_plain_checkpoint(root_uri, name):
+    with open_files(root_uri).open_write(f"plain/{name}") as stream:
+        stream.write(b"{}")
+    with pytest.raises(InvalidURIError, match="found the folder of a checkpoint"):
+        Run.create(root_uri / "plain")
+    assert list_runs(root_uri) == []
+
+
 def test_a_folder_of_such_a_name_that_is_in_no_run_holds_runs(root_uri):
     Run.create(root_uri / "exports/demo")
     assert list_runs(root_uri / "exports") == ["demo"]

@@ -43,12 +43,12 @@ def files(gcs, store):
 @pytest.fixture
 def asked(gcs, store):
     """Gives the statuses of all requests of an operation since the test began; 0: cut."""
-    start = len(gcs.server.requests)
+    gcs.server.requests.clear()  # of which the server keeps so many
 
     def statuses(operation):
         return [
             served.status
-            for served in list(gcs.server.requests)[start:]
+            for served in list(gcs.server.requests)
             if served.bucket == gcs.bucket and served.operation == operation
         ]
 
