@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 from pydantic import Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store import Record
+from cairn.storage.store import Record, is_text
 
 __all__ = ["Annotation"]
 
@@ -51,13 +51,13 @@ class Annotation(Record):
         texts: dict[str, str] = {}
         numbers: dict[str, float] = {}
         for name, text in () if problems else (labels or {}).items():
-            if _is_text(name) and _is_text(text):
+            if is_text(name) and is_text(text):
                 texts[name] = text
             else:
                 problems.append(f"labels[{name!r}] is {text!r}, expected text"[:_SHOWN])
         for name, value in () if problems else (metrics or {}).items():
             number = _number(value)
-            if _is_text(name) and number is not None:
+            if is_text(name) and number is not None:
                 numbers[name] = number
             else:
                 problems.append(f"metrics[{name!r}] is {value!r}, expected one number"[:_SHOWN])
@@ -71,13 +71,6 @@ class Annotation(Record):
                 problems=problems,
             )
         return cls(labels=texts, metrics=numbers) if texts or numbers else None
-
-
-def _is_text(given: Any) -> bool:
-    try:
-        return isinstance(given, str) and given.encode() is not None
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
 
 
 def _number(given: Any) -> float | None:

@@ -28,7 +28,7 @@ from cairn.storage.runs.layout import (
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease, release, renew
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
 from cairn.storage.runs.run import Lineage, Run, refuse_inside_run
-from cairn.storage.runs.step_states import StepInfo, StepState
+from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
 
@@ -180,10 +180,7 @@ def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInf
         lease = read_lease(run.objects)
         if lease is not None and not lease.released:
             release(run.objects, attempt, clock=clock)  # interrupted right before; else another's
-        counts = run.step_attempts().get(manifest.step) == attempt.number
-        state = StepState.LISTED if counts else StepState.SET_ASIDE
-        if deleted:
-            state = StepState.TRASHED
+        state = run.state_of(*key)
         return next(iter(run.described([(key, state)])), StepInfo(*key, state))
     return None
 

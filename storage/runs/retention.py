@@ -31,7 +31,7 @@ from cairn.storage.runs.trash import (
     read_tombstones,
     withdraw,
 )
-from cairn.storage.store import Clock, canonical_json, from_rfc3339, rfc3339, utc_now
+from cairn.storage.store import Clock, canonical_json, from_rfc3339, is_above_zero, rfc3339, utc_now
 
 __all__ = [
     "BestSteps",
@@ -110,7 +110,7 @@ class RetentionPolicy:
             if value is not None and (type(value) is not int or value < 1)
         ]
         within = self.keep_within
-        if within is not None and not _is_above_zero(within):
+        if within is not None and not is_above_zero(within):
             problems.append(f"keep_within is {within!r}, expected seconds above 0")
         for best in bests:
             if not isinstance(best.metric, str) or not best.metric:
@@ -170,13 +170,6 @@ def _not_lists(name: str, given: object, of: str) -> list[str]:
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         return []
     return [f"{name} is {given!r}, expected a list of {of}"]
-
-
-def _is_above_zero(number: object) -> bool:
-    """Whether this is a finite number above 0; True is none."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    return number > 0 and math.isfinite(number)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.runs.aliases import Aliases
-from cairn.storage.runs.attempts import Attempt, counting, list_attempts, set_aside
+from cairn.storage.runs.attempts import Attempt, counting, list_attempts
 from cairn.storage.runs.layout import (
     MANIFESTS,
     MAX_NUMBER,
@@ -146,13 +146,7 @@ def refuse_inside_checkpoint(folder: StoreURI) -> None:
     """
     found = ObjectStore.open(folder).read_many([STEP_METADATA, TREE_METADATA])
     if any(value is not None for value in found.values()):
-        raise InvalidURIError(
-            "not a run's folder",
-            path=folder,
-            expected="a run's folder, or one where a run can begin",
-            found="the folder of a checkpoint",
-            next_step=_CHECKPOINT_NEXT,
-        )
+        raise _no_run_begins(folder, "the folder of a checkpoint", _CHECKPOINT_NEXT)
 
 
 def refuse_inside_run(folder: StoreURI) -> None:
@@ -166,13 +160,8 @@ def refuse_inside_run(folder: StoreURI) -> None:
     step = step_of(folder)
     if step is not None:
         run = folder.parent.parent
-        raise InvalidURIError(
-            "not a run's folder",
-            path=folder,
-            expected="a run's folder, or one where a run can begin",
-            found=f"the address of step {step} of {run}",
-            next_step=f"Give the run, {run}, or another name.",
-        )
+        found = f"the address of step {step} of {run}"
+        raise _no_run_begins(folder, found, f"Give the run, {run}, or another name.")
     inner = folder
     while inner.path and (outer := inner.parent).path:
         if f"{inner.name}/" in RUN_FOLDERS:
@@ -183,13 +172,18 @@ def refuse_inside_run(folder: StoreURI) -> None:
 
 def _refuse_own_folder(folder: StoreURI, run: StoreURI) -> None:
     if ObjectStore.open(run).read(RUN_FILE) is not None:
-        raise InvalidURIError(
-            "not a run's folder",
-            path=folder,
-            expected="a run's folder, or one where a run can begin",
-            found=f"a folder of the run {run}",
-            next_step=f"Give the run, {run}, or a name beside it.",
-        )
+        found = f"a folder of the run {run}"
+        raise _no_run_begins(folder, found, f"Give the run, {run}, or a name beside it.")
+
+
+def _no_run_begins(folder: StoreURI, found: str, next_step: str) -> InvalidURIError:
+    return InvalidURIError(
+        "not a run's folder",
+        path=folder,
+        expected="a run's folder, or one where a run can begin",
+        found=found,
+        next_step=next_step,
+    )
 
 
 _STEPS_NAMED = 20
@@ -322,6 +316,15 @@ class Run:
         """The states of all steps that `published` gave just before; from names alone."""
         return dict(self._judged(published, self.attempts()))
 
+    def state_of(self, step: int, attempt: int) -> StepState:
+        """The state of a step that was published once, be it removed by now; from names alone."""
+        if self.step_attempts().get(step) == attempt:
+            state = StepState.LISTED
+        else:
+            state = StepState.SET_ASIDE
+        deleted = self.objects.read(trash_file(step, attempt)) is not None
+        return StepState.TRASHED if deleted else state
+
     def steps(self) -> list[StepInfo]:
         """All listed steps, by number."""
         keys = list(self.step_attempts().items())
@@ -449,11 +452,7 @@ class Run:
 
     def _aliased(self, name: str) -> StepInfo:
         alias = self.aliases.require(name)
-        counts = self.step_attempts().get(alias.step) == alias.attempt
-        state = StepState.LISTED if counts else StepState.SET_ASIDE
-        if self.objects.read(trash_file(alias.step, alias.attempt)) is not None:
-            state = StepState.TRASHED
-        info = self._describe(alias.step, alias.attempt, state)
+        info = self._describe(alias.step, alias.attempt, self.state_of(alias.step, alias.attempt))
         if alias.manifest_digest not in (None, info.manifest_digest):
             raise CorruptionError(
                 "the alias points to another manifest",
@@ -476,8 +475,9 @@ class Run:
         later = [(number, one.number) for one in attempts if one.number >= attempt]
         tombstones = self.objects.read_many(trash_file(*key) for key in later)
         deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
-        is_aside = set_aside(attempts)
-        if any(key == (number, attempt) or not is_aside(*key) for key in deleted):
+        # One that was deleted does not give its place back to what it had overwritten.
+        holder = counting([*published, *deleted], attempts).get(number)
+        if holder != attempt or (number, attempt) in deleted:
             return None
         name = manifest_file(number, attempt)
         summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)

@@ -5,6 +5,7 @@ from .checksums import splitmix64 as splitmix64
 from .clock import Clock as Clock
 from .clock import Moment as Moment
 from .clock import from_rfc3339 as from_rfc3339
+from .clock import is_above_zero as is_above_zero
 from .clock import rfc3339 as rfc3339
 from .clock import utc_now as utc_now
 from .file_checksums import FileChecksum as FileChecksum
@@ -23,4 +24,5 @@ from .records import sha256_of as sha256_of
 from .uri import StoreURI as StoreURI
 from .uri import check_segment as check_segment
 from .uri import confine as confine
+from .uri import is_text as is_text
 from .uri import parse_uri as parse_uri

@@ -1,12 +1,13 @@
 """Time as the store keeps it: RFC 3339 in UTC, from a clock that callers pass in."""
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AfterValidator
 
-__all__ = ["Clock", "Moment", "from_rfc3339", "rfc3339", "utc_now"]
+__all__ = ["Clock", "Moment", "from_rfc3339", "is_above_zero", "rfc3339", "utc_now"]
 
 Clock = Callable[[], datetime]
 """A function that returns the present moment, with a time zone."""
@@ -52,3 +53,10 @@ def _checked(text: str) -> str:
 
 Moment = Annotated[str, AfterValidator(_checked)]
 """A field of a stored record: text that `from_rfc3339` takes, kept as it was written."""
+
+
+def is_above_zero(duration: object) -> bool:
+    """Whether this is a finite number above 0, in whatever unit; True is none."""
+    if isinstance(duration, bool) or not isinstance(duration, int | float):
+        return False
+    return duration > 0 and math.isfinite(duration)

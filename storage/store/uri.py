@@ -18,6 +18,7 @@ __all__ = [
     "StoreURI",
     "check_segment",
     "confine",
+    "is_text",
     "parse_uri",
 ]
 
@@ -114,6 +115,17 @@ class StoreURI:
     def orbax_path(self) -> str:
         """The text that Orbax and etils take: "/abs/path" or "gs://bucket/path"."""
         return self.local_path if self.scheme == "file" else str(self)
+
+
+def is_text(given: object) -> bool:
+    """Whether this is text that can be stored: half a surrogate pair has no form in UTF-8."""
+    if not isinstance(given, str):
+        return False
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_segment(segment: str, *, within: object) -> str:

@@ -25,7 +25,7 @@ from cairn.storage.runs import (
     Writer,
     step_dir,
 )
-from cairn.storage.store import Clock, StoreURI, parse_uri, utc_now
+from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.engine import begin_step, orbax_folder
 from cairn.storage.training.save_handle import SaveHandle
@@ -373,8 +373,7 @@ os.register_at_fork(after_in_child=_forget_runs)
 
 def _check_ttl(seconds: Any) -> None:
     """Refuse a lease that has always expired, which any other writer would take at once."""
-    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds <= _LONGEST_TTL_SECONDS:
+    if not is_above_zero(seconds) or seconds > _LONGEST_TTL_SECONDS:
         raise PolicyError(
             "the lease can't protect the run",
             path="lease_ttl",

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from cairn.storage.errors import PolicyError
 from cairn.storage.runs import BestSteps
+from cairn.storage.store import is_above_zero
 
 __all__ = ["BestSoFar", "DueReason", "SaveFacts", "SavePolicy"]
 
@@ -106,7 +107,7 @@ class SavePolicy:
                 ("every_minutes", self.every_minutes),
                 ("deadline_seconds", self.deadline_seconds),
             ]
-            if value is not None and not _is_above_zero(value)
+            if value is not None and not is_above_zero(value)
         ]
         steps: Any = self.at_steps
         if not isinstance(steps, Iterable) or any(
@@ -156,13 +157,6 @@ class SavePolicy:
         if every is not None and step // every > before // every:
             return DueReason.EVERY_STEPS
         return None
-
-
-def _is_above_zero(number: object) -> bool:
-    """Whether this is a finite number above 0; True is none."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    return number > 0 and math.isfinite(number)
 
 
 class BestSoFar:

@@ -33,11 +33,11 @@ from cairn.storage.runs import (
     check_step,
     checked_assets,
 )
-from cairn.storage.store import canonical_json, check_segment
+from cairn.storage.store import canonical_json, check_segment, is_text
 from cairn.storage.training.held_arrays import ArrayLayout, Transfers
 from cairn.storage.training.item_writer import HeldItem
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
-from cairn.storage.training.trees import flatten, is_text
+from cairn.storage.training.trees import flatten
 from cairn.storage.training.unchanged import Unchanged
 
 __all__ = ["Item", "LeafDraft", "Save", "hold", "leaf_records", "prepare"]
@@ -228,7 +228,7 @@ def _check_type(argument: str, found: object, kinds: tuple[type, ...], expected:
 
 
 def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not is_text(name):
+    if not is_text(name):
         raise InvalidURIError(
             "invalid item name",
             path=f"items: {name!r}",

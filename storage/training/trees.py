@@ -12,8 +12,9 @@ import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
+from cairn.storage.store import is_text
 
-__all__ = ["difference", "flatten", "is_text", "nest", "paths", "unflatten", "unnest"]
+__all__ = ["difference", "flatten", "nest", "paths", "unflatten", "unnest"]
 
 KeyPath = tuple[Any, ...]
 
@@ -141,15 +142,6 @@ def _is_safe(segments: list[str]) -> bool:
     return bool(segments) and all(
         segment and not set(segment) & set("/.\x00") and is_text(segment) for segment in segments
     )
-
-
-def is_text(text: str) -> bool:
-    """False if half a surrogate pair is in it: no file could be named so."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _slashes(path: str) -> list[int]:

@@ -23,12 +23,7 @@ from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
 from cairn.storage.store.opening import open_files
 from cairn.storage.training import background_retention
 from cairn.storage.training.background_retention import RunRetention
-from tests.storage.stored_runs import SetClock, begin, end, save, write_data
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
+from tests.storage.stored_runs import begin, end, save, write_data
 
 
 @pytest.fixture

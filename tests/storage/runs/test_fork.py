@@ -45,6 +45,18 @@ def parent(root_uri) -> Run:
     return Run.open(root_uri / "parent")
 
 
+def interrupted_fork(parent, root_uri):
+    """The folder of a fork of step 3 that copied something and was interrupted."""
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    child = root_uri / "child"
+    with pytest.raises(KeyboardInterrupt):
+        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    return child
+
+
 def test_fork_holds_the_same_bytes_and_stands_alone(parent, root_uri):
     forked = fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
     open_files(root_uri).delete_tree("parent")
@@ -154,12 +166,7 @@ def test_fork_that_was_killed_before_it_gave_the_lease_back_gives_it_back(
 
 
 def test_interrupted_fork_whose_run_a_job_has_taken_is_refused(parent, root_uri):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    child = root_uri / "child"
-    with pytest.raises(KeyboardInterrupt):
-        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    child = interrupted_fork(parent, root_uri)
     with Checkpointer(child, writer_id=WRITER) as checkpointer:
         checkpointer.begin()
         with pytest.raises(PreconditionFailedError, match="the run exists"):
@@ -206,12 +213,7 @@ def test_fork_that_was_overtaken_publishes_nothing(parent, root_uri):
 
 
 def test_abandoned_fork_leaves_nothing_but_a_finished_one_stays(parent, root_uri):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    child = root_uri / "child"
-    with pytest.raises(KeyboardInterrupt):
-        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    child = interrupted_fork(parent, root_uri)
     abandon_fork(child, by=WRITER)
     assert open_files(child).walk() == []
     fork_run(parent, parent.step(3), child, by=WRITER)
@@ -229,12 +231,7 @@ def test_run_that_is_no_fork_is_not_abandoned(root_uri):
 
 
 def test_interrupted_fork_that_a_job_of_the_same_id_holds_is_not_abandoned(parent, root_uri):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
-    child = root_uri / "child"
-    with pytest.raises(KeyboardInterrupt):
-        fork_run(parent, parent.step(3), child, by=WRITER, progress=stop)
+    child = interrupted_fork(parent, root_uri)
     with Checkpointer(child, writer_id=WRITER) as checkpointer:
         checkpointer.begin()
         abandon_fork(child, by=WRITER)

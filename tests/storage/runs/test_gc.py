@@ -23,12 +23,7 @@ from cairn.storage.runs.trash import (
     undelete_step,
 )
 from cairn.storage.store.opening import open_files
-from tests.storage.stored_runs import SetClock, begin, end, save, states, write_data
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
+from tests.storage.stored_runs import begin, end, save, states, write_data
 
 
 @pytest.fixture

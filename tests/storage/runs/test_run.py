@@ -28,12 +28,7 @@ from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.storage.stored_runs import SetClock, begin, publish, save, states, write_data
-
-
-@pytest.fixture
-def clock():
-    return SetClock()
+from tests.storage.stored_runs import begin, publish, save, states, write_data
 
 
 @pytest.fixture
