@@ -11,6 +11,7 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("PJRT_NPROC", "32")  # threads: with too few, collectives wait for each other
 
 import jax
 import jax.numpy as jnp

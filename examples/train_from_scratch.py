@@ -88,6 +88,7 @@ def start(name: str, run: Path, cache: Path, *arguments: str) -> tuple[int, int,
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "PJRT_NPROC": str(4 * DEVICES),  # threads: with too few, collectives wait for each other
     }
     command = [sys.executable, "-m", "examples.train_from_scratch", "--job", str(run), *arguments]
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from tests.devices import COMPILED, xla_flags
+from tests.devices import COMPILED, THREADS, xla_flags
 
 # A shell's background job is started with Ctrl-C ignored, and its children inherit that; tests send
 # SIGINT to the programs they start, which must find it as a terminal leaves it.
@@ -13,6 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before anything imports JAX: every test sees the same eight devices and the CPU backend.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = xla_flags(8)
+os.environ["PJRT_NPROC"] = THREADS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

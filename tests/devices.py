@@ -5,6 +5,11 @@ from pathlib import Path
 COMPILED = Path(__file__).parents[1] / ".cache" / "jax"
 """The folder of what XLA has compiled, kept from run to run."""
 
+THREADS = "32"
+"""For `PJRT_NPROC`: threads of XLA's pool. Collectives of one step may run side by side, and each
+holds a thread per device until all devices have come: the 8 threads that a small machine gets for
+8 virtual devices can all be held, and XLA ends a process that waits for 40 s."""
+
 
 def xla_flags(devices: int) -> str:
     """The flags of XLA for so many virtual devices.

@@ -55,6 +55,8 @@ def main() -> None:
     arguments = parse_arguments()
     dp, fsdp = (int(part) for part in arguments.mesh.split(","))
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={dp * fsdp}"
+    # Threads of XLA's pool: with one a device, collectives that run side by side can deadlock.
+    os.environ.setdefault("PJRT_NPROC", str(4 * dp * fsdp))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
     import jax
