@@ -19,6 +19,7 @@ from cairn.service.command.cli import app as command
 from cairn.service.dashboard import pages
 from cairn.service.routes import health
 from cairn.service.settings import Settings
+from tests.programs.program import run as run_program
 
 DOCS = Path(__file__).parents[1] / "docs"
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
@@ -197,7 +198,8 @@ def test_code_of_a_how_to_page_runs(name, tmp_path):
         if language == "sh":
             run(["bash", "-euc", text], tmp_path, variables)
     program = "\n".join(text for language, text in found if language == "python")
-    run([sys.executable, "-c", program], tmp_path, variables)
+    done = run_program(["-c", program], cwd=tmp_path, env=variables)
+    assert done.returncode == 0, f"{program}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path):

@@ -19,6 +19,7 @@ from cairn.storage.training.checkpointer import Checkpointer
 from examples.demo.servers import control_plane
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
 from tests.bad_input.disks import can_mount, on_small_disk
+from tests.programs.program import run
 from tests.service.commands import cairn
 from tests.service.jobs import CONFIG, save_llama
 from tests.tiny import leaves_of, make_state
@@ -30,10 +31,12 @@ MEANS = {"limit": errno.EFBIG} | ({"disk": errno.ENOSPC} if can_mount() else {})
 
 @pytest.mark.parametrize("means", MEANS)
 def test_a_save_to_a_full_disk_fails_and_the_next_one_works_once_there_is_room(tmp_path, means):
-    command = [sys.executable, "-m", "tests.bad_input.saving_job", str(tmp_path), means]
+    job = ["-m", "tests.bad_input.saving_job", str(tmp_path), means]
     if means == "disk":
-        command = on_small_disk(tmp_path, "4m", *command)
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        command = on_small_disk(tmp_path, "4m", sys.executable, *job)
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    else:
+        ended = run(job, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     for text in (report["error"], report["again"]):

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.devices import xla_flags
+from tests.programs.program import run
 
 ROOT = Path(__file__).parents[2]
 DEVICES = 4
@@ -151,29 +151,45 @@ def drive(
     Raises:
         AssertionError: it failed; its stderr is quoted.
     """
-    return run_driver(
-        [sys.executable, "-m", f"tests.faults.{module}", json.dumps(arguments)],
-        environment=environment,
-        seconds=seconds,
+    return _finding(
+        run(
+            ["-m", f"tests.faults.{module}", json.dumps(arguments)],
+            env=_variables(environment),
+            cwd=ROOT,
+            timeout=seconds,
+        )
     )
 
 
-def run_driver(command: list[str], *, environment: Mapping[str, str], seconds: float) -> Any:
-    """The JSON that a driver prints.
+def run_driver(command: list[str], *, seconds: float) -> Any:
+    """The JSON that a driver started by a command of the system's prints.
 
     Raises:
         AssertionError: it failed; its stderr is quoted.
     """
-    variables = {
+    return _finding(
+        subprocess.run(
+            command,
+            env=_variables({}),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    )
+
+
+def _variables(added: Mapping[str, str]) -> dict[str, str]:
+    return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": xla_flags(DEVICES),
         "TF_CPP_MIN_LOG_LEVEL": "1",
         "PYTHONPATH": str(ROOT),
-        **environment,
+        **added,
     }
-    ended = subprocess.run(
-        command, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=seconds
-    )
+
+
+def _finding(ended: subprocess.CompletedProcess[str]) -> Any:
     assert ended.returncode == 0, ended.stderr[-6000:]
     return json.loads(ended.stdout)

@@ -28,7 +28,7 @@ def test_a_save_on_a_full_disk_fails_and_the_next_one_needs_no_more_than_room(tm
     command = [sys.executable, "-m", "tests.faults.full_disk_job", json.dumps(arguments)]
     if mounts:
         command = on_small_disk(tmp_path, DISK, *command)
-    found = run_driver(command, environment={}, seconds=report.trials(short=200, long=1800))
+    found = run_driver(command, seconds=report.trials(short=200, long=1800))
     broken = len(found["lost"])
     report.record(
         fault=FAULT,

@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.devices import xla_flags
+from tests.programs.program import Program
 
 REPOSITORY = Path(__file__).parents[2]
 LOG_TAIL = 6_000
@@ -43,7 +43,7 @@ class Job:
     """A job under way: one process per index, and what they write."""
 
     folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Program] = field(default_factory=list)
 
     def wait(self, seconds: float) -> list[Ended]:
         """How each process ended, in order.
@@ -121,11 +121,11 @@ def start(
     job = Job(folder)
     for index in range(count):
         with (folder / f"{index}.log").open("wb") as log:
-            command = [sys.executable, "-m", "tests.multi_process.worker"]
+            command = ["-m", "tests.multi_process.worker"]
             command += ["--coordinator", address, "--count", str(count), "--index", str(index)]
             command += ["--result", str(folder / f"{index}.json"), scenario, json.dumps(arguments)]
             job.processes.append(
-                subprocess.Popen(
+                Program(
                     command, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY, env=variables
                 )
             )

@@ -10,8 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from cairn.service.command import cli, options
+from tests.programs.program import run
 
-CAIRN = (sys.executable, "-m", "cairn")
+CAIRN = ("-m", "cairn")
 
 
 def environment(url: str | None = None, **variables: str) -> dict[str, str]:
@@ -25,14 +26,7 @@ def cairn(
     *arguments: str, url: str | None = None, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run it, with standard output and error piped."""
-    return subprocess.run(
-        [*CAIRN, *arguments],
-        env=environment(url, **variables),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run([*CAIRN, *arguments], env=environment(url, **variables), cwd=cwd)
 
 
 def cairn_here(
@@ -66,7 +60,7 @@ def cairn_on_a_terminal(*arguments: str, url: str) -> tuple[int, str]:
     """Run it on an 80-column terminal; its exit status and everything it showed."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
-        [*CAIRN, *arguments],
+        [sys.executable, *CAIRN, *arguments],
         env=environment(url, TERM="xterm"),
         stdin=slave,
         stdout=slave,

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from cairn.state.config.decoder import DecoderConfig
 from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
+from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
 
 PATIENCE = 60.0
@@ -155,13 +155,13 @@ def tries(root: Path, run: str) -> list[Path]:
 @contextmanager
 def control_plane(
     root: Path, data: Path, *, stall_at: str = "", reached: Path | None = None
-) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
+) -> Iterator[tuple[httpx.Client, Program]]:
     """A control plane in a process of its own, and a client of it; see `stalling_server`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.stalling_server", str(port), stall_at, str(reached)],
+    process = Program(
+        ["-m", "tests.service.stalling_server", str(port), stall_at, str(reached)],
         env={**os.environ, "CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(data)},
     )
     try:

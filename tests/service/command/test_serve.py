@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +13,11 @@ import pytest
 
 from cairn.service.client.client import Client
 from cairn.service.schemas import OperationState
+from tests.programs.program import Program, run
 from tests.service.commands import CAIRN, cairn, environment
 from tests.tiny import make_run
 
-SLOW = (sys.executable, "-m", "tests.service.slow_server", "0.3")
+SLOW = ("-m", "tests.service.slow_server", "0.3")
 JOB = ("convert", "tiny", "--watch", "--max-shard-size", "6KB")
 
 
@@ -31,11 +31,11 @@ def root(tmp_path_factory) -> Path:
 @contextmanager
 def serving(
     root: Path, data: Path, *, program: tuple[str, ...] = CAIRN, port: int = 0
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+) -> Iterator[tuple[str, Program]]:
     """The URL that a server announces, and its process."""
     command = [*program, "serve", "--root", str(root), "--data-dir", str(data)]
-    with subprocess.Popen(
-        [*command, "--port", str(port)], env=environment(), stdout=subprocess.PIPE, text=True
+    with Program(
+        [*command, "--port", str(port)], env=environment(), stdout=subprocess.PIPE
     ) as process:
         try:
             assert process.stdout is not None
@@ -53,14 +53,10 @@ def url(root, tmp_path_factory) -> Iterator[str]:
 
 
 @contextmanager
-def watching(url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def watching(url: str) -> Iterator[tuple[Program, str]]:
     """`cairn convert --watch` that has shown that its job runs, and the job's id."""
-    with subprocess.Popen(
-        [*CAIRN, *JOB],
-        env=environment(url),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    with Program(
+        [*CAIRN, *JOB], env=environment(url), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         try:
             assert process.stderr is not None
@@ -192,11 +188,9 @@ def test_damaged_database_is_named(root, tmp_path, name):
 
 
 def test_openapi_document_is_printed_without_starting_anything(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "cairn.service.command.openapi"],
+    done = run(
+        ["-m", "cairn.service.command.openapi"],
         env=environment(CAIRN_DATA_DIR=str(tmp_path / "data")),
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "/v1/runs" in json.loads(done.stdout)["paths"]

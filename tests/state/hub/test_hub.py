@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -20,6 +18,7 @@ from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
+from tests.programs.program import run
 from tests.state import hub_server
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens
@@ -286,7 +285,8 @@ def run_with_hub(code, hub, home):
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    done = run(["-c", code], env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_hub_id_is_downloaded_by_the_real_client(folder, tmp_path):

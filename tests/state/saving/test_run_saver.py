@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +34,7 @@ from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.save_handle import SaveState
 from cairn.storage.training.save_policy import DueReason, SavePolicy
 from tests.multi_process.launcher import free_port
+from tests.programs.program import Program
 from tests.state.my_model import my_model
 
 ROOT = Path(__file__).parents[3]
@@ -475,13 +475,12 @@ def test_a_policy_without_preemption_works_in_any_thread_and_cannot_be_preempted
 
 
 def start_job(uri, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.state.preempted_job", uri, *map(str, arguments)],
+    return Program(
+        ["-m", "tests.state.preempted_job", uri, *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "CAIRN_WRITER_ID": "job", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 

@@ -4,7 +4,6 @@ import fcntl
 import os
 import struct
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from cairn.storage.store import objects
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.stale_locks import LOCK_SUFFIX, remove_stale_lock
+from tests.programs.program import Program
 
 LEFT = b"x" * 300
 UNTIL_KILLED = """
@@ -114,9 +114,7 @@ def test_writers_that_race_while_lock_files_are_looked_for_lose_no_move(store):
 
 def test_a_value_is_whole_after_kills_of_the_writers_before_it(tmp_path, store):
     for trial in range(6):
-        with subprocess.Popen(
-            [sys.executable, "-c", UNTIL_KILLED, str(tmp_path)], stdout=subprocess.PIPE
-        ) as writer:
+        with Program(["-c", UNTIL_KILLED, str(tmp_path)], stdout=subprocess.PIPE) as writer:
             writer.stdout.readline()
             writer.kill()
         written(store, b"%d" % trial)

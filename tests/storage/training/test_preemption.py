@@ -1,7 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from cairn.storage.errors import PolicyError
 from cairn.storage.training.preemption import Preemption
+from tests.programs.program import run
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,12 +91,6 @@ print("still there")
 
 
 def test_once_all_are_closed_the_signal_ends_the_process_as_before():
-    ended = subprocess.run(
-        [sys.executable, "-c", CLOSED_IN_THE_ORDER_THEY_WERE_MADE],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = run(["-c", CLOSED_IN_THE_ORDER_THEY_WERE_MADE], cwd=ROOT, timeout=60)
     assert ended.returncode == -signal.SIGTERM, ended.stderr
     assert "still there" not in ended.stdout

@@ -1,7 +1,6 @@
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -37,6 +36,7 @@ from cairn.storage.training.restore import (
     stored_tree,
 )
 from tests.devices import xla_flags
+from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
@@ -424,13 +424,12 @@ def test_two_processes_save_together_and_each_reads_its_own_shards(tmp_path, ste
     root = Path(__file__).parents[3]
     flags = xla_flags(2)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_PROCESSES, address, str(index), str(tmp_path / "run")],
+        Program(
+            ["-c", TWO_PROCESSES, address, str(index), str(tmp_path / "run")],
             env={**os.environ, "PYTHONPATH": str(root), "XLA_FLAGS": flags},
             cwd=root,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
         for index in range(2)
     ]

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
+from tests.programs.program import Program
 from tests.storage.states import abstract, assert_same, state
 
 ROOT = Path(__file__).parents[3]
@@ -39,14 +39,13 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def start(script: str, uri: object, **extra: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + script, str(uri)],
+def start(script: str, uri: object, **extra: str) -> Program:
+    return Program(
+        ["-c", PRELUDE + script, str(uri)],
         env=environment(**extra),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 

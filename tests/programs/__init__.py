@@ -1,0 +1,1 @@
+"""Python programs that tests start, without the seconds that their imports take."""

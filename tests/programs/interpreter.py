@@ -1,0 +1,131 @@
+"""An interpreter that has imported everything and used nothing of it, and forks programs.
+
+A child becomes the program: environment, folder, arguments and standard streams are the program's
+own, and it ends as an interpreter ends, exit handlers included. What it does not do is import JAX
+and Cairn, which takes longer than most of what tests have their programs do.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    "cairn.service.app",
+    "cairn.service.command.cli",
+    "cairn.state",
+    "cairn.state.decoder.decoder",
+    "cairn.state.saving.checkpoint",
+    "cairn.storage.training.checkpointer",
+    "flax.linen",
+    "gcsfs",
+    "jax",
+    "orbax.checkpoint",
+    "tensorstore",
+    "uvicorn",
+)
+MESSAGE_BYTES = 200_000
+"""Of the longest request: a program's whole environment is in it."""
+
+
+def main() -> None:
+    """Answers requests on the socket whose descriptor is the first argument, until it closes."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    importlib.import_module("cairn").EasyDeLState  # noqa: B018 (public names are imported late)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # the children share these pages
+    program = _serve(requests)
+    if program is not None:  # in a child
+        _become(**program)
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Forks a child for each request; in the child, what it is to become."""
+    under_way: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, where its status goes
+    ready = selectors.DefaultSelector()
+    ready.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            if key.fd in under_way:
+                ready.unregister(key.fd)
+                os.close(key.fd)
+                pid, line = under_way.pop(key.fd)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with line, contextlib.suppress(OSError):  # nobody asks any more
+                    line.send(json.dumps(status).encode())
+                continue
+            message, files, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, 4)
+            if not message:
+                for pid, _ in under_way.values():
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            line = socket.socket(fileno=files[0])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # JAX's: nothing of it has been used here
+                pid = os.fork()
+            if pid == 0:
+                ready.close()
+                requests.close()
+                line.close()
+                for pidfd, (_, other) in under_way.items():
+                    os.close(pidfd)
+                    other.close()
+                return {**json.loads(message), "streams": files[1:]}
+            for file in files[1:]:
+                os.close(file)
+            line.send(json.dumps(pid).encode())
+            pidfd = os.pidfd_open(pid)
+            under_way[pidfd] = (pid, line)
+            ready.register(pidfd, selectors.EVENT_READ)
+
+
+def _become(
+    arguments: list[str], environment: dict[str, str], folder: str, streams: list[int]
+) -> None:
+    for target, file in enumerate(streams):
+        os.dup2(file, target)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    if environment.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)
+    kind, *rest = arguments
+    added = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if kind == "-m":
+        sys.path[:0] = [folder, *added]
+        sys.argv[:] = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.path[:0] = ["", *added]
+        sys.argv[:] = ["-c", *rest[1:]]
+        _run(compile(rest[0], "<string>", "exec"))
+    else:
+        path = Path(kind)
+        sys.path[:0] = [str(path.resolve().parent), *added]
+        sys.argv[:] = arguments
+        _run(compile(path.read_text(encoding="utf-8"), kind, "exec"))
+
+
+def _run(code: types.CodeType) -> None:
+    """Runs code as the main module, which stays until the interpreter has ended."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+if __name__ == "__main__":
+    main()
