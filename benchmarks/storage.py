@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -51,9 +51,24 @@ REPEATED = {"blocked_later", "extra"}
 PACKAGES = ("jax", "orbax-checkpoint", "tensorstore", "torch", "safetensors", "numpy")
 
 Results = dict[Measurement, dict[str, Any]]
+Start = Callable[[list[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
+"""Runs Python with these arguments and this environment, in the repository."""
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def start_fresh(
+    arguments: list[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """In an interpreter of its own: nothing is imported, nothing is compiled."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=float, help="size of the state, in 10^6 bytes")
     parser.add_argument("--runs", type=int, default=5, help="rounds")
@@ -79,7 +94,7 @@ def main(given: Sequence[str] | None = None) -> int:
         serving(arguments.store, Path(folder)) as (root, variables),
     ):
         bench = Bench(
-            root.removeprefix("file://"), Path(folder), variables, megabytes, rows, arguments.jobs
+            root.removeprefix("file://"), variables, megabytes, rows, arguments.jobs, start
         )
         for number in range(arguments.runs):
             bench.round(number)
@@ -106,16 +121,16 @@ class Bench:
     def __init__(
         self,
         root: str,
-        folder: Path,
         variables: Mapping[str, str],
         megabytes: float,
         rows: Sequence[Row],
         jobs: int = 1,
+        start: Start = start_fresh,
     ) -> None:
-        self._jobs = jobs
+        self._jobs, self._start = jobs, start
         self.rounds: list[Results] = []
         self.failures: dict[Measurement, str] = {}
-        self._root, self._folder, self._megabytes = root, folder, megabytes
+        self._root, self._megabytes = root, megabytes
         self._environment = child_environment(variables, measured=jobs == 1)
         self._wanted = {each for row in rows for each in row.measurements()}
         figures = [figure for row in rows for figure in (row.value, row.seconds)]
@@ -185,18 +200,10 @@ class Bench:
             places.delete(place)
 
     def _child(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        with tempfile.TemporaryFile("w+", dir=self._folder) as errors:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.storage", "--child", json.dumps(given)],
-                cwd=REPOSITORY,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-            if done.returncode:
-                errors.seek(0)
-                raise RuntimeError(errors.read().strip() or f"exit status {done.returncode}")
+        arguments = ["-m", "benchmarks.storage", "--child", json.dumps(given)]
+        done = self._start(arguments, self._environment)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip() or f"exit status {done.returncode}")
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 

@@ -2,16 +2,15 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import storage_rows
+from benchmarks import storage, storage_rows
+from tests.programs.program import run
 
-pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch or Orbax
+pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -21,10 +20,13 @@ def results(tmp_path_factory) -> Path:
     """The results of one round over all rows, three megabytes, two contenders at once."""
     folder = tmp_path_factory.mktemp("work")
     output = tmp_path_factory.mktemp("results") / "storage.json"
-    command = [sys.executable, "-m", "benchmarks.storage", "--megabytes", "3", "--runs", "1"]
-    options = ["--jobs", "2", "--folder", str(folder), "--output", str(output)]
-    done = subprocess.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+
+    def start(arguments, environment):
+        return run(arguments, cwd=REPOSITORY, env=environment)
+
+    options = ["--megabytes", "3", "--runs", "1", "--jobs", "2"]
+    status = storage.main([*options, "--folder", str(folder), "--output", str(output)], start)
+    assert status == 0
     assert list(folder.iterdir()) == []
     return output
 
