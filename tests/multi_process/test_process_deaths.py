@@ -50,20 +50,25 @@ LONG = [
 ]
 
 
-@pytest.fixture
-def run_uri(request, tmp_path, bucket):
-    """A new run in either store."""
-    if request.param == "file":
-        return str(tmp_path / "run")
-    return f"gs://{bucket}/{tmp_path.name}"
+@pytest.fixture(scope="module")
+def dying(launch, bucket, tmp_path_factory):
+    """Gives the run of a case, and its job: the short ones wait for the heartbeat together."""
+
+    def start(store, count, moment, victim):
+        folder = tmp_path_factory.mktemp("deaths")
+        run_uri = str(folder / "run") if store == "file" else f"gs://{bucket}/{folder.name}"
+        arguments = {"run": run_uri, "moment": moment, "victim": victim}
+        return run_uri, launch(
+            "deaths.die_midway", arguments, count=count, heartbeat=HEARTBEAT_SECONDS
+        )
+
+    under_way = {} if is_long() else {case: start(*case) for case in SHORT}
+    return lambda *case: under_way.get(case) or start(*case)
 
 
-@pytest.mark.parametrize(
-    ("run_uri", "count", "moment", "victim"), LONG if is_long() else SHORT, indirect=["run_uri"]
-)
-def test_death_ends_the_others_soon_and_the_run_goes_on(run_uri, count, moment, victim, launch):
-    arguments = {"run": run_uri, "moment": moment, "victim": victim}
-    job = launch("deaths.die_midway", arguments, count=count, heartbeat=HEARTBEAT_SECONDS)
+@pytest.mark.parametrize(("store", "count", "moment", "victim"), LONG if is_long() else SHORT)
+def test_death_ends_the_others_soon_and_the_run_goes_on(store, count, moment, victim, dying):
+    run_uri, job = dying(store, count, moment, victim)
     job.processes[victim].wait(JOB_SECONDS)
     ended = job.wait(END_SECONDS)
     assert ended[victim].status == -signal.SIGKILL, ended[victim].log

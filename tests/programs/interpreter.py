@@ -32,6 +32,7 @@ IMPORTED = (
     "jax",
     "orbax.checkpoint",
     "tensorstore",
+    "torch",
     "uvicorn",
 )
 MESSAGE_BYTES = 200_000
