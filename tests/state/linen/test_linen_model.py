@@ -194,7 +194,9 @@ def test_the_bridge_computes_what_the_nnx_model_computes(model):
         expected = outputs_of(model.to_nnx(), IDS, **inputs)
         outputs = model(IDS, **inputs)
         np.testing.assert_allclose(outputs.logits, expected.logits, atol=1e-5)
-    np.testing.assert_allclose(ours.loss, outputs_of(model.to_nnx(), IDS, labels=IDS).loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        ours.loss, outputs_of(model.to_nnx(), IDS, labels=IDS).loss, rtol=1e-5
+    )
     back = LinenDecoderForCausalLM.from_nnx(model.to_nnx())
     assert back.params["lm_head"]["kernel"] is model.params["lm_head"]["kernel"]
     assert back.config == model.config
