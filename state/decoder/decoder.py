@@ -214,12 +214,12 @@ class DecoderForCausalLM(EasyDeLBaseModule):
                 `logits_to_keep`.
         """
         _check_shapes(input_ids, attention_mask=attention_mask, labels=labels)
+        if logits_to_keep is not None and (labels is not None or logits_to_keep < 1):
+            raise ArgumentError(
+                path="logits_to_keep", expected="1 or more, and no labels", found=logits_to_keep
+            )
         hidden, cache = self.model(input_ids, attention_mask, position_ids, cache, stacked_layers)
         if logits_to_keep is not None:
-            if labels is not None or logits_to_keep < 1:
-                raise ArgumentError(
-                    path="logits_to_keep", expected="1 or more, and no labels", found=logits_to_keep
-                )
             hidden = hidden[:, -logits_to_keep:]
         logits = self._head(hidden)
         if labels is None:

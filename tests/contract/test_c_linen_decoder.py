@@ -11,6 +11,7 @@ from cairn.state.easydel_state import EasyDeLState
 from cairn.state.linen.decoder import LinenDecoderForCausalLM
 from cairn.state.train_state import TrainState
 from tests.contract.subjects import DECODER, SGD, assert_same_bits, host
+from tests.state.forward import outputs_of
 from tests.state.my_model import batch
 
 UNTIED = DECODER.replace(tie_word_embeddings=False, num_hidden_layers=1)
@@ -36,11 +37,10 @@ def test_call_gives_logits_and_with_labels_the_loss(model, logits):
     """`__call__` runs the one decoder through `nnx.bridge`: the NNX form gives the same."""
     assert isinstance(model.module, linen.Module)
     assert logits.shape == (2, 6, 256)
-    np.testing.assert_allclose(model.to_nnx()(batch(2, 6)).logits, logits, rtol=1e-5, atol=1e-6)
+    expected = outputs_of(model.to_nnx(), batch(2, 6), labels=batch(2, 6))
+    np.testing.assert_allclose(expected.logits, logits, rtol=1e-5, atol=1e-6)
     outputs = model(batch(2, 6), labels=batch(2, 6))
-    np.testing.assert_allclose(
-        outputs.loss, model.to_nnx()(batch(2, 6), labels=batch(2, 6)).loss, rtol=1e-5
-    )
+    np.testing.assert_allclose(outputs.loss, expected.loss, rtol=1e-5)
 
 
 def test_the_model_trains_as_a_train_state(model):

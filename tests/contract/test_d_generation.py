@@ -7,6 +7,7 @@ from flax import nnx
 
 from cairn.state.errors import ArgumentError
 from tests.contract.subjects import make_decoder
+from tests.state.forward import logits_of
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 IDS = np.random.default_rng(0).integers(1, 256, (2, 5)).astype(np.int32)
@@ -27,7 +28,7 @@ def test_input_ids_are_continued_by_the_likeliest_tokens(model, greedy):
     np.testing.assert_array_equal(once_more.sequences, greedy)
     np.testing.assert_array_equal(greedy[:, :5], IDS)
     # Each token is the likeliest one after those before it; one forward pass says so for all.
-    likeliest = np.asarray(model(greedy).logits.argmax(-1))
+    likeliest = logits_of(model, greedy).argmax(-1)
     np.testing.assert_array_equal(greedy[:, 5:], likeliest[:, 4:-1])
 
 
@@ -78,8 +79,8 @@ def test_batch_size_and_max_length_of_init_operations_cache_are_its_shape(model)
 def test_starts_mark_left_padding_in_the_cache(model):
     padded = np.concatenate([np.full((1, 2), 9, np.int32), IDS[:1]], axis=1)
     cache = model.init_operations_cache(batch_size=1, max_length=16, starts=jnp.array([2]))
-    found = model(padded, cache=cache).logits[:, 2:]
-    np.testing.assert_allclose(found, model(IDS[:1]).logits, rtol=1e-4, atol=1e-5)
+    found = logits_of(model, padded, cache=cache)[:, 2:]
+    np.testing.assert_allclose(found, logits_of(model, IDS[:1]), rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_for_generation_run_the_cached_loop_by_hand(model, greedy):

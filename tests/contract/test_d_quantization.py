@@ -11,6 +11,7 @@ from cairn.state.errors import ArgumentError
 from cairn.state.names import EasyDeLQuantizationMethods
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.contract.subjects import SAME_MESH, assert_same_bits, host, make_decoder
+from tests.state.forward import logits_of
 from tests.state.my_model import batch
 
 BITS = {"nf4": 4, "8bit": 8, "a8bit": 8, "a8q": 8, "a4q": 4, "aqt": 8}
@@ -21,7 +22,7 @@ def quantized(method="nf4", **arguments):
 
 
 def logits(model):
-    return np.asarray(model(batch(2, 8)).logits, np.float32)
+    return logits_of(model, batch(2, 8))
 
 
 def kernels(model):

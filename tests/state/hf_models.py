@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import nnx
 from transformers import LlamaConfig, LlamaForCausalLM
 
 LLAMA3_ROPE = {
@@ -68,15 +65,3 @@ def torch_logits(model: Any, ids: np.ndarray[Any, Any], mask: Any = None) -> np.
         given = None if mask is None else torch.tensor(np.asarray(mask)).long()
         logits = model(torch.tensor(ids).long(), attention_mask=given).logits
     return logits.float().numpy()
-
-
-def our_outputs(model: Any, ids: np.ndarray[Any, Any], **inputs: Any) -> Any:
-    """Outputs of our model, as one compiled program."""
-    graphdef, state = nnx.split(model)
-    given = {name: jnp.asarray(value) for name, value in {"input_ids": ids, **inputs}.items()}
-    return jax.jit(lambda state, given: nnx.merge(graphdef, state)(**given))(state, given)
-
-
-def our_logits(model: Any, ids: np.ndarray[Any, Any], **inputs: Any) -> np.ndarray[Any, Any]:
-    """Logits of our model, as one compiled program."""
-    return np.asarray(our_outputs(model, ids, **inputs).logits)

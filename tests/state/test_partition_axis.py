@@ -15,6 +15,7 @@ from cairn.state.errors import ArgumentError, ConfigError
 from cairn.state.partition_axis import PartitionAxis
 from cairn.state.sharding.mesh import make_mesh
 from cairn.state.sharding.rules import DEFAULT_AXIS_RULES, module_plan, plan
+from tests.state.forward import logits_of
 from tests.tiny import TINY, batch
 
 
@@ -67,6 +68,12 @@ def test_what_is_unknown_is_refused_and_the_known_is_listed():
         TINY.replace(sharding_dcn_axis_dims=(2, 1))
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """Logits of the tiny model on one device."""
+    return logits_of(DecoderForCausalLM(TINY, rngs=nnx.Rngs(0)), batch(0))
+
+
 @pytest.fixture
 def attend(monkeypatch):
     """Runs a tiny model; returns what each device holds of queries and keys, and the logits."""
@@ -115,10 +122,9 @@ def test_attention_may_be_kept_whole_on_every_device(attend):
         ({"batch_axis": "dp", "key_sequence_axis": "fsdp"}, (4, 16, 2, 16), (4, 8, 1, 16)),
     ],
 )
-def test_attention_goes_where_its_axes_say(axis, query, key, attend):
+def test_attention_goes_where_its_axes_say(axis, query, key, plain, attend):
     held, logits = attend(partition_axis=PartitionAxis(**axis))
     assert (held["query"], held["key"]) == (query, key)
-    plain = DecoderForCausalLM(TINY, rngs=nnx.Rngs(0))(jnp.asarray(batch(0))).logits
     np.testing.assert_allclose(logits, plain, rtol=1e-4, atol=1e-5)
 
 

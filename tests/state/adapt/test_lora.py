@@ -15,6 +15,7 @@ from cairn.state import DecoderForCausalLM, LoraSettings
 from cairn.state.adapt import adapted_layers
 from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import named_leaves
+from tests.state.forward import logits_of
 from tests.state.my_model import batch, my_model, train_step
 from tests.tiny import TINY
 
@@ -30,8 +31,7 @@ def ids():
 
 
 def logits(model):
-    out = model(ids())
-    return np.asarray(getattr(out, "logits", out))
+    return logits_of(model, ids())
 
 
 def adapters(model):

@@ -16,7 +16,8 @@ from cairn.state.errors import ArgumentError
 from cairn.state.module.kv_cache import KVCache
 from cairn.state.paths import named_leaves
 from cairn.state.weights.shapes import leaf_shapes
-from tests.state.hf_models import our_logits, our_outputs, tokens
+from tests.state.forward import logits_of, outputs_of
+from tests.state.hf_models import tokens
 
 CONFIG = DecoderConfig(
     vocab_size=96,
@@ -107,7 +108,7 @@ def test_tokens_fed_two_by_two_through_the_cache_give_the_same_logits(scan_layer
     pads = np.array([0, 3])
     mask = (np.arange(10)[None, :] >= pads[:, None]).astype(np.int32)
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0).astype(np.int32)
-    expected = our_logits(model, ids, attention_mask=mask, position_ids=positions)
+    expected = logits_of(model, ids, attention_mask=mask, position_ids=positions)
     cache = model.init_operations_cache(2, 12, starts=jnp.asarray(pads))
     graphdef, params = nnx.split(model)
     step = jax.jit(lambda p, ids, cache: nnx.merge(graphdef, p)(ids, cache=cache))
@@ -179,10 +180,10 @@ def test_rotation_keeps_lengths_and_depends_on_distance_alone():
 def test_bfloat16_compute_keeps_float32_parameters():
     model = DecoderForCausalLM(CONFIG, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(jnp.float32)}
-    outputs = our_outputs(model, tokens(1, 8), labels=tokens(1, 8))
+    outputs = outputs_of(model, tokens(1, 8), labels=tokens(1, 8))
     assert outputs.logits.dtype == jnp.bfloat16
     assert outputs.loss.dtype == jnp.float32
-    full = our_logits(make(), tokens(1, 8))
+    full = logits_of(make(), tokens(1, 8))
     difference = np.asarray(outputs.logits).astype(np.float32) - full
     assert np.abs(difference).max() < 0.1 * np.abs(full).max()
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ConversionError
-from tests.state.hf_models import LLAMA3_ROPE, our_logits, save, tiny_llama, tokens, torch_logits
+from tests.state.forward import logits_of
+from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
 VARIANTS = {
     "grouped_heads": {},
@@ -50,7 +51,7 @@ def test_logits_and_tensors_equal_transformers(variant, tmp_path):
     mask = np.ones_like(ids)
     mask[1, :9] = 0
     expected = torch_logits(theirs, ids, mask)
-    found = our_logits(model, ids, attention_mask=mask)
+    found = logits_of(model, ids, attention_mask=mask)
     limit = 1e-4 * np.abs(expected).max()
     # Rows that attend to nothing (padding) hold no meaning in either.
     assert np.abs(found - expected)[mask.astype(bool)].max() <= limit
@@ -100,10 +101,10 @@ def test_dtypes_are_honoured(tmp_path):
         folder, dtype=jnp.bfloat16, param_dtype=ml_dtypes.bfloat16
     )
     assert {leaf.dtype for leaf in jax.tree.leaves(model.params)} == {jnp.dtype(jnp.bfloat16)}
-    assert our_logits(model, tokens(1, 4)).dtype == jnp.bfloat16
+    assert logits_of(model, tokens(1, 4)).dtype == jnp.bfloat16
     wide = DecoderForCausalLM.from_pretrained(folder, dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(wide.params)} == {jnp.dtype(jnp.float32)}
-    assert our_logits(wide, tokens(1, 4)).dtype == jnp.bfloat16
+    assert logits_of(wide, tokens(1, 4)).dtype == jnp.bfloat16
 
 
 def test_an_old_file_with_a_tied_copy_and_buffers_loads(tmp_path):
@@ -116,7 +117,7 @@ def test_an_old_file_with_a_tied_copy_and_buffers_loads(tmp_path):
     model = DecoderForCausalLM.from_pretrained(folder)
     ids = tokens(1, 8)
     expected = torch_logits(theirs, ids)
-    found = our_logits(model, ids)
+    found = logits_of(model, ids)
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
 
 

@@ -25,7 +25,8 @@ from cairn.state.paths import named_leaves
 from cairn.state.weights.peft_config import PeftConfig, target_modules
 from cairn.state.weights.peft_names import modules_of_rules
 from cairn.storage.errors import NotFoundError
-from tests.state.hf_models import our_logits, save, tiny_llama, tokens, torch_logits
+from tests.state.forward import logits_of
+from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
 from tests.state.my_model import my_model
 
 PATTERNS = {
@@ -103,7 +104,7 @@ def by_peft(folder, adapter):
 def test_peft_loads_what_we_save_and_computes_our_logits(folder, torch_model, tmp_path, pattern):
     model = adapted(folder, pattern=pattern)
     ids = tokens(2, 12)
-    ours = our_logits(model, ids)
+    ours = logits_of(model, ids)
     assert np.abs(ours - torch_logits(torch_model, ids)).max() > 0.05 * np.abs(ours).max()
     written = model.save_adapter(tmp_path, base_model_name_or_path=str(folder))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(written)
@@ -125,7 +126,7 @@ def test_auto_peft_model_finds_the_base_by_the_config(folder, tmp_path):
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
         theirs = peft.AutoPeftModelForCausalLM.from_pretrained(str(tmp_path)).eval()
     ids = tokens(1, 7)
-    assert_close(our_logits(model, ids), torch_logits(theirs, ids))
+    assert_close(logits_of(model, ids), torch_logits(theirs, ids))
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}], ids=["plain", "rslora"])
@@ -159,7 +160,7 @@ def test_adapters_that_peft_wrote_are_read_bit_for_bit(folder, tmp_path, options
         r"^(?:model/layers/\d+/mlp/gate_proj|model/layers/\d+/self_attn/v_proj)$"
     )
     ids = tokens(2, 9)
-    assert_close(our_logits(model, ids), torch_logits(theirs, ids))
+    assert_close(logits_of(model, ids), torch_logits(theirs, ids))
 
 
 def test_an_adapter_of_some_layers_only_comes_back_to_these(folder, tmp_path):
@@ -282,7 +283,7 @@ def test_weights_that_peft_saved_beside_adapters_are_refused_with_the_way_to_lea
     assert "lm_head.base_layer.weight" in str(caught.value)
     ids = tokens(2, 9)
     model = loaded(folder).load_adapter(tmp_path / "without")
-    assert_close(our_logits(model, ids), torch_logits(theirs, ids))
+    assert_close(logits_of(model, ids), torch_logits(theirs, ids))
 
 
 def test_pickled_adapters_are_never_read(folder, tmp_path):
@@ -301,7 +302,7 @@ def test_exports_of_adapted_models_say_what_to_do(folder, tmp_path):
     for export in (model.to_torch, model.to_pytorch, lambda: model.save_pretrained(tmp_path)):
         with pytest.raises(ConversionError, match=r"save_adapter\(\).*unwrap_lora_to_layers\(\)"):
             export()
-    expected = our_logits(model, tokens(1, 8))
+    expected = logits_of(model, tokens(1, 8))
     theirs = model.unwrap_lora_to_layers().to_pytorch()
     assert_close(torch_logits(theirs, tokens(1, 8)), expected)
 
@@ -314,7 +315,7 @@ def test_a_quantized_model_is_exported_as_what_it_stands_for_in_a_stated_dtype(f
     assert not list(tmp_path.iterdir())
     theirs = model.to_pytorch(float_dtype="float32")
     ids = tokens(1, 8)
-    assert_close(our_logits(model, ids), torch_logits(theirs, ids))
+    assert_close(logits_of(model, ids), torch_logits(theirs, ids))
     model.save_pretrained(tmp_path, float_dtype="bfloat16")
     stored = load_file(tmp_path / "model.safetensors")
     assert {array.dtype.name for array in stored.values()} == {"bfloat16"}
@@ -325,7 +326,7 @@ def test_a_quantized_model_is_exported_as_what_it_stands_for_in_a_stated_dtype(f
 
 def test_a_state_exports_its_own_weights_whatever_became_of_its_model(folder):
     state = loaded(folder, quantization_method="nf4", quantization_block_size=16).to_state()
-    expected = our_logits(state.model, tokens(1, 8))
+    expected = logits_of(state.model, tokens(1, 8))
     state.model.dequantize().half()
     with pytest.raises(ConversionError, match="float_dtype"):
         state.to_torch()

@@ -21,6 +21,7 @@ from cairn.state.sharding.mesh import make_mesh
 from cairn.state.train_state import TrainState
 from cairn.state.train_step import TrainStep
 from tests.state import hub_server
+from tests.state.forward import outputs_of
 from tests.state.gguf_files import write_llama
 from tests.state.hf_models import save, tiny_llama, tokens, torch_logits
 from tests.state.hub.test_hub import run_with_hub
@@ -190,10 +191,12 @@ def test_the_bridge_computes_what_the_nnx_model_computes(model):
     ours = model(IDS, labels=IDS)
     mask = jnp.ones_like(IDS).at[0, :4].set(0)
     for inputs in ({"labels": IDS}, {"attention_mask": mask}):
-        expected = model.to_nnx()(IDS, **inputs)
+        expected = outputs_of(model.to_nnx(), IDS, **inputs)
         outputs = model(IDS, **inputs)
         np.testing.assert_allclose(outputs.logits, expected.logits, atol=1e-5)
-    np.testing.assert_allclose(ours.loss, model.to_nnx()(IDS, labels=IDS).loss, rtol=1e-5)
+    np.testing.assert_allclose(
+        ours.loss, outputs_of(model.to_nnx(), IDS, labels=IDS).loss, rtol=1e-5
+    )
     back = LinenDecoderForCausalLM.from_nnx(model.to_nnx())
     assert back.params["lm_head"]["kernel"] is model.params["lm_head"]["kernel"]
     assert back.config == model.config

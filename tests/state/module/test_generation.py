@@ -19,7 +19,8 @@ from cairn.state.module.generation_arguments import checked_sampling
 from cairn.state.module.generation_loop import Stop
 from cairn.state.module.sampling import filter_logits, sample
 from tests.state.compilations import compilations
-from tests.state.hf_models import our_logits, save, tiny_llama, tokens
+from tests.state.forward import logits_of, outputs_of
+from tests.state.hf_models import save, tiny_llama, tokens
 from tests.state.my_model import MyModel, MyModelConfig, my_model
 
 
@@ -52,13 +53,13 @@ def test_greedy_tokens_equal_transformers(pair):
 
 def test_left_padded_rows_equal_transformers_and_the_row_alone(pair):
     theirs, ours = pair
-    ids = tokens(2, 9)
+    ids = tokens(3, 9)
     mask = np.ones_like(ids)
     mask[1, :4] = 0
     expected = torch_generate(theirs, ids, mask, max_new_tokens=8, eos_token_id=[], pad_token_id=0)
     found = ours.generate(ids, mask, max_new_tokens=8, eos_token_id=())
     np.testing.assert_array_equal(found.sequences, expected)
-    alone = ours.generate(ids[1:, 4:], max_new_tokens=8, eos_token_id=())
+    alone = ours.generate(ids[1:2, 4:], max_new_tokens=8, eos_token_id=())
     np.testing.assert_array_equal(alone.sequences[0, 5:], found.sequences[1, 9:])
 
 
@@ -118,8 +119,9 @@ def test_end_tokens_of_the_generation_config_come_before_those_of_the_config(pai
 
 def test_a_seed_is_any_integer_and_an_old_key_is_a_key(pair):
     ids = tokens(1, 6)
+    options = {"max_new_tokens": 8, "eos_token_id": (), "temperature": 3.0}
     sampled = [
-        pair[1].generate(ids, max_new_tokens=8, temperature=3.0, rng=rng).sequences.tolist()
+        pair[1].generate(ids, **options, rng=rng).sequences.tolist()
         for rng in (3, np.int64(3), jnp.int32(3), jax.random.key(3), jax.random.PRNGKey(3))
     ]
     assert all(tokens == sampled[0] for tokens in sampled)
@@ -140,7 +142,7 @@ def test_a_second_call_and_nearby_lengths_compile_nothing(pair):
 
 def test_sampling_follows_the_seed_and_the_filters(pair):
     _, ours = pair
-    ids = tokens(2, 8)
+    ids = tokens(3, 8)
     options = {"max_new_tokens": 16, "eos_token_id": (), "temperature": 2.0}
 
     def draw(seed, **more):
@@ -209,7 +211,7 @@ def test_a_very_small_temperature_takes_the_likeliest_token():
 
 def test_sharded_generation_gives_the_same_tokens(pair):
     _, ours = pair
-    ids = tokens(2, 8)
+    ids = tokens(3, 8)
     expected = ours.generate(ids, max_new_tokens=6, eos_token_id=()).sequences
     config = ours.config.replace(sharding_axis_dims=(1, 2, 2, 2))
     sharded = DecoderForCausalLM(config)
@@ -221,15 +223,13 @@ def test_sharded_generation_gives_the_same_tokens(pair):
 def test_a_cache_filled_by_hand_gives_the_logits_of_the_whole(pair):
     _, ours = pair
     ids = jnp.asarray(tokens(1, 9))
-    whole = our_logits(ours, ids)
+    whole = logits_of(ours, ids)
     cache = ours.init_operations_cache(batch_size=1, max_length=2048, starts=jnp.array([0]))
-    step = jax.jit(lambda state, **given: nnx.merge(ours.graphdef, state)(**given))
-    state = nnx.state(ours)
-    outputs = step(state, input_ids=ids[:, :5], cache=cache)
+    outputs = outputs_of(ours, ids[:, :5], cache=cache)
     found = [outputs.logits]
     for at in range(5, 9):
         inputs = ours.update_inputs_for_generation(outputs, ids[:, at], {"cache": cache})
-        outputs = step(state, **inputs)
+        outputs = outputs_of(ours, inputs.pop("input_ids"), **inputs)
         found.append(outputs.logits)
     assert int(outputs.cache.length) == 9
     found = np.concatenate(found, axis=1)
@@ -243,9 +243,9 @@ def test_prepared_inputs_give_the_next_tokens_logits(pair):
     mask[1, :2] = 0
     inputs = ours.prepare_inputs_for_generation(jnp.asarray(ids), 8, jnp.asarray(mask))
     assert inputs["cache"].starts.tolist() == [0, 2]
-    logits = ours(**inputs).logits
+    logits = jax.jit(lambda: ours(**inputs).logits)()
     assert logits.shape == (2, 1, 96)
-    whole = our_logits(ours, ids[1:, 2:])[0, -1]
+    whole = logits_of(ours, ids[1:, 2:])[0, -1]
     np.testing.assert_allclose(logits[1, 0], whole, atol=2e-5 * np.abs(whole).max())
 
 
@@ -253,7 +253,7 @@ def test_a_full_cache_takes_no_more_tokens(pair):
     _, ours = pair
     cache = ours.init_operations_cache(1, 4)
     ids = jnp.asarray(tokens(1, 3))
-    cache = ours(ids, cache=cache).cache
+    cache = outputs_of(ours, ids, cache=cache).cache
     with pytest.raises(ArgumentError, match="at most 4 tokens, its max_length; found 3 more after"):
         ours(ids, cache=cache)
 
@@ -264,7 +264,7 @@ def test_a_scanned_model_generates_the_same_and_stacks_its_layers_once(pair):
         lambda: DecoderForCausalLM(ours.config.replace(scan_layers=True, remat=True))
     )
     nnx.update(scanned, nnx.state(ours))
-    ids = tokens(2, 8)
+    ids = tokens(3, 8)
     np.testing.assert_array_equal(
         scanned.generate(ids, max_new_tokens=6, eos_token_id=()).sequences,
         ours.generate(ids, max_new_tokens=6, eos_token_id=()).sequences,
@@ -324,14 +324,8 @@ def test_more_than_the_model_can_take_is_refused_and_changes_nothing(pair):
 def check_greedy(model, found, prompt):
     """Each new token is the likeliest one of a forward pass over all the tokens before it."""
     sequences = np.asarray(found.sequences)
-    logits = our_forward(model, sequences)[:, prompt - 1 : -1]
+    logits = logits_of(model, sequences)[:, prompt - 1 : -1]
     np.testing.assert_array_equal(sequences[:, prompt:], logits.argmax(axis=-1))
-
-
-def our_forward(model, ids):
-    graphdef, state = nnx.split(model)
-    outputs = jax.jit(lambda state, ids: nnx.merge(graphdef, state)(ids))(state, jnp.asarray(ids))
-    return np.asarray(getattr(outputs, "logits", outputs))
 
 
 def test_a_users_own_model_generates():
@@ -356,7 +350,7 @@ def test_an_adapted_model_generates(pair, method, scan):
         keys = nnx.Rngs(0)
         noisy = jax.tree.map(lambda x: x + jax.random.normal(keys(), x.shape), adapters)
         nnx.update(model, noisy)
-    ids = tokens(2, 6)
+    ids = tokens(3, 6)
     found = model.generate(ids, max_new_tokens=5, eos_token_id=())
     check_greedy(model, found, prompt=6)
     plain = pair[1].generate(ids, max_new_tokens=5, eos_token_id=())
@@ -398,7 +392,7 @@ def test_a_model_without_a_cache_generates_the_same_tokens(pair):
     plain = Plain(ours.config)
     nnx.update(plain, nnx.state(ours))
     assert not plain.takes_cache
-    ids = tokens(2, 8)
+    ids = tokens(3, 8)
     np.testing.assert_array_equal(
         plain.generate(ids, max_new_tokens=6, eos_token_id=()).sequences,
         ours.generate(ids, max_new_tokens=6, eos_token_id=()).sequences,
@@ -443,9 +437,10 @@ def test_wrong_arguments_are_named(pair, changes, said):
 
 def test_neutral_values_do_not_contradict_greedy_choice(pair):
     prompt = np.array([[3, 4, 5]])
+    options = {"max_new_tokens": 6, "eos_token_id": ()}
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-    greedy = pair[1].generate(prompt, max_new_tokens=6)
-    again = pair[1].generate(prompt, max_new_tokens=6, do_sample=False, **neutral)
+    greedy = pair[1].generate(prompt, **options)
+    again = pair[1].generate(prompt, **options, do_sample=False, **neutral)
     assert np.array_equal(again.sequences, greedy.sequences)
 
 

@@ -87,7 +87,7 @@ def test_low_precision_logits_are_summed_in_float32(example):
 
 def test_a_batch_in_which_nothing_counts_has_loss_zero_and_no_gradient():
     labels = jnp.full((2, 4), IGNORE_INDEX)
-    loss, grads = jax.value_and_grad(lambda x: causal_lm_loss(x, labels)[0])(
+    loss, grads = jax.jit(jax.value_and_grad(lambda x: causal_lm_loss(x, labels)[0]))(
         jnp.ones((2, 4, VOCABULARY))
     )
     assert loss == 0.0
@@ -217,7 +217,8 @@ def test_a_batch_in_which_nothing_counts_leaves_every_parameter(pair):
 def test_the_call_takes_a_loss_config(pair, kind):
     ours = pair[0] if kind == "decoder" else my_model()
     ids = jnp.asarray(tokens(2, 6))
-    outputs = ours(input_ids=ids, labels=ids, loss_config=SMOOTHED)
+    call = jax.jit(lambda ids: ours(input_ids=ids, labels=ids, loss_config=SMOOTHED))
+    outputs = call(ids)
     loss, metrics = ours.compute_loss(labels=ids, logits=outputs.logits, config=SMOOTHED)
     np.testing.assert_allclose(outputs.loss, loss, rtol=1e-6)
     assert metrics.keys() == outputs.metrics.keys() >= {"cross_entropy", "z_loss"}

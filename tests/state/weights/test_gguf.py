@@ -10,8 +10,9 @@ from cairn.state.config.frequencies import inverse_frequencies, llama3_divisors
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.weights.gguf import GGUFFile
+from tests.state.forward import logits_of
 from tests.state.gguf_files import write_llama
-from tests.state.hf_models import our_logits, tiny_llama, tokens, torch_logits
+from tests.state.hf_models import tiny_llama, tokens, torch_logits
 
 Types = gguf.GGMLQuantizationType
 
@@ -24,7 +25,7 @@ def test_logits_equal_the_model_that_the_file_was_made_of(tied, tmp_path):
     assert model.config.hf_extra["eos_token_id"] == 2
     ids = tokens(2, 24)
     expected = torch_logits(theirs, ids)
-    assert np.abs(our_logits(model, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(logits_of(model, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_quantized_weights_equal_what_transformers_reads(tmp_path):
@@ -37,7 +38,7 @@ def test_quantized_weights_equal_what_transformers_reads(tmp_path):
         np.testing.assert_array_equal(found[name].numpy(), tensor.numpy(), err_msg=name)
     ids = tokens(1, 16)
     expected = torch_logits(again, ids)
-    assert np.abs(our_logits(model, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(logits_of(model, ids) - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "BF16", "F16"])
