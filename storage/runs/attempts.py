@@ -128,7 +128,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
     """Do nothing if `attempt` is the run's newest. Call before publishing a step.
 
     Raises:
-        FencedError: a later attempt exists.
+        FencedError: a later attempt exists, or this one does not any more: the run was removed.
     """
     newest = newest_number(objects)
     if newest > attempt.number:
@@ -138,6 +138,15 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
             expected=f"attempt {attempt.number} of {attempt.writer} to be the newest",
             found=f"attempt {newest}",
             next_step="Stop this process, or begin a new attempt from the latest step.",
+        )
+    if newest < attempt.number and objects.read(attempt_file(attempt.number)) is None:
+        raise FencedError(
+            "the run was removed",
+            path=objects.uri / attempt_file(attempt.number),
+            expected=f"the record of attempt {attempt.number}, which {attempt.writer} writes",
+            found="none",
+            next_step="Stop this process, or begin the run anew; nothing that this attempt saved "
+            "is listed.",
         )
 
 

@@ -195,6 +195,16 @@ def test_a_fenced_writer_does_not_make_a_lease_again(objects, clock):
     assert read_lease(objects) is None
 
 
+def test_a_writer_whose_run_was_removed_is_fenced_off_and_makes_no_lease(objects, clock):
+    begun = begin_attempt(objects, writer="w", base_step=-1, clock=clock)
+    objects.delete(attempt_file(begun.number))
+    objects.delete(LEASE_FILE)
+    for action in (lambda: ensure_newest(objects, begun), lambda: renew(objects, begun)):
+        with pytest.raises(FencedError, match=r"the run was removed.*attempts/1\.json.*found none"):
+            action()
+    assert read_lease(objects) is None
+
+
 def test_the_base_step_is_asked_for_once_the_lease_is_held(objects, clock):
     seen = []
 

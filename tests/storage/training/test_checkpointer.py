@@ -13,6 +13,7 @@ from cairn.storage.errors import (
     InvalidURIError,
     LeaseHeldError,
     PolicyError,
+    RunNotFoundError,
     SaveError,
     StepExistsError,
     StoreFullError,
@@ -351,6 +352,18 @@ def test_a_writer_that_was_replaced_publishes_nothing(run_uri, monkeypatch):
         assert [(i.step, i.attempt) for i in Run.open(run_uri).steps()] == [(1, 1), (2, 2)]
         old.close()
         save(new, 3).wait()
+
+
+def test_a_save_into_a_run_that_was_removed_is_never_called_durable(run_uri):
+    checkpointer = Checkpointer(run_uri, writer_id="job")
+    save(checkpointer, 1).wait()
+    open_files(run_uri.parent).delete_tree("run")
+    handle = save(checkpointer, 2)
+    with pytest.raises(FencedError, match=r"the run was removed.*attempts/1\.json"):
+        handle.wait()
+    checkpointer.close()
+    with pytest.raises(RunNotFoundError):
+        Run.open(run_uri)
 
 
 def test_a_step_is_not_called_durable_while_another_start_may_set_it_aside(run_uri, monkeypatch):
