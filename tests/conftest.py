@@ -1,5 +1,6 @@
 """Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
 
+import gc
 import os
 import signal
 
@@ -38,6 +39,13 @@ pytest_plugins = ["tests.gcs.plugin"]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: the garbage collector need not look through it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
