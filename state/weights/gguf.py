@@ -142,7 +142,9 @@ class GGUFFile:
             return {}
         if "tokenizer.ggml.model" not in self._fields:
             return {}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
+        # Not `AutoTokenizer`, which goes by the config: it reads the vocabulary once more to make
+        # one, slowly, and transformers 5.0 took the tokenizer of CodeLlama for any llama.
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
             str(self.path.parent), gguf_file=self.path.name, local_files_only=True
         )
         with tempfile.TemporaryDirectory() as folder:
