@@ -236,6 +236,7 @@ def child_environment(variables: Mapping[str, str], *, measured: bool = True) ->
         **variables,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={workload.DEVICES}",
+        "PJRT_NPROC": str(4 * workload.DEVICES),  # threads: with too few, collectives can deadlock
         "CAIRN_WRITER_ID": "benchmark",
     }
 

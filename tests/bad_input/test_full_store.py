@@ -36,7 +36,7 @@ def test_a_save_to_a_full_disk_fails_and_the_next_one_works_once_there_is_room(t
         command = on_small_disk(tmp_path, "4m", sys.executable, *job)
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     else:
-        ended = run(job, cwd=ROOT)
+        ended = run(job, cwd=ROOT, timeout=120)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     for text in (report["error"], report["again"]):

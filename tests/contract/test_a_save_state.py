@@ -196,7 +196,7 @@ state.save_state(sys.argv[1])
 @pytest.mark.parametrize("disk", ["sound", "broken"])
 def test_a_script_whose_last_line_is_save_state_exits_once_durable_or_fails(run, disk):
     """The process waits for save_state: exit code 0 means durable, another one that it failed."""
-    done = run_program(["-c", SCRIPT, str(run), disk], cwd=Path(__file__).parents[2])
+    done = run_program(["-c", SCRIPT, str(run), disk], cwd=Path(__file__).parents[2], timeout=240)
     assert (done.returncode == 0) == (disk == "sound"), done.stderr
     assert Run.open(run).latest_step() == (0 if disk == "sound" else None)
     assert ("the disk went away" in done.stderr) == (disk == "broken")

@@ -174,7 +174,7 @@ def _stream(chosen: int | IO[Any] | None, own: int) -> tuple[IO[str] | None, int
     """Our end of a stream, if it has one, and the program's."""
     if chosen == subprocess.PIPE:
         ours, theirs = os.pipe()
-        return open(ours, encoding="utf-8", errors="replace"), theirs
+        return open(ours, encoding="utf-8"), theirs
     if chosen == subprocess.DEVNULL:
         return None, os.open(os.devnull, os.O_WRONLY)
     if chosen is None:

@@ -26,7 +26,7 @@ def cairn(
     *arguments: str, url: str | None = None, cwd: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run it, with standard output and error piped."""
-    return run([*CAIRN, *arguments], env=environment(url, **variables), cwd=cwd)
+    return run([*CAIRN, *arguments], env=environment(url, **variables), cwd=cwd, timeout=120)
 
 
 def cairn_here(
