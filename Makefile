@@ -12,6 +12,7 @@ STORE ?= file
 DEMO_DIR ?= .demo
 PORT ?= 8321
 TESTS ?= tests
+WORKERS ?= 3
 LEGS ?=
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
@@ -51,7 +52,7 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 	$(BIN)/python -m examples.demo.serve --store $(STORE) --folder $(DEMO_DIR) --port $(PORT)
 
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
 faults: $(DEV_STAMP)  ## inject faults by the hundred (a quarter of an hour); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults

@@ -6,7 +6,7 @@ rows give the medians over the rounds. Before they are restored or checked, the 
 been read once, so that they are in the page cache; before every save `os.sync()` has returned. All
 contenders get the same state (`storage_workload.py`), and each save is deleted once it is measured.
 
-    python -m benchmarks.storage [--megabytes 2020] [--runs 5] [--rows TEXT ...]
+    python -m benchmarks.storage [--megabytes 2020] [--layers 6] [--runs 5] [--rows TEXT ...]
         [--store file|gcs] [--folder FOLDER] [--output results.json]
 
 Writes the rows as JSON, the environment beside them, and a plot made from the JSON. With
@@ -71,6 +71,7 @@ def start_fresh(
 def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--megabytes", type=float, help="size of the state, in 10^6 bytes")
+    parser.add_argument("--layers", type=int, default=workload.LAYERS, help="of the state")
     parser.add_argument("--runs", type=int, default=5, help="rounds")
     parser.add_argument("--rows", nargs="+", default=[""], help="parts of the names of rows")
     parser.add_argument("--store", choices=sorted(MEGABYTES), default="file")
@@ -94,12 +95,18 @@ def main(given: Sequence[str] | None = None, start: Start = start_fresh) -> int:
         serving(arguments.store, Path(folder)) as (root, variables),
     ):
         bench = Bench(
-            root.removeprefix("file://"), variables, megabytes, rows, arguments.jobs, start
+            root.removeprefix("file://"),
+            variables,
+            {"megabytes": megabytes, "layers": arguments.layers},
+            rows,
+            arguments.jobs,
+            start,
         )
         for number in range(arguments.runs):
             bench.round(number)
     results = [result for row in rows if (result := row.result(bench.rounds))]
-    environment = environment_of(arguments.store, megabytes, arguments.runs, time.time() - began)
+    shapes = workload.state_shapes(megabytes, arguments.layers)
+    environment = environment_of(arguments.store, shapes, arguments.runs, time.time() - began)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(results, indent=2) + "\n")
     output.with_suffix(".environment.json").write_text(json.dumps(environment, indent=2) + "\n")
@@ -122,7 +129,7 @@ class Bench:
         self,
         root: str,
         variables: Mapping[str, str],
-        megabytes: float,
+        size: Mapping[str, float],
         rows: Sequence[Row],
         jobs: int = 1,
         start: Start = start_fresh,
@@ -130,7 +137,7 @@ class Bench:
         self._jobs, self._start = jobs, start
         self.rounds: list[Results] = []
         self.failures: dict[Measurement, str] = {}
-        self._root, self._megabytes = root, megabytes
+        self._root, self._size = root, size
         self._environment = child_environment(variables, measured=jobs == 1)
         self._wanted = {each for row in rows for each in row.measurements()}
         figures = [figure for row in rows for figure in (row.value, row.seconds)]
@@ -177,7 +184,7 @@ class Bench:
         if wanted in self.failures:
             return {}
         if wanted.measure not in ("read", "verify"):
-            given["megabytes"] = self._megabytes
+            given |= self._size
         if wanted.measure in ("save", "save_while_training", "restore"):
             given["name"] = wanted.contender
         began = time.perf_counter()
@@ -241,9 +248,8 @@ def child_environment(variables: Mapping[str, str], *, measured: bool = True) ->
     }
 
 
-def environment_of(store: str, megabytes: float, runs: int, seconds: float) -> dict[str, Any]:
+def environment_of(store: str, shapes: workload.Tree, runs: int, seconds: float) -> dict[str, Any]:
     """Where and on what the rows were measured."""
-    shapes = workload.state_shapes(megabytes)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "device": f"CPU, {os.cpu_count()} cores, {platform.platform()}",

@@ -23,14 +23,14 @@ IDLE_STEPS = 5
 Measured = dict[str, Any]
 
 
-def save(name: str, place: str, megabytes: float, saves: int) -> Measured:
+def save(name: str, place: str, megabytes: float, layers: int, saves: int) -> Measured:
     """Saves of one process with an idle caller; each begins once the one before is durable.
 
     Between them all leaves on devices change, as they do in training. The last step is what
     `restore` reads.
     """
     contender = _contender(name, place)
-    shapes = workload.state_shapes(megabytes)
+    shapes = workload.state_shapes(megabytes, layers)
     state, step = _state_and_step(contender, shapes, saves)
     made = []
     for number in range(1, saves + 1):
@@ -57,14 +57,14 @@ def save(name: str, place: str, megabytes: float, saves: int) -> Measured:
     }
 
 
-def save_while_training(name: str, place: str, megabytes: float) -> Measured:
+def save_while_training(name: str, place: str, megabytes: float, layers: int) -> Measured:
     """Two saves while a jitted step that donates the state runs on, until each is durable.
 
     Blocked is the call and by how much the next step is longer than the median of idle steps.
     Extra memory is above the peak of idle steps.
     """
     contender = _contender(name, place)
-    shapes = workload.state_shapes(megabytes)
+    shapes = workload.state_shapes(megabytes, layers)
     state, step = workload.device_state(shapes), workload.compiled_step()
     state = workload.train(step, workload.train(step, state))
     made = []
@@ -108,12 +108,14 @@ def save_while_training(name: str, place: str, megabytes: float) -> Measured:
     }
 
 
-def restore(name: str, place: str, megabytes: float, step: int, devices: int) -> Measured:
+def restore(
+    name: str, place: str, megabytes: float, layers: int, step: int, devices: int
+) -> Measured:
     """The first restore of a process, onto the first `devices` devices."""
     import jax
 
     contender = _contender(name, place)
-    shapes = workload.state_shapes(megabytes)
+    shapes = workload.state_shapes(megabytes, layers)
     target = workload.abstract_state(shapes, devices)
     jax.block_until_ready(jax.device_put(0))
     began = time.perf_counter()
@@ -157,10 +159,10 @@ def verify(place: str, step: int) -> Measured:
     return {"seconds": seconds, "bytes": report.nbytes}
 
 
-def save_adapters(place: str, megabytes: float) -> Measured:
+def save_adapters(place: str, megabytes: float, layers: int) -> Measured:
     """What the second save of a state with a frozen base writes, or sends to a store."""
     contender = _contender(OURS, place)
-    shapes = workload.lora_shapes(megabytes)
+    shapes = workload.lora_shapes(megabytes, layers)
     state, step = workload.device_state(shapes), workload.compiled_step()
     contender.save(1, state)()
     before = places.sent(place)

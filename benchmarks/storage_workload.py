@@ -2,7 +2,7 @@
 
 Six layers of twelve parameters, as real decoders have them: kernels cut in eight along their first
 axis ("fsdp"), norms and biases replicated. With both moments that is 216 leaves and a counter. The
-width follows from the size asked for, the number of leaves never changes.
+width follows from the size asked for, the number of leaves does not change with it.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ KERNELS = {
 """Rows and columns of each kernel, in hidden sizes."""
 VECTORS = ("query_bias", "key_bias", "value_bias", "attention_norm", "mlp_norm")
 
-_WIDTH_SQUARES = LAYERS * sum(rows * columns for rows, columns in KERNELS.values())
+_WIDTH_SQUARES = sum(rows * columns for rows, columns in KERNELS.values())  # of a layer
 _POOL_ELEMENTS = 1 << 24
 
 Tree = Any  # nested dicts of leaves
 Shape = tuple[int, ...]
 
 
-def parameter_shapes(megabytes: float) -> dict[str, dict[str, Shape]]:
+def parameter_shapes(megabytes: float, layers: int) -> dict[str, dict[str, Shape]]:
     """Layer -> parameter -> shape, so that parameters and two moments take `megabytes` (10^6)."""
-    width = max(DEVICES, DEVICES * round(math.sqrt(megabytes * 1e6 / 12 / _WIDTH_SQUARES) / 8))
+    squares = layers * _WIDTH_SQUARES
+    width = max(DEVICES, DEVICES * round(math.sqrt(megabytes * 1e6 / 12 / squares) / 8))
     layer: dict[str, Shape] = {
         name: (rows * width, columns * width) for name, (rows, columns) in KERNELS.items()
     }
     layer |= dict.fromkeys(VECTORS, (width,))
-    return {f"layer_{number}": dict(layer) for number in range(LAYERS)}
+    return {f"layer_{number}": dict(layer) for number in range(layers)}
 
 
-def state_shapes(megabytes: float) -> Tree:
+def state_shapes(megabytes: float, layers: int = LAYERS) -> Tree:
     """The shapes of the whole state, by item."""
-    model = parameter_shapes(megabytes)
+    model = parameter_shapes(megabytes, layers)
     return {"model": model, "optimizer": {"mu": model, "nu": model, "count": ()}}
 
 
-def lora_shapes(megabytes: float) -> Tree:
+def lora_shapes(megabytes: float, layers: int = LAYERS) -> Tree:
     """The shapes of a state whose base is frozen: a pair of adapters beside every kernel."""
-    base = parameter_shapes(megabytes)
+    base = parameter_shapes(megabytes, layers)
     adapters: Tree = {
         layer: {
             f"{name}_lora_{side}": shape
@@ -199,7 +200,7 @@ def train(step: Callable[[Any], Any], state: Tree, parameters: str | None = None
 
 def fingerprint(state: Tree) -> list[int]:
     """CRC-32 of a kernel, a replicated vector and the counter: is what came back what was saved."""
-    layer = f"layer_{LAYERS - 1}"
+    layer = max(state["model"])
     leaves = (
         state["model"][layer]["down_kernel"],
         state["optimizer"]["nu"][layer]["mlp_norm"],

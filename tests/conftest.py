@@ -41,6 +41,22 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+LONG = (
+    "tests/examples/",
+    "tests/test_docs.py",
+    "tests/packaging/test_public_types.py",
+    "tests/state/module/test_generation_real_weights.py",
+    "tests/test_benchmarks.py",
+    "tests/faults/",
+)
+"""Files whose few tests take long."""
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first: what begins last is short, and the workers end together."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 def pytest_collection_finish():
     """What was imported and collected stays: the garbage collector need not look through it."""
     gc.collect()

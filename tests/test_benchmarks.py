@@ -17,14 +17,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
-    """The results of one round over all rows, three megabytes, two contenders at once."""
+    """The results of one round over all rows, one layer of a megabyte, two contenders at once."""
     folder = tmp_path_factory.mktemp("work")
     output = tmp_path_factory.mktemp("results") / "storage.json"
 
     def start(arguments, environment):
         return run(arguments, cwd=REPOSITORY, env=environment)
 
-    options = ["--megabytes", "3", "--runs", "1", "--jobs", "2"]
+    options = ["--megabytes", "1", "--layers", "1", "--runs", "1", "--jobs", "2"]
     status = storage.main([*options, "--folder", str(folder), "--output", str(output)], start)
     assert status == 0
     assert list(folder.iterdir()) == []
@@ -65,7 +65,7 @@ def test_storage_benchmark_rows_carry_numbers_and_their_reference(results):
 def test_storage_benchmark_tells_its_environment_and_draws_its_rows(results):
     environment = json.loads(results.with_suffix(".environment.json").read_text())
     assert environment["mesh"] == {"fsdp": 8}
-    assert environment["leaves"] == 217
+    assert environment["leaves"] == 37
     drawn = ElementTree.parse(results.with_suffix(".svg"))
     texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert set(storage_rows.names("file")) <= texts

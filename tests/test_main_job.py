@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
 from cairn.state import EasyDeLState
-from examples.demo.servers import control_plane
+from tests.service.planes import running_plane
 from tests.tiny import TinyRun, batch, compile_step, leaves_of, make_run
 
 
@@ -23,7 +23,7 @@ def tiny(tmp_path_factory) -> TinyRun:
 
 @pytest.fixture(scope="module")
 def server(tiny, tmp_path_factory):
-    with control_plane(tiny.root, tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+    with running_plane(tiny.root, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 
@@ -98,7 +98,7 @@ def test_restored_state_continues_bit_equal_on_the_same_mesh(tiny):
 def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
     def listing() -> dict:
         with (
-            control_plane(tiny.root, tmp_path, {}, port=0) as (url, *_),
+            running_plane(tiny.root, tmp_path) as (url, _),
             Client(url) as client,
         ):
             runs = list(client.runs())
@@ -116,7 +116,7 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
                 ],
             }
 
-    with control_plane(tiny.root, tmp_path, {}, port=0) as (url, *_), Client(url) as client:
+    with running_plane(tiny.root, tmp_path) as (url, _), Client(url) as client:
         client.promote("tiny", 1, "before-rebuild", expect=None, reason="kept in the store")
     before = listing()
     assert before["aliases"]

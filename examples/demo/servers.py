@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import httpx
 
@@ -15,18 +16,29 @@ BUCKET = "cairn-demo"
 ANNOUNCEMENT = "cairn: http://"  # what `cairn serve` prints once it answers, with the port
 
 
+Start = Callable[[list[str], Mapping[str, str], IO[str]], Any]
+"""Starts Python with arguments, environment and standard error; its output goes to a pipe."""
+
+
+def start_fresh(
+    arguments: list[str], environment: Mapping[str, str], errors: IO[str]
+) -> subprocess.Popen[str]:
+    """In an interpreter of its own."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment,
+    )
+
+
 @contextmanager
 def _process(
-    command: list[str], log: Path, environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
-    with log.open("a") as stderr:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, **environment},
-        )
+    arguments: list[str], log: Path, environment: Mapping[str, str], start: Start
+) -> Iterator[Any]:
+    with log.open("a") as errors:
+        process = start(arguments, {**os.environ, **environment}, errors)
         try:
             yield process
         finally:
@@ -46,8 +58,7 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         root.mkdir(parents=True, exist_ok=True)
         yield f"file://{root.resolve()}", {}
         return
-    command = [
-        sys.executable,
+    arguments = [
         "-m",
         "tests.gcs",
         "--root",
@@ -57,7 +68,7 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
         "--bucket",
         BUCKET,
     ]
-    with _process(command, folder / "gcs.log", {}) as process:
+    with _process(arguments, folder / "gcs.log", {}, start_fresh) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -67,19 +78,23 @@ def store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 @contextmanager
 def control_plane(
-    root: str, folder: Path, environment: Mapping[str, str], port: int
-) -> Iterator[tuple[str, float, subprocess.Popen[str]]]:
+    root: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    port: int,
+    start: Start = start_fresh,
+) -> Iterator[tuple[str, float, Any]]:
     """Yields the URL of a fresh control plane, the seconds until it answered, and its process.
 
     Port 0 takes any free one.
     """
-    command = [
-        sys.executable, "-m", "cairn", "serve",
+    arguments = [
+        "-m", "cairn", "serve",
         "--root", root, "--data-dir", str(folder / "control-plane"), "--port", str(port),
     ]  # fmt: skip
     log = folder / "control-plane.log"
     began = time.perf_counter()
-    with _process(command, log, environment) as process:
+    with _process(arguments, log, environment, start) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(ANNOUNCEMENT):

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.config import EDPretrainedConfig
 from cairn.state.conversion import whole
-from cairn.state.errors import ArgumentError
+from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.hf_folder import model_streams, write_folder
 from cairn.state.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.hub.pretrained import load_weights, placement
@@ -340,8 +340,21 @@ class EasyBridgeMixin:
         config = transformers.AutoConfig.for_model(data.pop("model_type"), **data)
         floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
         usual = max(set(floating), key=floating.count, default=torch.float32)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=usual)
-        model.load_state_dict(tensors, strict=True)
+        kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        # The tensors become the parameters: none is initialised first, none is copied.
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=usual, output_loading_info=True
+        )
+        problems = [f"{what}: {name}" for what, names in info.items() for name in sorted(names)]
+        if problems:
+            raise ConversionError(
+                path=kind.__name__,
+                expected="a tensor for each of its parameters",
+                found=f"{len(problems)} problem(s)",
+                next_step="compare config.to_hf() with the names that to_torch() gives",
+                problems=problems,
+            )
+        model.name_or_path = model.config.name_or_path = ""
         return model.eval()
 
 

@@ -12,8 +12,8 @@ import pytest
 from cairn.state import EasyDeLState
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
-from examples.demo.servers import control_plane
 from tests.contract.subjects import make_state
+from tests.service.planes import running_plane
 from tests.service.stores import begin_saving
 from tests.tiny import TinyRun, leaves_of, make_run
 
@@ -59,7 +59,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def plane(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a control plane over the store, a process of its own."""
     folder = tmp_path_factory.mktemp("plane")
-    with control_plane(str(store.root), folder, {}, port=0) as (url, *_):
+    with running_plane(store.root, folder) as (url, _):
         yield url
 
 

@@ -16,12 +16,12 @@ from cairn.service.errors import ProblemResponseError
 from cairn.storage.errors import StoreFullError
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
-from examples.demo.servers import control_plane
 from tests.bad_input.conftest import assert_loads_bit_equal, raised
 from tests.bad_input.disks import can_mount, on_small_disk
 from tests.programs.program import run
 from tests.service.commands import cairn
 from tests.service.jobs import CONFIG, save_llama
+from tests.service.planes import running_plane
 from tests.tiny import leaves_of, make_state
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, 
     Checkpointer.for_run(f"{root}/run").close()
     before = gcs.names()
     with (
-        control_plane(root, tmp_path, gcs.env, port=0) as (url, *_),
+        running_plane(root, tmp_path, gcs.env) as (url, _),
         Client(url) as client,
     ):
         gcs.set_quota(used(gcs) + 20_000)
@@ -157,7 +157,7 @@ def test_a_convert_on_a_full_disk_fails_leaves_nothing_and_works_once_there_is_r
     rows = 1 << 17  # an embedding of 16 MiB
     saved = save_llama(root / "run", config=CONFIG.replace(vocab_size=rows))[1]
     with (
-        control_plane(str(root), tmp_path, {}, port=0) as (url, _, process),
+        running_plane(root, tmp_path) as (url, process),
         Client(url) as client,
     ):
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)

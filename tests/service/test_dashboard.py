@@ -5,7 +5,7 @@ import shutil
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from examples.demo.servers import control_plane
+from tests.service.planes import running_plane
 from tests.tiny import make_run
 
 
@@ -13,7 +13,7 @@ from tests.tiny import make_run
 def plane(tmp_path_factory):
     root = str(tmp_path_factory.mktemp("store"))
     make_run(root)
-    with control_plane(root, tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 

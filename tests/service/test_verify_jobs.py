@@ -10,9 +10,9 @@ from cairn.service.jobs import verify
 from cairn.storage.reading.step_files import holds_values
 from cairn.storage.runs.layout import manifest_file
 from cairn.storage.runs.run import Run
-from examples.demo.servers import control_plane
 from tests.service.commands import cairn, cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch
+from tests.service.planes import running_plane
 
 CHECKPOINTS = "/v1/roots/default/runs/{}/checkpoints"
 STEPS = (1, 2, 3)
@@ -138,7 +138,7 @@ def test_a_verification_under_way_is_cancelled(http, monkeypatch):
 
 @pytest.fixture(scope="module")
 def url(root, tmp_path_factory):
-    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 

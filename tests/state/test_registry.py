@@ -51,14 +51,25 @@ def test_a_users_class_of_the_same_name_changes_nothing(module, namesake):
     assert registry.class_identity(namesake)["model_module"] == "my_models"
 
 
-@pytest.mark.parametrize("module", [None, "cairn", *EARLIER])
-def test_a_fresh_process_finds_the_classes_that_ship_with_the_package(module):
-    code = (
-        "from cairn.state.registry import find\n"
-        f"print(find('DecoderForCausalLM', {module!r}, path='run').__name__)"
+FRESH = """
+import os, flax.nnx, optax, orbax.checkpoint
+from cairn.state.registry import find
+for module in {modules!r}:
+    child = os.fork()
+    if not child:
+        print(module, find("DecoderForCausalLM", module, path="run").__name__, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_fresh_process_finds_the_classes_that_ship_with_the_package():
+    modules = [None, "cairn", *EARLIER]
+    code = FRESH.format(modules=modules)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True
     )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert run.stdout == "DecoderForCausalLM\n"
+    assert run.stdout.splitlines() == [f"{module} DecoderForCausalLM" for module in modules]
 
 
 @pytest.mark.parametrize("module", EARLIER)

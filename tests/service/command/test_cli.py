@@ -12,8 +12,8 @@ from cairn.service.client.client import Client
 from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
-from examples.demo.servers import control_plane
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
+from tests.service.planes import running_plane
 from tests.service.stores import begin_saving, make_run
 from tests.tiny import make_run as make_tiny_run
 
@@ -36,7 +36,7 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(root, tmp_path_factory):
-    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 

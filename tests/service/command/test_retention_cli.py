@@ -4,9 +4,9 @@ import pytest
 
 from cairn.service.command.durations import parse_duration
 from cairn.storage.runs.run import Run
-from examples.demo.servers import control_plane
 from tests.service.command.test_cli import refused, result, rows
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
+from tests.service.planes import running_plane
 from tests.service.stores import annotate, make_run
 
 
@@ -17,7 +17,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(root, tmp_path_factory):
-    with control_plane(str(root), tmp_path_factory.mktemp("plane"), {}, port=0) as (url, *_):
+    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 

@@ -364,3 +364,28 @@ assert url.endswith("/commit/" + "a" * 40), url
     same_params(
         DecoderForCausalLM.from_pretrained(pushed), DecoderForCausalLM.from_pretrained(folder)
     )
+
+
+def test_a_torch_model_is_refused_unless_every_parameter_has_its_tensor(folder, monkeypatch):
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    tensors = model.to_torch()
+    tensors["model.more"] = tensors.pop("model.norm.weight")
+    monkeypatch.setattr(model, "to_torch", lambda **_: tensors)
+    with pytest.raises(ConversionError) as refused:
+        model.to_pytorch()
+    assert refused.value.problems == (
+        "missing_keys: model.norm.weight",
+        "unexpected_keys: model.more",
+    )
+
+
+def test_a_torch_model_shares_no_memory_with_ours(folder):
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    before = [np.array(leaf.leaf) for leaf in named_leaves(nnx.state(model))]
+    theirs = model.to_pytorch()
+    for parameter in theirs.parameters():
+        parameter.data.zero_()
+    after = [np.asarray(leaf.leaf) for leaf in named_leaves(nnx.state(model))]
+    assert any(leaf.any() for leaf in before)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)

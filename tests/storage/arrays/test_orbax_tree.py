@@ -95,7 +95,7 @@ def test_damaged_step_metadata_is_corrupt(cairn):
 
 
 json_trees = st.recursive(
-    st.integers() | st.text(),
+    st.integers(0, 3),  # leaves are carried, never looked into
     lambda inner: st.lists(inner, min_size=1, max_size=12)
     | st.dictionaries(st.text(st.characters(codec="ascii", exclude_characters="/"), min_size=1),
                       inner, min_size=1),

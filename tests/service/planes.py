@@ -1,0 +1,23 @@
+"""The control plane as `cairn serve` starts it, in a process of its own."""
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from examples.demo.servers import control_plane
+from tests.programs.program import Program
+
+
+@contextmanager
+def running_plane(
+    root: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, Program]]:
+    """The URL of a control plane of a root, which keeps its data in a folder; its process."""
+    with control_plane(str(root), folder, environment or {}, 0, _start) as (url, _, process):
+        yield url, process
+
+
+def _start(arguments: list[str], environment: Mapping[str, str], errors: IO[str]) -> Program:
+    return Program(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors)
