@@ -9,14 +9,17 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.auth import LoopbackGuard
-from cairn.service.body_limit import BodyLimit
 from cairn.service.catalog import Catalog, Index
 from cairn.service.dashboard import pages
+from cairn.service.http import (
+    BodyLimit,
+    LoopbackGuard,
+    describe_api,
+    install_handlers,
+    problem_responses,
+    refuse_unknown_parameters,
+)
 from cairn.service.jobs import JobEngine, launch
-from cairn.service.openapi import describe
-from cairn.service.problems import install_handlers, problem_responses
-from cairn.service.query_parameters import refuse_unknown_parameters
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -85,7 +88,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.include_router(health.router, responses=problem_responses())
     app.include_router(pages.router)
     app.mount("/static", pages.static_files)
-    describe(app)
+    describe_api(app)
     return app
 
 

@@ -1,7 +1,7 @@
 """Aliases as the API gives them out, and what becomes of a lost compare-and-swap."""
 
 from cairn.service.errors import AliasMovedError
-from cairn.service.preconditions import Expectation
+from cairn.service.http import Expectation
 from cairn.service.schemas import Alias
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias

@@ -24,7 +24,7 @@ from cairn.service.client.connection import (
 from cairn.service.client.download import download
 from cairn.service.client.event_stream import follow_operation
 from cairn.service.errors import ProblemResponseError
-from cairn.service.etag import etag
+from cairn.service.http import etag
 from cairn.service.schemas import (
     Alias,
     AliasHistory,

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from cairn.service.http import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
 from cairn.service.jobs.errors import JobFailedError
 from cairn.service.jobs.progress import ProgressMeter
-from cairn.service.problems import problem_from
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import StoreURI
 

@@ -4,13 +4,10 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service.auth import ActorDependency
 from cairn.service.catalog import note_alias
 from cairn.service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.etag import etag
-from cairn.service.preconditions import ExpectationDependency
-from cairn.service.problems import problem_responses
+from cairn.service.http import ActorDependency, ExpectationDependency, etag, problem_responses
 from cairn.service.promotion import alias_body, delete_alias
 from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
 from cairn.storage.store import from_rfc3339

@@ -8,10 +8,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Path, Response
 from fastapi.responses import StreamingResponse
 
-from cairn.service.byte_ranges import ByteRange, parse_range
 from cairn.service.dependencies import SettingsDependency
+from cairn.service.http import ByteRange, parse_range, problem_responses
 from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import Artifact, ArtifactFile, OperationKind
 from cairn.service.settings import Settings
 from cairn.storage.errors import ArtifactNotFoundError, CorruptionError

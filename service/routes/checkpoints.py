@@ -5,7 +5,6 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Response
 
-from cairn.service.auth import ActorDependency
 from cairn.service.catalog import (
     CheckpointRow,
     RunRow,
@@ -26,10 +25,14 @@ from cairn.service.dependencies import (
     RunDependency,
     StepNumber,
 )
-from cairn.service.etag import etag
-from cairn.service.paging import decode_token, encode_token
-from cairn.service.preconditions import ExpectationDependency
-from cairn.service.problems import problem_responses
+from cairn.service.http import (
+    ActorDependency,
+    ExpectationDependency,
+    decode_token,
+    encode_token,
+    etag,
+    problem_responses,
+)
 from cairn.service.promotion import alias_body, promote
 from cairn.service.schemas import (
     GRACE_SECONDS,

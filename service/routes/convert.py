@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service.http import problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, convert, export_request
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import ConvertRequest, Operation
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])

@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service.http import problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, export_request, gather
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import GatherRequest, Operation
 
 router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])

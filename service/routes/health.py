@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from cairn.service.dependencies import CatalogDependency, SettingsDependency
 from cairn.service.errors import NotReadyError
-from cairn.service.problems import problem_from, problem_responses
+from cairn.service.http import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import StoreURI, open_files

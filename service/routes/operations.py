@@ -12,9 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from cairn.service.dependencies import PageSize, PageToken
 from cairn.service.errors import InvalidRequestError
+from cairn.service.http import decode_token, encode_token, problem_responses
 from cairn.service.jobs import JobEngine, JobsDependency
-from cairn.service.paging import decode_token, encode_token
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])

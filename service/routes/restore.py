@@ -12,8 +12,8 @@ from cairn.service.dependencies import (
     root_uri,
 )
 from cairn.service.errors import InvalidRequestError
+from cairn.service.http import problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, restore
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import Operation, RestoreMode, RestoreRequest
 from cairn.storage.store import confine
 

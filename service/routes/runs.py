@@ -14,8 +14,7 @@ from cairn.service.dependencies import (
     SettingsDependency,
     root_uri,
 )
-from cairn.service.paging import decode_token, encode_token
-from cairn.service.problems import problem_responses
+from cairn.service.http import decode_token, encode_token, problem_responses
 from cairn.service.schemas import Root, RootList, Run, RunList
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.store import StoreURI

@@ -5,8 +5,8 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service.http import problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, verify
-from cairn.service.problems import problem_responses
 from cairn.service.schemas import Operation
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])

@@ -7,7 +7,7 @@ from fastapi import Depends
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cairn.service.problems import respond
+from cairn.service.http.problems import respond
 from cairn.service.schemas import Problem
 from cairn.service.settings import is_loopback
 

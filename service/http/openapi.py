@@ -14,7 +14,7 @@ from cairn.service.schemas import Problem
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def describe(app: FastAPI) -> None:
+def describe_api(app: FastAPI) -> None:
     """Give `app` its document: the framework's, and the schema of the problems it declares."""
 
     def document() -> dict[str, Any]:

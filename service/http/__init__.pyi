@@ -1,0 +1,16 @@
+from .auth import ActorDependency as ActorDependency
+from .auth import LoopbackGuard as LoopbackGuard
+from .body_limit import BodyLimit as BodyLimit
+from .byte_ranges import ByteRange as ByteRange
+from .byte_ranges import parse_range as parse_range
+from .entity_tags import etag as etag
+from .openapi import describe_api as describe_api
+from .paging import decode_token as decode_token
+from .paging import encode_token as encode_token
+from .preconditions import Expectation as Expectation
+from .preconditions import ExpectationDependency as ExpectationDependency
+from .problems import install_handlers as install_handlers
+from .problems import problem_from as problem_from
+from .problems import problem_responses as problem_responses
+from .problems import respond as respond
+from .query_parameters import refuse_unknown_parameters as refuse_unknown_parameters
