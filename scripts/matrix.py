@@ -25,7 +25,7 @@ FOLDER: Final = ROOT / ".matrix"
 TESTS: Final = (
     "tests/storage/training",
     "tests/storage/reading",
-    "tests/state/test_save_load.py",
+    "tests/state/saving/test_save_load.py",
     "tests/contract/test_a_save_state.py",
     "tests/contract/test_a_load_state.py",
 )

@@ -32,6 +32,12 @@ def test_the_workflow_runs_every_leg(matrix):
     assert {"make check", "make test"} <= set(commands)
 
 
+def test_the_tests_that_it_runs_are_there(matrix):
+    assert [path for path in matrix.TESTS if not (ROOT / path).exists()] == []
+    file, _, name = matrix.NEEDS_TORCH.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
 def test_every_leg_has_its_constraints(matrix):
     for leg in matrix.LEGS:
         assert leg.constraints is None or (ROOT / leg.constraints).is_file()
