@@ -44,7 +44,8 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     importlib.import_module("cairn").EasyDeLState  # noqa: B018 (public names are imported late)
     for name in IMPORTED:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):  # not installed: the programs do without it
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the children share these pages
     program = _serve(requests)
