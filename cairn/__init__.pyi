@@ -117,7 +117,7 @@ from .storage.store.uri import StoreURI as StoreURI
 from .storage.store.uri import confine as confine
 from .storage.store.uri import parse_uri as parse_uri
 from .storage.training.checkpointer import Checkpointer as Checkpointer
-from .storage.training.save_handle import SaveHandle as SaveHandle
-from .storage.training.save_handle import SaveState as SaveState
 from .storage.training.save_policy import DueReason as DueReason
 from .storage.training.save_policy import SavePolicy as SavePolicy
+from .storage.training.saving.save_handle import SaveHandle as SaveHandle
+from .storage.training.saving.save_handle import SaveState as SaveState

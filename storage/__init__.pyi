@@ -73,7 +73,7 @@ from .store.uri import StoreURI as StoreURI
 from .store.uri import confine as confine
 from .store.uri import parse_uri as parse_uri
 from .training.checkpointer import Checkpointer as Checkpointer
-from .training.save_handle import SaveHandle as SaveHandle
-from .training.save_handle import SaveState as SaveState
 from .training.save_policy import DueReason as DueReason
 from .training.save_policy import SavePolicy as SavePolicy
+from .training.saving.save_handle import SaveHandle as SaveHandle
+from .training.saving.save_handle import SaveState as SaveState

@@ -1,4 +1,4 @@
-"""Durable jobs, one kind a file, from convert to garbage collection; `engine` runs them."""
+"""Durable jobs: the engine that runs them, what they record, and the kinds that there are."""
 
 import lazy_loader
 

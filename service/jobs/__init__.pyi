@@ -1,9 +1,3 @@
-from . import convert as convert
-from . import gather as gather
-from . import gc as gc
-from . import restore as restore
-from . import retention as retention
-from . import verify as verify
 from .artifacts import ARTIFACT_PATTERN as ARTIFACT_PATTERN
 from .artifacts import ArtifactRef as ArtifactRef
 from .dependency import JobsDependency as JobsDependency
@@ -12,4 +6,10 @@ from .dependency import accepted as accepted
 from .dependency import get_jobs as get_jobs
 from .engine import JobEngine as JobEngine
 from .engine import launch as launch
-from .export_job import export_request as export_request
+from .kinds import convert as convert
+from .kinds import gather as gather
+from .kinds import gc as gc
+from .kinds import restore as restore
+from .kinds import retention as retention
+from .kinds import verify as verify
+from .kinds.export_job import export_request as export_request

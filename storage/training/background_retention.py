@@ -15,7 +15,7 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, utc_now
 from cairn.storage.training import exit_guard
-from cairn.storage.training.save_metrics import record_retention
+from cairn.storage.training.saving import record_retention
 
 __all__ = ["RunRetention"]
 

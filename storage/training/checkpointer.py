@@ -27,22 +27,24 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
-from cairn.storage.training.engine import begin_step, orbax_folder
-from cairn.storage.training.save_handle import SaveHandle
-from cairn.storage.training.save_job import (
+from cairn.storage.training.saving import (
+    Item,
+    Save,
+    SaveHandle,
     SaveJob,
+    Unchanged,
+    begin_step,
     failure,
+    hold,
     job_environment,
+    orbax_folder,
     outcome_key,
-)
-from cairn.storage.training.save_metrics import (
+    prepare,
     prepare_metrics,
     record_outcome,
     record_refusal,
     record_started,
 )
-from cairn.storage.training.saves import Item, Save, hold, prepare
-from cairn.storage.training.unchanged import Unchanged
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 

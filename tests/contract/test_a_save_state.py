@@ -109,7 +109,7 @@ def gate(monkeypatch):
         assert opened.wait(60)
         return sync_folder(*args, **kwargs)
 
-    monkeypatch.setattr("cairn.storage.training.save_job.sync_folder", hold)
+    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", hold)
     yield opened
     opened.set()
 
@@ -145,7 +145,7 @@ def test_a_failure_in_the_background_surfaces_on_wait_and_as_error(state, run, m
         raise OSError("the disk went away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.save_job.sync_folder", fail)
+        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", fail)
         handle = state.save_state(run, verbose=False)
         with pytest.raises(SaveError, match="the disk went away"):
             handle.wait()
@@ -184,10 +184,10 @@ import sys
 from tests.contract.subjects import SGD
 from tests.state.my_model import my_model
 if sys.argv[2] == "broken":
-    import cairn.storage.training.save_job
+    import cairn.storage.training.saving.save_job
     def fail(*args):
         raise OSError("the disk went away")
-    cairn.storage.training.save_job.sync_folder = fail
+    cairn.storage.training.saving.save_job.sync_folder = fail
 state = my_model((1, 1, 1, 1)).to_state(SGD)
 state.save_state(sys.argv[1])
 """

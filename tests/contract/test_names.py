@@ -13,7 +13,7 @@ import pytest
 
 from cairn import state
 from cairn.state.saving.load_arguments import LoadArguments
-from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.saving.save_handle import SaveHandle
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent

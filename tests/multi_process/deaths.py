@@ -19,10 +19,11 @@ from orbax.checkpoint.experimental.v1._src.saving import execution
 from cairn.storage.arrays import value_sinks
 from cairn.storage.errors import SaveError
 from cairn.storage.runs import writer
-from cairn.storage.training import engine, item_writer, processes
+from cairn.storage.training import processes
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.held_arrays import Transfers
-from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.saving import engine, item_writer
+from cairn.storage.training.saving.held_arrays import Transfers
+from cairn.storage.training.saving.save_handle import SaveHandle
 
 SAVE_SECONDS = 60
 SHAPE = (64, 96)

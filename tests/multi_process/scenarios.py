@@ -23,7 +23,7 @@ from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import processes
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
-from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.saving.save_handle import SaveHandle
 from cairn.storage.training.trees import flatten
 from tests.tiny import TINY, batch, compile_step
 

@@ -33,7 +33,7 @@ reveal_type(CheckpointReader)
 MYPY = [
     r"def \(.*\) -> cairn\.state\S*\.EasyDeLState",
     r"cairn\.state\S*\.EasyDeLState",
-    r"cairn\.storage\.training\.save_handle\.SaveHandle",
+    r"cairn\.storage\.training\.saving\.save_handle\.SaveHandle",
     r"def \(.*\) -> cairn\.service\.client\.client\.Client",
     r"int \| None",
     r"def \(.*\) -> cairn\.storage\.training\.checkpointer\.Checkpointer",

@@ -7,7 +7,7 @@ import sys
 import time
 
 from cairn.service.command import cli
-from cairn.service.jobs import export_job
+from cairn.service.jobs.kinds import export_job
 
 
 def main(seconds: str, *arguments: str) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from cairn.service.jobs import export_job
+from cairn.service.jobs.kinds import export_job
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri

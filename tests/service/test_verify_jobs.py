@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.service.jobs import verify
+from cairn.service.jobs.kinds import verify
 from cairn.storage.reading.step_files import holds_values
 from cairn.storage.runs.layout import manifest_file
 from cairn.storage.runs.run import Run

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import cairn.storage.training.save_job
+import cairn.storage.training.saving.save_job
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
 from cairn.storage.training.save_policy import SavePolicy
@@ -47,7 +47,7 @@ def main(run: str, how: str, index: str = "", port: str = "") -> None:
             if handle is not None and handle.reason == "at_step":
                 handle.wait()
                 if how == "hangs":
-                    cairn.storage.training.save_job.sync_folder = lambda folder: (
+                    cairn.storage.training.saving.save_job.sync_folder = lambda folder: (
                         threading.Event().wait()
                     )
             if taken <= FIRST_STEPS:

@@ -13,8 +13,8 @@ from cairn.storage.arrays.orbax_tree import array_name
 from cairn.storage.arrays.value_files import write_value_files
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import item_writer
-from cairn.storage.training.held_arrays import HeldArray, HeldPart
+from cairn.storage.training.saving import item_writer
+from cairn.storage.training.saving.held_arrays import HeldArray, HeldPart
 
 
 def numbers(shape, dtype, seed=0):

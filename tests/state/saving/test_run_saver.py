@@ -31,8 +31,8 @@ from cairn.storage.runs.retention import BestSteps, RetentionPolicy, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.training import exit_guard
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.save_handle import SaveState
 from cairn.storage.training.save_policy import DueReason, SavePolicy
+from cairn.storage.training.saving.save_handle import SaveState
 from tests.multi_process.launcher import free_port
 from tests.programs.program import Program
 from tests.state.my_model import my_model
@@ -52,7 +52,8 @@ def stuck(monkeypatch):
     """Saves do not become durable until this event is set."""
     event = threading.Event()
     monkeypatch.setattr(
-        "cairn.storage.training.save_job.sync_folder", lambda folder: event.wait(WAIT_SECONDS)
+        "cairn.storage.training.saving.save_job.sync_folder",
+        lambda folder: event.wait(WAIT_SECONDS),
     )
     monkeypatch.setattr(exit_guard, "_leaving", False)
     yield event
@@ -242,7 +243,7 @@ def test_a_refused_save_raises_and_the_saver_and_the_error_say_so(uri):
 def test_a_failure_in_the_background_raises_at_the_next_due_step(uri, monkeypatch):
     with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+            patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
             failing = saver.step(at(2))
             assert failing.ended(WAIT_SECONDS)
         assert failing.state is SaveState.FAILED
@@ -254,7 +255,7 @@ def test_a_failure_in_the_background_raises_at_the_next_due_step(uri, monkeypatc
 
 
 def test_a_failure_that_nobody_was_told_of_raises_at_close(uri, monkeypatch):
-    monkeypatch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
     saver = RunSaver(uri, SavePolicy(every_steps=2))
     saver.step(at(2))
     with pytest.raises(SaveError, match="on fire"):
@@ -404,7 +405,7 @@ def test_a_call_that_is_held_up_past_the_deadline_is_told_of_while_it_lasts(uri,
 def test_a_failed_save_does_not_cost_the_last_step(uri, monkeypatch, caplog):
     with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
         with monkeypatch.context() as patch:
-            patch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+            patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
             assert saver.step(at(2)).ended(WAIT_SECONDS)
         terminate()
         assert saver.step(at(3)).state is SaveState.DURABLE

@@ -39,7 +39,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.save_handle import SaveState
+from cairn.storage.training.saving.save_handle import SaveState
 from tests.state.forward import outputs_of
 from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 

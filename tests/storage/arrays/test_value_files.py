@@ -26,8 +26,8 @@ from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreFullError, translate
 from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import item_writer
 from cairn.storage.training.leaf_forms import STORED_DTYPES
+from cairn.storage.training.saving import item_writer
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
 

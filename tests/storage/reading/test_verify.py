@@ -21,7 +21,7 @@ from cairn.storage.store.file_checksums import BUFFER_BYTES, read_files
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.save_job import list_objects
+from cairn.storage.training.saving.save_job import list_objects
 from cairn.storage.training.trees import flatten
 from tests.storage.states import state
 

@@ -31,8 +31,8 @@ from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
-from cairn.storage.training.engine import StepWrite, begin_step
 from cairn.storage.training.restore import read_meta, restore_item
+from cairn.storage.training.saving.engine import StepWrite, begin_step
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -441,7 +441,7 @@ def test_an_interrupt_in_the_middle_of_a_save_leaves_the_step_free_to_be_saved(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        module = "held_arrays" if place == "Transfers.wait" else "checkpointer"
+        module = "saving.held_arrays" if place == "Transfers.wait" else "checkpointer"
         patch.setattr(f"cairn.storage.training.{module}.{place}", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(checkpointer, 1, state(7))
@@ -477,7 +477,7 @@ def test_a_background_failure_is_raised_by_wait_and_the_next_save_works(
 ):
     save(checkpointer, 1).wait()
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
         handle = save(checkpointer, 2)
         for _ in range(2):
             with pytest.raises(SaveError, match="the disk is on fire"):
@@ -529,7 +529,7 @@ def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
     checkpointer, run_uri, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        patch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+        patch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
         save(checkpointer, 1)
         with pytest.raises(SaveError, match="the disk is on fire"):
             save(checkpointer, 2)
@@ -538,7 +538,7 @@ def test_a_background_failure_nobody_waited_for_is_raised_by_the_next_save(
 
 
 def test_a_background_failure_nobody_waited_for_is_raised_by_close(run_uri, monkeypatch):
-    monkeypatch.setattr("cairn.storage.training.save_job.sync_folder", broken)
+    monkeypatch.setattr("cairn.storage.training.saving.save_job.sync_folder", broken)
     made = Checkpointer(run_uri)
     save(made, 1)
     with pytest.raises(SaveError, match="the disk is on fire"):
@@ -555,7 +555,7 @@ def broken(folder):
 def test_wait_gives_up_after_its_timeout_and_the_save_goes_on(tmp_path, monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(
-        "cairn.storage.training.save_job.sync_folder", lambda folder: release.wait(60)
+        "cairn.storage.training.saving.save_job.sync_folder", lambda folder: release.wait(60)
     )
     with Checkpointer(tmp_path / "run") as made:
         handle = save(made, 1)

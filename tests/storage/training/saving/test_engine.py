@@ -20,11 +20,11 @@ from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training import held_arrays
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.engine import begin_step
 from cairn.storage.training.leaf_forms import STORED_DTYPES
 from cairn.storage.training.restore import restore_item
+from cairn.storage.training.saving import held_arrays
+from cairn.storage.training.saving.engine import begin_step
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 WIDE = ("int64", "uint64", "float64", "complex128")

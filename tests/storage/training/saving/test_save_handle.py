@@ -6,8 +6,17 @@ from prometheus_client import REGISTRY
 
 from cairn.storage.errors import LeaseHeldError, SaveError, StepExistsError
 from cairn.storage.store.uri import parse_uri
-from cairn.storage.training.save_handle import SaveHandle, SaveState, refused_save, superseded_save
-from cairn.storage.training.save_metrics import record_outcome, record_refusal, record_started
+from cairn.storage.training.saving.save_handle import (
+    SaveHandle,
+    SaveState,
+    refused_save,
+    superseded_save,
+)
+from cairn.storage.training.saving.save_metrics import (
+    record_outcome,
+    record_refusal,
+    record_started,
+)
 
 RUN = parse_uri("/runs/a run")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.service.jobs.kinds.export_job import ExportContent, abandon_export, run_export
 from cairn.state.conversion import float_dtype, is_floating
 from cairn.state.errors import ArgumentError
 from cairn.storage.reading import CheckpointReader, LeafInfo

@@ -34,11 +34,11 @@ from cairn.storage.runs import (
     checked_assets,
 )
 from cairn.storage.store import canonical_json, check_segment, is_text
-from cairn.storage.training.held_arrays import ArrayLayout, Transfers
-from cairn.storage.training.item_writer import HeldItem
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
+from cairn.storage.training.saving.held_arrays import ArrayLayout, Transfers
+from cairn.storage.training.saving.item_writer import HeldItem
+from cairn.storage.training.saving.unchanged import Unchanged
 from cairn.storage.training.trees import flatten
-from cairn.storage.training.unchanged import Unchanged
 
 __all__ = ["Item", "LeafDraft", "Save", "hold", "leaf_records", "prepare"]
 

@@ -24,7 +24,7 @@ from cairn.storage.store import (
     sha256_of,
 )
 from cairn.storage.training import processes
-from cairn.storage.training.item_writer import (
+from cairn.storage.training.saving.item_writer import (
     HeldItem,
     WrittenItem,
     merge_databases,

@@ -31,10 +31,10 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
 from cairn.storage.training import processes
-from cairn.storage.training.engine import TEMPORARY, StepWrite
-from cairn.storage.training.item_writer import HeldItem, WrittenItem
-from cairn.storage.training.save_handle import SaveHandle
-from cairn.storage.training.saves import Save, leaf_records
+from cairn.storage.training.saving.engine import TEMPORARY, StepWrite
+from cairn.storage.training.saving.item_writer import HeldItem, WrittenItem
+from cairn.storage.training.saving.save_handle import SaveHandle
+from cairn.storage.training.saving.saves import Save, leaf_records
 
 __all__ = ["SaveJob", "failure", "job_environment", "outcome_key"]
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.export_job import ExportContent, abandon_export, run_export
+from cairn.service.jobs.kinds.export_job import ExportContent, abandon_export, run_export
 from cairn.state.conversion import float_dtype
 from cairn.state.errors import StateError
 from cairn.state.weights import CONFIG_FILE, INDEX_FILE, export_sources, stored_config

@@ -18,10 +18,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.runs.run import Run
-from cairn.storage.training import held_arrays, item_writer, save_job
 from cairn.storage.training.checkpointer import Checkpointer
-from cairn.storage.training.held_arrays import Transfers
 from cairn.storage.training.restore import restore_item
+from cairn.storage.training.saving import held_arrays, item_writer, save_job
+from cairn.storage.training.saving.held_arrays import Transfers
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 

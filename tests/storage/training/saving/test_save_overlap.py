@@ -13,10 +13,10 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training import checkpointer as checkpointer_module
-from cairn.storage.training import save_job
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
-from cairn.storage.training.save_handle import SaveHandle
+from cairn.storage.training.saving import save_job
+from cairn.storage.training.saving.save_handle import SaveHandle
 from tests.storage.states import abstract, assert_same, state
 
 

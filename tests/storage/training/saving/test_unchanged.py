@@ -16,9 +16,9 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store import open_files
 from cairn.storage.store.objects import ObjectStore
-from cairn.storage.training import unchanged
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
+from cairn.storage.training.saving import unchanged
 from tests.storage.states import abstract, assert_same, floats, put
 
 KIB = 1024

@@ -50,8 +50,8 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.errors import translate
 from cairn.storage.store import ObjectStore, StoreURI, patient_context
-from cairn.storage.training.held_arrays import HeldArray
-from cairn.storage.training.unchanged import SavedItem, SavedShard, Unchanged
+from cairn.storage.training.saving.held_arrays import HeldArray
+from cairn.storage.training.saving.unchanged import SavedItem, SavedShard, Unchanged
 
 __all__ = [
     "HeldItem",

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from cairn.storage.errors import StorageError
 from cairn.storage.store import StoreURI
-from cairn.storage.training.save_handle import SaveHandle, SaveState, refused_save
+from cairn.storage.training.saving.save_handle import SaveHandle, SaveState, refused_save
 
 __all__ = [
     "prepare_metrics",

@@ -79,11 +79,11 @@ def test_a_script_whose_last_save_fails_exits_with_a_failure(tmp_path, last, exp
     script = f"""
 import atexit
 atexit.register(print, "other exit handlers run too", flush=True)
-import cairn.storage.training.save_job
+import cairn.storage.training.saving.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
 save(1).wait()
-cairn.storage.training.save_job.sync_folder = broken
+cairn.storage.training.saving.save_job.sync_folder = broken
 save(2)
 {last}
 """
@@ -96,10 +96,10 @@ save(2)
 
 def test_a_failure_that_was_told_does_not_change_the_exit_status(tmp_path):
     script = """
-import cairn.storage.training.save_job
+import cairn.storage.training.saving.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
-cairn.storage.training.save_job.sync_folder = broken
+cairn.storage.training.saving.save_job.sync_folder = broken
 try:
     save(1).wait()
 except SaveError as error:
@@ -119,12 +119,12 @@ def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path)
 
 FORKED = """
 import multiprocessing
-import cairn.storage.training.save_job
+import cairn.storage.training.saving.save_job
 def broken(folder):
     raise OSError(5, "the disk is on fire")
 def child(fails):
     if fails:
-        cairn.storage.training.save_job.sync_folder = broken
+        cairn.storage.training.saving.save_job.sync_folder = broken
     save(1, {"model": {"w": np.zeros((1024, 1024), np.float32)}})
 for fails in (False, True):
     uri = f"{sys.argv[1]}-{fails}"

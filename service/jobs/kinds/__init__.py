@@ -1,0 +1,16 @@
+"""What jobs do: a file for every kind, and all kinds by the name of their operation."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from cairn.service.jobs.context import JobKind
+from cairn.service.jobs.kinds.convert import CONVERT
+from cairn.service.jobs.kinds.gather import GATHER
+from cairn.service.jobs.kinds.gc import GC
+from cairn.service.jobs.kinds.restore import RESTORE
+from cairn.service.jobs.kinds.retention import RETENTION
+from cairn.service.jobs.kinds.verify import VERIFY
+
+KINDS: Final[Mapping[str, JobKind]] = {
+    kind.name: kind for kind in (CONVERT, GATHER, GC, RESTORE, RETENTION, VERIFY)
+}
