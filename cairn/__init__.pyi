@@ -95,11 +95,11 @@ from .storage.runs.retention import decide as decide
 from .storage.runs.retention import judge_retention as judge_retention
 from .storage.runs.rollback import Rollback as Rollback
 from .storage.runs.rollback import roll_back as roll_back
-from .storage.runs.run import Lineage as Lineage
 from .storage.runs.run import Run as Run
-from .storage.runs.run import RunInfo as RunInfo
 from .storage.runs.run import list_runs as list_runs
 from .storage.runs.run import resolve_checkpoint as resolve_checkpoint
+from .storage.runs.run_info import Lineage as Lineage
+from .storage.runs.run_info import RunInfo as RunInfo
 from .storage.runs.step_states import StepInfo as StepInfo
 from .storage.runs.step_states import StepState as StepState
 from .storage.runs.trash import Tombstone as Tombstone

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import Deletion
 from cairn.storage.errors import (
-    CorruptionError,
     StepNotFoundError,
-    UnsupportedFormatError,
 )
 from cairn.storage.runs import (
     Run,
@@ -16,6 +14,7 @@ from cairn.storage.runs import (
     Tombstone,
     deletable_step,
     delete_step,
+    judge_records,
     trash_file,
     undelete_step,
 )
@@ -86,8 +85,10 @@ def undelete(run: Run, step: int, attempt: int | None) -> int:
 def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Tombstone]:
     """The tombstones of these (step, attempt); one that can't be read is logged and left out."""
     names = {trash_file(*key): key for key in keys}
-    found = run.objects.parse_many(names, _parse)
-    return {names[name]: one for name, one in found.items() if one is not None}
+    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
+    for error in unreadable.values():
+        logger.warning("a deletion without its particulars: %s", error)
+    return {names[name]: one for name, one in found.items()}
 
 
 def deletion_body(tombstone: Tombstone) -> Deletion:
@@ -99,11 +100,3 @@ def deletion_body(tombstone: Tombstone) -> Deletion:
         reason=tombstone.reason,
         removing=tombstone.removing,
     )
-
-
-def _parse(data: bytes, path: object) -> Tombstone | None:
-    try:
-        return Tombstone.parse(data, path)
-    except (CorruptionError, UnsupportedFormatError) as exc:
-        logger.warning("a deletion without its particulars: %s", exc)
-        return None

@@ -103,6 +103,11 @@ class Run(Response):
     latest_step: int | None
     checkpoint_count: int = Field(description="Listed checkpoints.")
     bytes: int = Field(description="Bytes of the listed checkpoints.")
+    problems: list[str] = Field(
+        default_factory=list,
+        description="Records of the run that are damaged, lost or in another's place. What they "
+        "say is left out.",
+    )
 
 
 class RunList(Page):
@@ -120,6 +125,7 @@ class CheckpointState(StrEnum):
     ABANDONED = "abandoned"
     SET_ASIDE = "set_aside"
     TRASHED = "trashed"
+    UNJUDGED = "unjudged"
 
 
 class Deletion(Response):

@@ -51,11 +51,11 @@ from .runs.retention import decide as decide
 from .runs.retention import judge_retention as judge_retention
 from .runs.rollback import Rollback as Rollback
 from .runs.rollback import roll_back as roll_back
-from .runs.run import Lineage as Lineage
 from .runs.run import Run as Run
-from .runs.run import RunInfo as RunInfo
 from .runs.run import list_runs as list_runs
 from .runs.run import resolve_checkpoint as resolve_checkpoint
+from .runs.run_info import Lineage as Lineage
+from .runs.run_info import RunInfo as RunInfo
 from .runs.step_states import StepInfo as StepInfo
 from .runs.step_states import StepState as StepState
 from .runs.trash import Tombstone as Tombstone

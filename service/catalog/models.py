@@ -67,6 +67,7 @@ class RunRow(Base):
     latest_step: Mapped[int | None] = mapped_column(BigInteger)
     checkpoint_count: Mapped[int] = mapped_column(Integer)
     nbytes: Mapped[int] = mapped_column(BigInteger)
+    problems: Mapped[list[str]] = mapped_column(JSON)
     # Another number with every write of the run's rows.
     revision: Mapped[int] = mapped_column(BigInteger)
 

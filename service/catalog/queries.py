@@ -104,4 +104,5 @@ def _run(row: RunRow) -> Run:
         latest_step=row.latest_step,
         checkpoint_count=row.checkpoint_count,
         bytes=row.nbytes,
+        problems=row.problems,
     )

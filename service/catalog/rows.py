@@ -137,10 +137,12 @@ def _write_info(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) 
             latest_step=None,
             checkpoint_count=0,
             nbytes=0,
+            problems=[],
             revision=0,
         )
         session.add(row)
     row.labels = info.labels
+    row.problems = list(snapshot.problems)
     row.lineage = None if info.lineage is None else info.lineage.model_dump(mode="json")
     session.flush()
     return row

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cairn.service.schemas import CheckpointState
-from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.errors import StorageError
 from cairn.storage.runs import (
+    UNREADABLE,
     Alias,
     Annotation,
     Manifest,
     Run,
     RunInfo,
     annotation_file,
+    judge_records,
     manifest_file,
+    parse_record,
 )
 from cairn.storage.store import from_rfc3339, sha256_of
 
@@ -50,6 +53,7 @@ class Snapshot:
         added: Those manifests that were asked for, read.
         annotations: Labels and metrics of the manifests in `added`.
         aliases: Every alias.
+        problems: What is wrong with records of the run; what they say is left out.
     """
 
     info: RunInfo
@@ -57,50 +61,63 @@ class Snapshot:
     added: Mapping[Key, Checkpoint]
     annotations: Mapping[Key, Annotation]
     aliases: tuple[Alias, ...]
+    problems: tuple[str, ...] = ()
 
 
 def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
     """Read a run: names of all manifests, and those manifests that are not `known`.
 
-    A manifest that cannot be read is left out and logged; the others do not suffer from it.
+    A record that cannot be read is left out and named; the others do not suffer from it.
     """
     # Manifests before attempts: an attempt begun in between can then only set steps aside.
     keys = set(run.published())
-    added = _read_manifests(run, keys.difference(known))
+    added, problems = _read_manifests(run, keys.difference(known))
+    problems |= run.history().problems
+    aliases, unreadable = run.aliases.judge()
+    annotations, unreadable_too = _judge_annotations(run, added)
+    problems |= unreadable | unreadable_too
+    for error in problems.values():
+        logger.warning("left out of the catalog: %s", error)
     return Snapshot(
         info=info,
         states=_states(run, keys, keys.intersection({*known, *added})),
         added=added,
-        annotations=read_annotations(run, added),
-        aliases=tuple(run.aliases.list()),
+        annotations=annotations,
+        aliases=tuple(aliases),
+        problems=tuple(str(problems[name]) for name in sorted(problems)),
     )
 
 
 def read_annotations(run: Run, keys: Iterable[Key]) -> dict[Key, Annotation]:
     """Labels and metrics of these steps, as they are in the store now."""
+    found, unreadable = _judge_annotations(run, keys)
+    for error in unreadable.values():
+        logger.warning("labels and metrics left out: %s", error)
+    return found
+
+
+def _judge_annotations(
+    run: Run, keys: Iterable[Key]
+) -> tuple[dict[Key, Annotation], dict[str, StorageError]]:
     names = {annotation_file(step, attempt): (step, attempt) for step, attempt in keys}
-    found = run.objects.parse_many(names, _parse_annotation)
-    return {key: found.get(name, NO_ANNOTATION) for name, key in names.items()}
+    found, unreadable = judge_records(run.objects, names, Annotation.parse)
+    return {key: found.get(name, NO_ANNOTATION) for name, key in names.items()}, unreadable
 
 
-def _parse_annotation(data: bytes, path: object) -> Annotation:
-    try:
-        return Annotation.parse(data, path)
-    except (CorruptionError, UnsupportedFormatError) as exc:
-        logger.warning("labels and metrics left out: %s", exc)
-        return NO_ANNOTATION
-
-
-def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
+def _read_manifests(
+    run: Run, keys: Iterable[Key]
+) -> tuple[dict[Key, Checkpoint], dict[str, StorageError]]:
+    """What the catalog keeps of each, and what is wrong with those that can't be read."""
     names = {manifest_file(step, attempt): (step, attempt) for step, attempt in keys}
     read: dict[Key, Checkpoint] = {}
+    unreadable: dict[str, StorageError] = {}
     for name, found in run.objects.read_many(names).items():
         if found is None:  # deleted since it was listed
             continue
         try:
-            manifest = Manifest.parse(found.value, run.uri / name)
-        except (CorruptionError, UnsupportedFormatError) as exc:
-            logger.warning("left out of the catalog: %s", exc)
+            manifest = parse_record(run.objects, name, Manifest, found)
+        except UNREADABLE as exc:
+            unreadable[name] = exc
             continue
         read[names[name]] = Checkpoint(
             step=manifest.step,
@@ -112,7 +129,7 @@ def _read_manifests(run: Run, keys: Iterable[Key]) -> dict[Key, Checkpoint]:
             manifest_digest=sha256_of(found.value),
             model_type=manifest.model.model_type if manifest.model else None,
         )
-    return read
+    return read, unreadable
 
 
 def _states(

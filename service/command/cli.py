@@ -15,7 +15,12 @@ from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
-from cairn.service.command.listings import list_checkpoints, list_operations, list_runs
+from cairn.service.command.listings import (
+    list_checkpoints,
+    list_operations,
+    list_runs,
+    name_problems,
+)
 from cairn.service.command.options import (
     CheckpointArgument,
     RootOption,
@@ -109,7 +114,9 @@ def runs(
 ) -> None:
     """List runs."""
     with Client(url) as client:
-        list_runs(console, client.runs(root=root))
+        found = list(client.runs(root=root))
+        list_runs(console, found)
+    name_problems(errors, found)
 
 
 @app.command()
@@ -125,6 +132,7 @@ def checkpoints(
     check_run_name(run)
     with Client(url) as client:
         list_checkpoints(console, client.checkpoints(run, root=root, state=state))
+        name_problems(errors, [client.run(run, root=root)])
 
 
 @app.command()

@@ -27,6 +27,13 @@ def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> Non
     print_table(console, titles, map(_checkpoint, checkpoints))
 
 
+def name_problems(errors: Console, runs: Iterable[Run]) -> None:
+    """Print what is wrong with records of runs, which is left out of lists."""
+    for run in runs:
+        for problem in run.problems:
+            errors.print(f"{run.name}: {problem}", soft_wrap=True, markup=False)
+
+
 def list_operations(console: Console, operations: Iterable[Operation]) -> None:
     """Print operations."""
     titles = ("operation", "kind", "state", "done", "total", "created (UTC)", "of")

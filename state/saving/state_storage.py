@@ -16,7 +16,6 @@ from cairn.state.saving.state_loading import (
 from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
 from cairn.state.sharding import MESH_AXES
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import RunNotFoundError, StepNotFoundError
 from cairn.storage.runs import Run, parse_ref
 from cairn.storage.training import SaveHandle, processes
 
@@ -252,17 +251,15 @@ class StateStorageMixin:
 
         Raises:
             FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
-            ValueError: as `load_state`.
-            CorruptionError: as `load_state`.
+            ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
+            CorruptionError: as `load_state`; or records of the run are lost that would tell what
+                was saved.
         """
 
-        def is_empty() -> bool:
-            try:
-                return Run.open(parse_ref(os.fspath(uri)).run).latest_step() is None
-            except (RunNotFoundError, StepNotFoundError):
-                return True
+        def has_saved() -> bool:
+            return Run(parse_ref(os.fspath(uri)).run).has_saved()
 
-        return create() if processes.agree(is_empty) else cls.load_state(uri, **arguments)
+        return cls.load_state(uri, **arguments) if processes.agree(has_saved) else create()
 
     def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
         """Returns the state with the optimizer state of a checkpoint, placed like its parameters.

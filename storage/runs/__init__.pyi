@@ -40,6 +40,10 @@ from .manifest import ModelInfo as ModelInfo
 from .manifest import ObjectRecord as ObjectRecord
 from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
+from .records import UNREADABLE as UNREADABLE
+from .records import judge_records as judge_records
+from .records import parse_record as parse_record
+from .records import read_record as read_record
 from .retention import BestSteps as BestSteps
 from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
@@ -50,9 +54,9 @@ from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .run import Run as Run
-from .run import RunInfo as RunInfo
 from .run import list_runs as list_runs
 from .run import resolve_checkpoint as resolve_checkpoint
+from .run_info import RunInfo as RunInfo
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS

@@ -2,13 +2,19 @@
 
 import builtins
 import secrets
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cairn.storage.errors import AliasNotFoundError, PreconditionFailedError
+from cairn.storage.errors import (
+    AliasNotFoundError,
+    CorruptionError,
+    PreconditionFailedError,
+    StorageError,
+)
 from cairn.storage.runs.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
-from cairn.storage.store import Clock, Moment, ObjectStore, Record, Versioned, rfc3339, utc_now
+from cairn.storage.runs.records import judge_records, read_record, write_record
+from cairn.storage.store import Clock, Moment, ObjectStore, Place, Record, rfc3339, utc_now
 
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 
@@ -75,6 +81,20 @@ class Alias(Record):
     history: Annotated[tuple[AliasEvent, ...], Field(max_length=HISTORY_KEPT)] = ()
     token: str = ""
 
+    @classmethod
+    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
+        """As `Record.parse`; an older release's alias says its place by its name."""
+        found = super().parse(data, path, place)
+        if place is not None and place.key != alias_file(found.alias):
+            raise CorruptionError(
+                "the alias of another place",
+                path=path,
+                expected=f"the record {place.key}",
+                found=f"alias {found.alias!r}",
+                next_step="Put each back in its place, or promote the step anew.",
+            )
+        return found
+
 
 class Aliases:
     """Where the aliases of one run point, and pointed. Safe for use by many threads."""
@@ -111,9 +131,16 @@ class Aliases:
         Raises:
             UnsupportedFormatError, CorruptionError: one can't be read.
         """
+        found, unreadable = self.judge()
+        for error in unreadable.values():
+            raise error
+        return found
+
+    def judge(self) -> tuple[builtins.list[Alias], dict[str, StorageError]]:
+        """All aliases that exist, by name, and what is wrong with records, by theirs."""
         names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
-        found = self._objects.parse_many(names, Alias.parse)
-        return [alias for _, alias in sorted(found.items()) if not alias.deleted]
+        found, unreadable = judge_records(self._objects, names, Alias.parse)
+        return [alias for _, alias in sorted(found.items()) if not alias.deleted], unreadable
 
     def history(self, name: str) -> builtins.list[AliasEvent]:
         """The last events of the alias, newest first, also after its deletion.
@@ -126,15 +153,12 @@ class Aliases:
             raise self._not_found(name)
         return list(reversed(found.history))
 
-    def _read(self, name: str) -> tuple[Alias | None, Versioned | None]:
-        key = alias_file(name)
-        read = self._objects.read(key)
-        if read is None:
-            return None, None
-        return Alias.parse(read.value, self._objects.uri / key), read
+    def _read(self, name: str) -> tuple[Alias | None, bytes | None]:
+        """The alias, deleted or not, and its generation."""
+        return read_record(self._objects, alias_file(name), Alias) or (None, None)
 
     def _not_found(self, name: str) -> AliasNotFoundError:
-        known = ", ".join(alias.alias for alias in self.list()) or "none"
+        known = ", ".join(alias.alias for alias in self.judge()[0]) or "none"
         return AliasNotFoundError(
             "no such alias",
             path=self._objects.uri,
@@ -179,7 +203,7 @@ class AliasWriter(Aliases):
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
         """
-        found, read = self._read(name)
+        found, generation = self._read(name)
         self._expect(name, found, expect)
         event = AliasEvent(
             step=step,
@@ -190,7 +214,7 @@ class AliasWriter(Aliases):
             at=rfc3339(self._clock()),
             sequence=found.sequence + 1 if found else 1,
         )
-        return self._write(name, found, read, event, expect)
+        return self._write(name, found, generation, event, expect)
 
     def delete(self, name: str, *, expect: int, by: str = "", reason: str = "") -> Alias:
         """Replace the alias by a tombstone, if it is still as the caller last saw it.
@@ -205,7 +229,7 @@ class AliasWriter(Aliases):
             AliasNotFoundError: it does not exist.
             PreconditionFailedError: it changed; `current` is the `Alias`.
         """
-        found, read = self._read(name)
+        found, generation = self._read(name)
         if found is None or found.deleted:
             raise self._not_found(name)
         self._expect(name, found, expect)
@@ -219,13 +243,13 @@ class AliasWriter(Aliases):
             sequence=found.sequence + 1,
             deleted=True,
         )
-        return self._write(name, found, read, event, expect)
+        return self._write(name, found, generation, event, expect)
 
     def _write(
         self,
         name: str,
         found: Alias | None,
-        read: Versioned | None,
+        generation: bytes | None,
         event: AliasEvent,
         expect: int | None,
     ) -> Alias:
@@ -237,15 +261,9 @@ class AliasWriter(Aliases):
             token=secrets.token_hex(8),
         )
         try:
-            self._objects.write_if(
-                alias_file(name),
-                alias.to_bytes(),
-                generation=read.generation if read else None,
-                same_is_success=True,
-            )
+            return write_record(self._objects, alias_file(name), alias, generation=generation)[0]
         except PreconditionFailedError as exc:
             raise self._lost(name, self._read(name)[0], expect) from exc
-        return alias
 
     def _expect(self, name: str, found: Alias | None, expect: int | None) -> None:
         live = found is not None and not found.deleted

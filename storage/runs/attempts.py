@@ -4,29 +4,59 @@ Every start, takeover, rollback or overwrite creates the next numbered attempt; 
 fencing token, its `base_step` is the last step it keeps. A step (s, n) counts only if no later
 attempt has base_step < s. This is judged at read time from the store alone, so a writer that was
 paused and wakes up after a takeover writes where nobody looks.
+
+Every attempt names the one before it, with its base step, and the lease names the newest: a record
+that is lost, damaged or in another's place is missed, and what it said is known all the same.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from cairn.storage.errors import FencedError, PreconditionFailedError
-from cairn.storage.runs.layout import ATTEMPTS, MAX_NUMBER, attempt_file, parse_attempt_file
+from cairn.storage.errors import (
+    CorruptionError,
+    FencedError,
+    PreconditionFailedError,
+    StorageError,
+)
+from cairn.storage.runs.layout import (
+    ATTEMPTS,
+    MAX_NUMBER,
+    RUN_FILE,
+    attempt_file,
+    parse_attempt_file,
+)
+from cairn.storage.runs.records import (
+    UNREADABLE,
+    judge_records,
+    parse_record,
+    read_record,
+    write_record,
+)
 from cairn.storage.store import ObjectStore, Record
 
 __all__ = [
     "Attempt",
+    "AttemptsFound",
+    "Begun",
     "counting",
     "create_attempt",
     "ensure_newest",
     "free_number",
+    "judge_attempts",
     "list_attempts",
     "newest_number",
     "set_aside",
 ]
+
+
+Begun = tuple[
+    Annotated[int, Field(ge=0, le=MAX_NUMBER)], Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
+]
+"""(number, base step) of an attempt."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +69,7 @@ class Attempt:
         writer: id of the writer.
         at: when it began, RFC 3339 in UTC.
         instance: of the process that writes it; known to that process alone.
+        previous: the attempt before it, (0, -1) if it is the first; None: not known.
     """
 
     number: int
@@ -46,6 +77,7 @@ class Attempt:
     writer: str
     at: str
     instance: str = field(default="", compare=False)
+    previous: Begun | None = field(default=None, compare=False)
 
 
 class _AttemptRecord(Record):
@@ -54,6 +86,22 @@ class _AttemptRecord(Record):
     base_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
     writer: str
     at: str
+    previous: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
+
+
+class AttemptsFound(NamedTuple):
+    """The attempts of a run, as far as they are known.
+
+    Attributes:
+        known: every attempt whose base step is known, by number; of one whose record can't be
+            read, as the one after it or the lease tells it.
+        unknown: numbers of those whose base step nothing tells.
+        problems: what is wrong with records, by name.
+    """
+
+    known: list[Attempt]
+    unknown: list[int]
+    problems: dict[str, StorageError]
 
 
 def counting(saved: Iterable[tuple[int, int]], attempts: Iterable[Attempt]) -> dict[int, int]:
@@ -89,25 +137,72 @@ def set_aside(attempts: Iterable[Attempt]) -> Callable[[int, int], bool]:
     return is_aside
 
 
-def list_attempts(objects: ObjectStore) -> list[Attempt]:
+def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Attempt]:
     """Every attempt of the run, by number.
 
+    Args:
+        objects: the run's objects.
+        newest: as in `judge_attempts`.
+
     Raises:
-        UnsupportedFormatError, CorruptionError: an attempt's object can't be read; nothing could be
-            judged then.
+        UnsupportedFormatError, CorruptionError: an attempt's record can't be read, belongs
+            elsewhere or is missing; what counts could be judged by guess only.
+    """
+    found = judge_attempts(objects, newest)
+    for error in found.problems.values():
+        raise error
+    return found.known
+
+
+def judge_attempts(objects: ObjectStore, newest: Begun | None = None) -> AttemptsFound:
+    """Every attempt of the run, also where records are lost or damaged.
+
+    Args:
+        objects: the run's objects.
+        newest: the newest attempt, if the lease told before; it must be there.
     """
     names = {
         name: number
         for name in objects.children(ATTEMPTS)
         if (number := parse_attempt_file(name)) is not None
     }
-    records = objects.parse_many(names, _AttemptRecord.parse)
-    return sorted(
-        (
-            Attempt(names[name], record.base_step, record.writer, record.at)
-            for name, record in records.items()
-        ),
-        key=lambda attempt: attempt.number,
+    records, problems = judge_records(objects, names, _AttemptRecord.parse)
+    known = {
+        names[name]: Attempt(
+            names[name], record.base_step, record.writer, record.at, previous=record.previous
+        )
+        for name, record in records.items()
+    }
+    told = dict(one.previous for one in known.values() if one.previous is not None)
+    told.update([] if newest is None else [newest])
+    for number in sorted(told.keys() - known.keys() - {0}):
+        name = attempt_file(number)
+        # By its name: a store may show an old list.
+        found = None if name in problems else objects.read(name)
+        try:
+            if found is not None:
+                record = parse_record(objects, name, _AttemptRecord, found)
+                known[number] = Attempt(number, record.base_step, record.writer, record.at)
+            elif name not in problems:
+                problems[name] = _lost(objects, name)
+        except UNREADABLE as exc:
+            problems[name] = exc
+        known.setdefault(number, Attempt(number, told[number], writer="", at=""))
+    unknown = {number for name, number in names.items() if name in problems}.difference(known)
+    return AttemptsFound(sorted(known.values(), key=_number), sorted(unknown), problems)
+
+
+def _number(attempt: Attempt) -> int:
+    return attempt.number
+
+
+def _lost(objects: ObjectStore, name: str) -> CorruptionError:
+    return CorruptionError(
+        "the record of an attempt is lost",
+        path=objects.uri / name,
+        expected="a record that others name",
+        found="none",
+        next_step="Restore it from a backup, or see what `cairn repair` can do.",
     )
 
 
@@ -116,9 +211,16 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
 
     Only for who holds the lease, see `cairn.storage.runs.lease.begin_attempt`.
     """
-    record = _AttemptRecord(base_step=attempt.base_step, writer=attempt.writer, at=attempt.at)
+    record = _AttemptRecord(
+        base_step=attempt.base_step,
+        writer=attempt.writer,
+        at=attempt.at,
+        previous=attempt.previous,
+    )
     try:
-        objects.write_if(attempt_file(attempt.number), record.to_bytes(), generation=None)
+        write_record(
+            objects, attempt_file(attempt.number), record, generation=None, same_is_success=False
+        )
     except PreconditionFailedError:
         return None
     return attempt
@@ -139,15 +241,28 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
             found=f"attempt {newest}",
             next_step="Stop this process, or begin a new attempt from the latest step.",
         )
-    if newest < attempt.number and objects.read(attempt_file(attempt.number)) is None:
+    if not _is_there(objects, attempt):
         raise FencedError(
             "the run was removed",
             path=objects.uri / attempt_file(attempt.number),
-            expected=f"the record of attempt {attempt.number}, which {attempt.writer} writes",
-            found="none",
-            next_step="Stop this process, or begin the run anew; nothing that this attempt saved "
-            "is listed.",
+            expected=f"{RUN_FILE}, and the record of attempt {attempt.number}, which "
+            f"{attempt.writer} writes",
+            found="none, or another's",
+            next_step="Stop this process, or begin the run anew; nothing that this attempt saves "
+            "from now on is listed.",
         )
+
+
+def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
+    """Whether the run and the attempt's record are there still, and no others in their place."""
+    if objects.read(RUN_FILE) is None:
+        return False
+    stored = read_record(objects, attempt_file(attempt.number), _AttemptRecord)
+    if stored is None:
+        return False
+    record, _ = stored
+    own = attempt.base_step, attempt.writer, attempt.at
+    return (record.base_step, record.writer, record.at) == own
 
 
 def free_number(objects: ObjectStore) -> int:

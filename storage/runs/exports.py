@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs.layout import MAX_NUMBER, export_dir, export_manifest
+from cairn.storage.runs.records import read_record, write_record
 from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json, open_files
 
 __all__ = [
@@ -131,8 +132,8 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
     Raises:
         UnsupportedFormatError, CorruptionError: its manifest can't be read.
     """
-    found = objects.read(key.manifest)
-    return None if found is None else ExportManifest.parse(found.value, objects.uri / key.manifest)
+    found = read_record(objects, key.manifest, ExportManifest)
+    return None if found is None else found[0]
 
 
 def publish_export(
@@ -140,23 +141,21 @@ def publish_export(
 ) -> ExportManifest:
     """Make a try the one that counts, unless another was faster; the one that counts."""
     try:
-        objects.write_if(key.manifest, manifest.to_bytes(), generation=None, same_is_success=True)
+        return write_record(objects, key.manifest, manifest, generation=None)[0]
     except PreconditionFailedError:
         winner = find_export(objects, key)
         if winner is None:  # published and deleted again in between
             raise
         return winner
-    return manifest
 
 
 def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManifest) -> None:
     """Make `manifest` count no more, if it still is the one that does; its files stay."""
-    found = objects.read(key.manifest)
-    path = objects.uri / key.manifest
-    if found is None or ExportManifest.parse(found.value, path) != manifest:
+    found = read_record(objects, key.manifest, ExportManifest)
+    if found is None or found[0] != manifest:
         return
     with contextlib.suppress(PreconditionFailedError):  # another was published in between
-        objects.delete_if(key.manifest, generation=found.generation)
+        objects.delete_if(key.manifest, generation=found[1])
 
 
 def delete_tries(run: StoreURI, key: ExportKey, prefix: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNotFoundError
+from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.assets import read_asset
 from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
 from cairn.storage.runs.layout import (
@@ -27,7 +28,9 @@ from cairn.storage.runs.layout import (
 )
 from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease, release, renew
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.run import Lineage, Run, refuse_inside_run
+from cairn.storage.runs.records import put_record, read_record
+from cairn.storage.runs.run import Run, refuse_inside_run
+from cairn.storage.runs.run_info import Lineage
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
@@ -170,11 +173,11 @@ def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInf
             return None  # the fork's attempt comes first
         key = manifest.step, attempt.number
         deleted = run.objects.read(trash_file(*key)) is not None
-        found = run.objects.read(manifest_file(*key))
+        found = read_record(run.objects, manifest_file(*key), Manifest)
         if found is None and not deleted:
             continue
         if found is not None:
-            own = Manifest.parse(found.value, run.uri / manifest_file(*key))
+            own = found[0]
             if (own.created, own.objects) != (manifest.created, manifest.objects):
                 return None  # a job of the same id has saved this step
         lease = read_lease(run.objects)
@@ -280,7 +283,6 @@ def _copy_small(source: Run, step: StepInfo, run: Run, manifest: Manifest) -> No
     """Assets, and the labels and metrics of the step."""
     for asset in manifest.assets:
         run.objects.write(asset_file(asset.sha256), read_asset(source.objects, asset))
-    annotation = source.objects.read(annotation_file(step.step, step.attempt))
-    if annotation is not None:
-        name = annotation_file(manifest.step, manifest.attempt)
-        run.objects.write(name, annotation.value)
+    found = read_record(source.objects, annotation_file(step.step, step.attempt), Annotation)
+    if found is not None:
+        put_record(run.objects, annotation_file(manifest.step, manifest.attempt), found[0])

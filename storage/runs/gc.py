@@ -84,9 +84,10 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     """What could be removed now; changes nothing.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: an attempt, the lease or a tombstone can't be read;
-            nothing could be judged then.
+        UnsupportedFormatError, CorruptionError: a record that steps are judged by can't be read or
+            is lost; nothing could be judged then.
     """
+    run.history().require_whole()
     now = clock()
     return [
         *_trash(run, now),
@@ -114,6 +115,7 @@ def collect_garbage(
         UnsupportedFormatError, CorruptionError: as `find_garbage`.
         StorageError: the store refuses; what was removed until then stays removed.
     """
+    run.history().require_whole()
     _end_dead_attempt(run, by=by, clock=clock)
     clear_announcements(run, now=clock())
     files = run.files

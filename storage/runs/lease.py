@@ -15,12 +15,15 @@ from pydantic import Field
 from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
 from cairn.storage.runs.attempts import (
     Attempt,
+    Begun,
     create_attempt,
     ensure_newest,
     free_number,
+    list_attempts,
     newest_number,
 )
 from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
+from cairn.storage.runs.records import read_record, write_record
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 
 __all__ = [
@@ -29,6 +32,7 @@ __all__ = [
     "LEASE_TTL_SECONDS",
     "Lease",
     "begin_attempt",
+    "forget_durable",
     "holds_lease",
     "interrupted_start",
     "is_dead",
@@ -64,6 +68,7 @@ class Lease(Record):
         instance: of the process, among those that share the writer's id.
         durable: (step, attempt) that was reported durable last; a start that is shown an old list
             of manifests keeps it all the same.
+        begun: the newest attempt that is known to exist; None: an older release wrote the lease.
     """
 
     FORMAT: ClassVar[str] = "cairn.lease"
@@ -74,6 +79,7 @@ class Lease(Record):
     released: bool = False
     instance: str = ""
     durable: tuple[Number, Number] | None = None
+    begun: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
 
     def is_alive(self, now: datetime) -> bool:
         """True until it is released or has expired, the clock margin included."""
@@ -92,8 +98,8 @@ def read_lease(objects: ObjectStore) -> Lease | None:
     Raises:
         UnsupportedFormatError, CorruptionError: it can't be read.
     """
-    found = objects.read(LEASE_FILE)
-    return None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+    found = read_record(objects, LEASE_FILE, Lease)
+    return None if found is None else found[0]
 
 
 def begin_attempt(
@@ -125,6 +131,8 @@ def begin_attempt(
     Raises:
         LeaseHeldError: another writer holds the lease.
         FencedError: the run was taken over since `before`.
+        UnsupportedFormatError, CorruptionError: the record of an attempt, or the lease, is damaged
+            or missing: what counts could be judged by guess only.
     """
     number = free_number(objects)
     while True:
@@ -136,19 +144,38 @@ def begin_attempt(
         try:
             if before is not None:
                 ensure_newest(objects, before)
+            previous = _newest(objects, lease)
             keep = base_step() if callable(base_step) else base_step
             begun = create_attempt(
-                objects, replace(wanted, number=number, base_step=keep, at=rfc3339(clock()))
+                objects,
+                replace(
+                    wanted,
+                    number=number,
+                    base_step=keep,
+                    at=rfc3339(clock()),
+                    previous=previous,
+                ),
             )
         except BaseException:
             with contextlib.suppress(StorageError):  # else it expires by itself
                 release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
-            if lease.durable is not None and lease.durable[0] > begun.base_step:
-                _note(objects, begun, None)  # it goes back, and keeps no step above its base
+            # One that goes back keeps no step above its base.
+            goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
+            _note(objects, begun, None if goes_back else lease.durable)
             return begun
         number += 1  # another start came first, and may have saved: ask again what to keep
+
+
+def _newest(objects: ObjectStore, lease: Lease) -> Begun:
+    """The newest attempt there is, (0, -1) without any.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: the record of an attempt is damaged or missing.
+    """
+    newest = list_attempts(objects, lease.begun)[-1:]
+    return (newest[0].number, newest[0].base_step) if newest else (0, -1)
 
 
 def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
@@ -169,7 +196,8 @@ def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
     own = before.writer, newest, before.instance
     if lease is None or (lease.writer, lease.attempt, lease.instance) != own:
         return before
-    return replace(before, number=newest)
+    begun = next(one for one in list_attempts(objects) if one.number == newest)
+    return replace(begun, instance=before.instance)
 
 
 def noted_step(objects: ObjectStore) -> int:
@@ -195,11 +223,23 @@ def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
     _note(objects, attempt, (step, attempt.number))
 
 
+def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
+    """Take the step out of the lease, if it is the one noted: its tombstone is about to go."""
+
+    def forgotten(held: Lease | None) -> Lease | None:
+        if held is None or held.durable != key:
+            return None
+        return held.model_copy(update={"durable": None})
+
+    _change(objects, forgotten)
+
+
 def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
     def noted(held: Lease | None) -> Lease | None:
         if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
             return None
-        return held.model_copy(update={"durable": durable})
+        begun = attempt.number, attempt.base_step
+        return held.model_copy(update={"durable": durable, "begun": begun})
 
     _change(objects, noted)
 
@@ -222,17 +262,18 @@ def renew(
             ensure_newest(objects, attempt)
         else:
             _ensure_own(objects, attempt, held)
-        return _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
+        lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
+        return lease.model_copy(update={"begun": (attempt.number, attempt.base_step)})
 
     _change(objects, renewed)
 
 
 def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
     """Give the lease of `attempt` back, if it is still the one that holds it."""
-    found = objects.read(LEASE_FILE)
+    found = read_record(objects, LEASE_FILE, Lease)
     if found is None:
         return
-    lease = Lease.parse(found.value, objects.uri / LEASE_FILE)
+    lease, generation = found
     if (lease.writer, lease.attempt, lease.instance) != (
         attempt.writer,
         attempt.number,
@@ -241,7 +282,7 @@ def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -
         return
     given_back = lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
     try:
-        objects.write_if(LEASE_FILE, given_back.to_bytes(), generation=found.generation)
+        write_record(objects, LEASE_FILE, given_back, generation=generation, same_is_success=False)
     except PreconditionFailedError:
         return  # someone took it over meanwhile: it is theirs now
 
@@ -265,6 +306,7 @@ def _lease(
         expires=rfc3339(clock() + timedelta(seconds=ttl)),
         instance=instance,
         durable=before.durable if before is not None else None,
+        begun=before.begun if before is not None else None,
     )
 
 
@@ -313,19 +355,15 @@ def _change(objects: ObjectStore, decide: Callable[[Lease | None], Lease | None]
         decide: asked again if somebody was faster; None leaves the lease as it is.
     """
     for _ in range(_CAS_TRIES):
-        found = objects.read(LEASE_FILE)
-        held = None if found is None else Lease.parse(found.value, objects.uri / LEASE_FILE)
+        found = read_record(objects, LEASE_FILE, Lease)
+        held = None if found is None else found[0]
         lease = decide(held)
         if lease is None:
             return None
         try:
-            objects.write_if(
-                LEASE_FILE,
-                lease.to_bytes(),
-                generation=found.generation if found else None,
-                same_is_success=True,
-            )
-            return lease
+            return write_record(
+                objects, LEASE_FILE, lease, generation=None if found is None else found[1]
+            )[0]
         except PreconditionFailedError:
             continue
     raise _contended(objects)

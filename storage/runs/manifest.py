@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cairn.storage.arrays import Compression
 from cairn.storage.runs.layout import MAX_NUMBER
-from cairn.storage.store import Moment, Record, sha256_of
+from cairn.storage.store import Moment, Place, Record, sha256_of
 
 __all__ = [
     "AssetRecord",
@@ -178,14 +178,14 @@ class ManifestSummary(NamedTuple):
     digest: str
 
     @classmethod
-    def parse(cls, data: bytes, path: object) -> "ManifestSummary":
+    def parse(cls, data: bytes, path: object, place: Place | None = None) -> "ManifestSummary":
         """The summary of a stored manifest, without checking each leaf.
 
         Raises:
             UnsupportedFormatError: it can't be read.
             CorruptionError: it is not what was written.
         """
-        body = Manifest.body(data, path)
+        body = Manifest.body(data, path, place)
         created, objects = body.get("created"), body.get("objects")
         try:
             if isinstance(created, str) and objects:
@@ -193,7 +193,7 @@ class ManifestSummary(NamedTuple):
                 return cls(created, nbytes, sha256_of(data))
         except (TypeError, KeyError, ValueError):
             pass  # the full check below says what is wrong
-        manifest = Manifest.parse(data, path)
+        manifest = Manifest.parse(data, path, place)
         return cls(manifest.created, manifest.nbytes, sha256_of(data))
 
 

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from cairn.storage.errors import PolicyError, StepInUseError, StorageError
+from cairn.storage.errors import CorruptionError, PolicyError, StepInUseError, StorageError
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.attempts import Attempt, newest_number
 from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.records import read_records
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import (
@@ -349,12 +350,23 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
         steps: which; by default every listed one.
 
     Raises:
-        UnsupportedFormatError, CorruptionError: an annotation can't be read: it might have said to
-            keep its step.
+        UnsupportedFormatError, CorruptionError: a manifest or an annotation can't be read: it
+            might have said to keep its step.
     """
-    steps = run.steps() if steps is None else steps
+    steps = list(run.steps() if steps is None else steps)
+    damaged = [info for info in steps if info.problem is not None]
+    if damaged:
+        raise CorruptionError(
+            "not every step can be judged",
+            path=run.uri,
+            expected="manifests as they were written",
+            found=f"{len(damaged)} that are not",
+            next_step="See what `cairn repair` can do, restore them from a backup, or delete "
+            "these steps.",
+            problems=[f"{info.problem}" for info in damaged],
+        )
     names = {annotation_file(info.step, info.attempt): info for info in steps}
-    found = run.objects.parse_many(names, Annotation.parse)
+    found = read_records(run.objects, names, Annotation.parse)
     facts = []
     for name, info in names.items():
         notes = found.get(name) or Annotation()
@@ -382,10 +394,12 @@ def judge_retention(
 
     Raises:
         PolicyError: `held` has something else than (step, attempt).
-        UnsupportedFormatError, CorruptionError: a manifest, an annotation or an alias can't be
-            read: it might have said to keep a step.
+        UnsupportedFormatError, CorruptionError: a manifest, an annotation, an alias or a record
+            that steps are judged by can't be read, or is lost: it might have said to keep a step.
     """
-    keys = run.step_attempts(undeleted=undeleted).items()
+    history = run.history()
+    history.require_whole()
+    keys = history.listed(undeleted=undeleted).items()
     infos = {
         (info.step, info.attempt): info
         for info in run.described([(key, StepState.LISTED) for key in keys])

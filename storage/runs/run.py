@@ -5,10 +5,10 @@ Nothing here opens checkpoint data: states are read off names and small objects.
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
@@ -22,32 +22,40 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.runs.aliases import Aliases
-from cairn.storage.runs.attempts import Attempt, counting, list_attempts
+from cairn.storage.runs.attempts import Attempt, counting, judge_attempts, list_attempts
+from cairn.storage.runs.history import (
+    History,
+    StepKey,
+    judge_lease,
+    published_steps,
+    read_history,
+    trashed_steps,
+)
 from cairn.storage.runs.layout import (
-    MANIFESTS,
-    MAX_NUMBER,
+    ATTEMPTS,
+    LEASE_FILE,
     RUN_FILE,
     RUN_FOLDERS,
-    TRASH,
     CheckpointRef,
     check_run_name,
     is_run_name,
     manifest_file,
-    parse_manifest_file,
+    parse_attempt_file,
     parse_ref,
-    parse_trash_file,
     step_dir,
     step_of,
     trash_file,
 )
+from cairn.storage.runs.lease import read_lease
 from cairn.storage.runs.manifest import Manifest, ManifestSummary
+from cairn.storage.runs.records import judge_records, parse_record, read_records
+from cairn.storage.runs.run_info import Lineage, RunInfo
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
 from cairn.storage.store import (
     Clock,
     Files,
-    Moment,
     ObjectStore,
-    Record,
+    Place,
     StoreURI,
     open_files,
     parse_uri,
@@ -57,13 +65,10 @@ from cairn.storage.store import (
 )
 
 __all__ = [
-    "Lineage",
     "Run",
-    "RunInfo",
-    "StepInfo",
-    "StepState",
     "list_runs",
     "no_such_run",
+    "refuse_headless",
     "refuse_inside_checkpoint",
     "refuse_inside_run",
     "resolve_checkpoint",
@@ -71,46 +76,6 @@ __all__ = [
 
 _NAMED_IN_ERRORS = 5
 _CHECKPOINT_NEXT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN/steps/N."
-
-
-class Lineage(BaseModel):
-    """Where a forked run comes from.
-
-    Attributes:
-        run: URI of the parent run.
-        step: the step it was forked from.
-        attempt: the attempt that wrote that step.
-        manifest_digest: of that step's manifest.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run: str
-    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
-    attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
-    manifest_digest: str | None = None
-
-
-class RunInfo(Record):
-    """What `run.json` says.
-
-    Attributes:
-        name: the run's name.
-        created: when, RFC 3339 in UTC.
-        labels: for people and filters.
-        config_digest: of the model's config, if known.
-        lineage: the step it was forked from, if any.
-        environment: versions and hosts, for people.
-    """
-
-    FORMAT: ClassVar[str] = "cairn.run"
-
-    name: str
-    created: Moment
-    labels: dict[str, str] = Field(default_factory=dict)
-    config_digest: str | None = None
-    lineage: Lineage | None = None
-    environment: dict[str, Any] = Field(default_factory=dict)
 
 
 def no_such_run(folder: StoreURI) -> RunNotFoundError:
@@ -186,6 +151,49 @@ def _no_run_begins(folder: StoreURI, found: str, next_step: str) -> InvalidURIEr
     )
 
 
+def refuse_headless(run: "Run") -> None:
+    """Raise if there is no `run.json` where other records of a run are: none may begin there.
+
+    Raises:
+        CorruptionError: so it is; its `problems` name what there is.
+    """
+    objects = run.objects
+    names = [name for name in objects.children(ATTEMPTS) if parse_attempt_file(name) is not None]
+    names += [manifest_file(*key) for key in run.published()]
+    names += [LEASE_FILE] * (objects.read(LEASE_FILE) is not None)
+    if not names or objects.read(RUN_FILE) is not None:  # somebody has created it just now
+        return
+    more = f", and {len(names) - _NAMED_IN_ERRORS} more" * (len(names) > _NAMED_IN_ERRORS)
+    raise CorruptionError(
+        "the run has lost its record",
+        path=run.uri / RUN_FILE,
+        expected="the record that a run begins with",
+        found=f"none, but {', '.join(names[:_NAMED_IN_ERRORS])}{more}",
+        next_step="Restore it from a backup, or see what `cairn repair` can do; to begin anew, "
+        "choose another name.",
+    )
+
+
+def refuse_plain_steps(folder: StoreURI) -> None:
+    """Raise if the folder holds checkpoints that are no run's: a job would take them for its own.
+
+    Raises:
+        InvalidURIError: it does.
+    """
+    folders = [entry.name for entry in open_files(folder).list() if entry.is_dir]
+    markers = [STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}"]
+    names = {f"{name}/{marker}": name for name in folders for marker in markers}
+    found = ObjectStore.open(folder).read_many(names)
+    plain = sorted({names[name] for name, value in found.items() if value is not None})
+    if plain:
+        more = f", and {len(plain) - _NAMED_IN_ERRORS} more" * (len(plain) > _NAMED_IN_ERRORS)
+        raise _no_run_begins(
+            folder,
+            f"checkpoints that no run lists: {', '.join(plain[:_NAMED_IN_ERRORS])}{more}",
+            "Load one with Orbax, and save it as a step of a run in another folder.",
+        )
+
+
 _STEPS_NAMED = 20
 
 
@@ -253,8 +261,10 @@ class Run:
         refuse_inside_checkpoint(run.uri)
         if exist_ok and run._found_info() is not None:
             return run
+        refuse_headless(run)
+        placed = info.placed(Place(uuid4().hex, RUN_FILE)).to_bytes()
         try:
-            run.objects.write_if(RUN_FILE, info.to_bytes(), generation=None, same_is_success=True)
+            run.objects.write_if(RUN_FILE, placed, generation=None, same_is_success=True)
         except PreconditionFailedError as exc:
             current = run.info()
             if not exist_ok:
@@ -282,7 +292,48 @@ class Run:
 
     def _found_info(self) -> RunInfo | None:
         found = self.objects.read(RUN_FILE)
-        return None if found is None else RunInfo.parse(found.value, self.uri / RUN_FILE)
+        if found is None:
+            return None
+        return RunInfo.parse(found.value, self.uri / RUN_FILE, Place(None, RUN_FILE))
+
+    def has_saved(self) -> bool:
+        """Whether a job that starts here has something to go on from.
+
+        False only where nothing was saved that was reported durable: in an empty folder, or in a
+        run whose first save did not get so far.
+
+        Raises:
+            UnsupportedFormatError, CorruptionError: a record is lost or damaged that would tell.
+            InvalidURIError: it is no run, and there are other checkpoints.
+        """
+        if self._found_info() is None:
+            refuse_headless(self)
+            refuse_inside_checkpoint(self.uri)
+            refuse_plain_steps(self.uri)
+            return False
+        history = self.history()
+        if history.published or history.latest() is not None:
+            return True
+        lease, problems = judge_lease(self.objects)
+        if lease is not None and lease.begun is not None:
+            return False  # it would name what was reported durable
+        committed = [
+            step_dir(info.attempt, info.step)
+            for info in self._without_manifest(history)
+            if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
+        ]
+        if committed or problems:
+            raise CorruptionError(
+                "the run has lost its records",
+                path=self.uri,
+                expected="a lease, and the manifests of what was saved",
+                found=f"none, but {', '.join(committed[:_NAMED_IN_ERRORS])}"
+                if committed
+                else str(problems[LEASE_FILE]),
+                next_step="Restore them from a backup, or see what `cairn repair` can do; to begin "
+                "anew, choose another name.",
+            )
+        return False
 
     @property
     def files(self) -> Files:
@@ -290,57 +341,72 @@ class Run:
         return open_files(self.uri)
 
     def attempts(self) -> list[Attempt]:
-        """Every attempt, by number."""
-        return list_attempts(self.objects)
+        """Every attempt, by number.
 
-    def published(self) -> list[tuple[int, int]]:
+        Raises:
+            UnsupportedFormatError, CorruptionError: the record of one can't be read or is lost, or
+                the lease, which tells the newest, can't be read.
+        """
+        lease = read_lease(self.objects)
+        return list_attempts(self.objects, None if lease is None else lease.begun)
+
+    def history(self) -> History:
+        """What the records say of the steps, and what is wrong with any of them."""
+        return read_history(self.objects)
+
+    def published(self) -> list[StepKey]:
         """(step, attempt) of every manifest, by step; from names alone."""
-        names = (parse_manifest_file(name) for name in self.objects.list(MANIFESTS))
-        return sorted(key for key in names if key is not None)
+        return published_steps(self.objects)
 
-    def trashed(self) -> set[tuple[int, int]]:
+    def trashed(self) -> set[StepKey]:
         """(step, attempt) of every deleted step; from names alone."""
-        names = (parse_trash_file(name) for name in self.objects.list(TRASH))
-        return {key for key in names if key is not None}
+        return trashed_steps(self.objects)
 
-    def step_attempts(self, *, undeleted: Collection[tuple[int, int]] = ()) -> dict[int, int]:
-        """The attempt that holds each listed step, by step; from names alone.
+    def step_attempts(self, *, undeleted: Collection[StepKey] = ()) -> dict[int, int]:
+        """The attempt that holds each step that is listed for certain, by step; no data is read.
 
         Args:
             undeleted: (step, attempt) of deleted steps that are regarded as not deleted.
         """
-        judged = self._judged(*self._names(), undeleted)
-        return {step: number for (step, number), state in judged if state is StepState.LISTED}
+        return self.history().listed(undeleted=undeleted)
 
-    def states_of(self, published: Collection[tuple[int, int]]) -> dict[tuple[int, int], StepState]:
+    def states_of(self, published: Collection[StepKey]) -> dict[StepKey, StepState]:
         """The states of all steps that `published` gave just before; from names alone."""
-        return dict(self._judged(published, self.attempts()))
+        history = self.history()
+        missing = frozenset(published).difference(history.published, history.deleted)
+        whole = replace(history, published=(*history.published, *missing))
+        return dict(whole.states(published))
 
     def state_of(self, step: int, attempt: int) -> StepState:
         """The state of a step that was published once, be it removed by now; from names alone."""
-        if self.step_attempts().get(step) == attempt:
-            state = StepState.LISTED
-        else:
-            state = StepState.SET_ASIDE
+        state = dict(self.history().states([(step, attempt)]))[step, attempt]
         deleted = self.objects.read(trash_file(step, attempt)) is not None
         return StepState.TRASHED if deleted else state
 
     def steps(self) -> list[StepInfo]:
-        """All listed steps, by number."""
-        keys = list(self.step_attempts().items())
-        return self.described([(key, StepState.LISTED) for key in keys])
+        """All listed steps, by number; one whose manifest can't be read has a `problem`."""
+        judged = self.history().states()
+        return self.described([one for one in judged if one[1] is StepState.LISTED])
 
     def latest_step(self) -> int | None:
-        """The highest listed step, or None; from names alone."""
-        return max(self.step_attempts(), default=None)
+        """The highest listed step, or None; from names alone.
+
+        Raises:
+            UnsupportedFormatError, CorruptionError: a record is amiss without which that can't be
+                told.
+        """
+        latest = self.history().latest()
+        return None if latest is None else latest[0]
 
     def latest(self) -> StepInfo | None:
-        """The highest listed step, or None if there is none."""
-        held = self.step_attempts()
-        if not held:
-            return None
-        step = max(held)
-        return self._describe(step, held[step], StepState.LISTED)
+        """The highest listed step, or None if there is none.
+
+        Raises:
+            UnsupportedFormatError, CorruptionError: a record is amiss without which that can't be
+                told, or the step's manifest can't be read.
+        """
+        latest = self.history().latest()
+        return None if latest is None else self._describe(*latest, StepState.LISTED)
 
     def step(self, number: int) -> StepInfo:
         """The listed step `number`.
@@ -348,11 +414,15 @@ class Run:
         Raises:
             StepInFlightError: it is being written now.
             StepNotFoundError: it is not listed; the error names the steps that are.
+            UnsupportedFormatError, CorruptionError: a record is amiss without which it can't be
+                told whether it is, or the step's manifest can't be read.
         """
         found = self._listed(number)
         if found is not None:
             return found
-        held = self.step_attempts()
+        history = self.history()
+        history.require_judged(number)
+        held = history.listed()
         if number in held:
             return self._describe(number, held[number], StepState.LISTED)
         others = {info.state: info for info in self._other_states(number)}
@@ -376,14 +446,14 @@ class Run:
 
     def all_states(self) -> list[StepInfo]:
         """Every step in whatever state, by step and attempt."""
-        published, attempts = self._names()
-        found = self.described(self._judged(published, attempts))
-        found += self._without_manifest(published, attempts)
+        history = self.history()
+        found = self.described(history.states())
+        found += self._without_manifest(history)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
     def unpublished(self) -> list[StepInfo]:
         """Every step that has a folder and no manifest, by step and attempt."""
-        found = self._without_manifest(*self._names())
+        found = self._without_manifest(self.history())
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
     def manifest(self, info: StepInfo) -> Manifest:
@@ -404,7 +474,7 @@ class Run:
                 found=f"none (the step is {info.state.value})",
                 next_step="Choose a listed step.",
             )
-        manifest = Manifest.parse(found.value, self.uri / key)
+        manifest = parse_record(self.objects, key, Manifest, found)
         if (manifest.step, manifest.attempt) != (info.step, info.attempt):
             raise CorruptionError(
                 "a manifest under another's name",
@@ -465,10 +535,20 @@ class Run:
 
     def _listed(self, number: int) -> StepInfo | None:
         """The step, if it is listed, by its own names alone: however many steps the run has."""
-        names = {manifest_file(number, one.number): one.number for one in self.attempts()}
+        lease, problems = judge_lease(self.objects)
+        begun = None if lease is None else lease.begun
+        names = {
+            manifest_file(number, one.number): one.number
+            for one in judge_attempts(self.objects, begun).known
+        }
         stored = self.objects.read_many(names)  # of those that do not count, only that they exist
         published = [(number, names[name]) for name, value in stored.items() if value]
-        attempts = self.attempts()  # after manifests
+        found = judge_attempts(self.objects, begun)  # after manifests
+        noted = None if lease is None or begun is None else lease.durable
+        lost = noted is not None and noted[0] == number and noted not in published
+        if problems or found.problems or lost:
+            return None  # the whole history tells
+        attempts = found.known
         attempt = counting(published, attempts).get(number)
         if attempt is None:
             return None
@@ -479,75 +559,51 @@ class Run:
         holder = counting([*published, *deleted], attempts).get(number)
         if holder != attempt or (number, attempt) in deleted:
             return None
-        name = manifest_file(number, attempt)
-        summary = self.objects.parse_many([name], ManifestSummary.parse).get(name)
-        return summary and StepInfo(number, attempt, StepState.LISTED, *summary)
+        return self._describe(number, attempt, StepState.LISTED)
 
-    def _names(self) -> tuple[list[tuple[int, int]], list[Attempt]]:
-        """(step, attempt) of every manifest, by step, then every attempt.
-
-        In this order: the attempt that wrote a manifest must be among those that judge it.
-        """
-        published = self.published()
-        return published, self.attempts()
-
-    def _judged(
-        self,
-        published: Collection[tuple[int, int]],
-        attempts: list[Attempt],
-        undeleted: Collection[tuple[int, int]] = (),
-    ) -> list[tuple[tuple[int, int], StepState]]:
-        """The state of every step that has a manifest."""
-        deleted = self.trashed()
-        held = counting(deleted.union(published), attempts)
-        trashed = deleted.difference(undeleted)
-        judged = []
-        for step, number in published:
-            if (step, number) in trashed:
-                state = StepState.TRASHED
-            elif held.get(step) == number:
-                state = StepState.LISTED
-            else:
-                state = StepState.SET_ASIDE
-            judged.append(((step, number), state))
-        return judged
-
-    def _without_manifest(
-        self, published: list[tuple[int, int]], attempts: list[Attempt]
-    ) -> list[StepInfo]:
+    def _without_manifest(self, history: History) -> list[StepInfo]:
         return unpublished_steps(
-            self.objects, published=set(published), attempts=attempts, now=self.clock()
+            self.objects,
+            published=set(history.published),
+            attempts=history.attempts.known,
+            now=self.clock(),
         )
 
     def _other_states(self, number: int) -> list[StepInfo]:
         """What there is of a step that is not listed."""
-        published, attempts = self._names()
-        judged = self._judged([key for key in published if key[0] == number], attempts)
+        history = self.history()
+        judged = history.states(key for key in history.published if key[0] == number)
         found = [StepInfo(*key, state) for key, state in judged]
-        others = self._without_manifest(published, attempts)
-        return found + [info for info in others if info.step == number]
+        return found + [info for info in self._without_manifest(history) if info.step == number]
 
-    def described(self, steps: list[tuple[tuple[int, int], StepState]]) -> list[StepInfo]:
-        """Steps with what their manifests say; one deleted meanwhile is left out."""
+    def described(self, steps: Iterable[tuple[StepKey, StepState]]) -> list[StepInfo]:
+        """Steps with what their manifests say; one deleted meanwhile is left out.
+
+        One whose manifest can't be read has a `problem` in place of what it would say.
+        """
+        steps = list(steps)
         names = [manifest_file(*key) for key, _ in steps]
-        summaries = self.objects.parse_many(names, ManifestSummary.parse)
-        return [
-            StepInfo(step, attempt, state, *summaries[name])
-            for ((step, attempt), state), name in zip(steps, names, strict=True)
-            if name in summaries
-        ]
+        summaries, problems = judge_records(self.objects, names, ManifestSummary.parse)
+        described = []
+        for ((step, attempt), state), name in zip(steps, names, strict=True):
+            if name in summaries:
+                described.append(StepInfo(step, attempt, state, *summaries[name]))
+            elif name in problems:
+                described.append(StepInfo(step, attempt, state, problem=str(problems[name])))
+        return described
 
     def _describe(self, step: int, attempt: int, state: StepState) -> StepInfo:
-        described = self.described([((step, attempt), state)])
-        if not described:
+        name = manifest_file(step, attempt)
+        summaries = read_records(self.objects, [name], ManifestSummary.parse)
+        if name not in summaries:
             raise StepNotFoundError(
                 "the step is gone",
-                path=self.uri / manifest_file(step, attempt),
+                path=self.uri / name,
                 expected=f"step {step} of attempt {attempt}",
                 found="no manifest",
                 next_step="It was deleted; choose a listed step.",
             )
-        return described[0]
+        return StepInfo(step, attempt, state, *summaries[name])
 
 
 def _steps_text(steps: list[int]) -> str:

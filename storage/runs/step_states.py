@@ -1,5 +1,6 @@
 """The states a step can be in, and how those without a manifest are told apart."""
 
+import contextlib
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,6 +15,7 @@ from cairn.storage.runs.layout import (
     step_dir,
 )
 from cairn.storage.runs.lease import read_lease
+from cairn.storage.runs.records import UNREADABLE
 from cairn.storage.store import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]
@@ -28,6 +30,7 @@ class StepState(StrEnum):
     abandoned: half written, and its writer is gone.
     set_aside: a later attempt went back before it, or overwrote it.
     trashed: deleted, and not yet removed.
+    unjudged: a damaged record of the run would tell whether it counts.
     """
 
     LISTED = "listed"
@@ -36,6 +39,7 @@ class StepState(StrEnum):
     ABANDONED = "abandoned"
     SET_ASIDE = "set_aside"
     TRASHED = "trashed"
+    UNJUDGED = "unjudged"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class StepInfo:
         created: when it was saved, RFC 3339 in UTC; None without a manifest.
         nbytes: bytes of its files; None without a manifest.
         manifest_digest: "sha256:…"; None without a manifest.
+        problem: what is wrong with its manifest, if that can't be read.
     """
 
     step: int
@@ -57,6 +62,7 @@ class StepInfo:
     created: str | None = None
     nbytes: int | None = None
     manifest_digest: str | None = None
+    problem: str | None = None
 
 
 def unpublished_steps(
@@ -74,7 +80,9 @@ def unpublished_steps(
         attempts: every attempt.
         now: the present moment, to tell whether the lease is alive.
     """
-    lease = read_lease(objects)
+    lease = None
+    with contextlib.suppress(*UNREADABLE):
+        lease = read_lease(objects)
     writing = lease.attempt if lease and lease.is_alive(now) else None
     is_aside = set_aside(attempts)
     newest = max((attempt.number for attempt in attempts), default=None)

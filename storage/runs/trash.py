@@ -45,7 +45,8 @@ from cairn.storage.runs.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.lease import Lease, read_lease
+from cairn.storage.runs.lease import Lease, forget_durable, read_lease
+from cairn.storage.runs.records import parse_record, read_record, read_records, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store import (
@@ -167,7 +168,7 @@ def read_tombstones(objects: ObjectStore) -> dict[StepKey, Tombstone]:
     names = {
         name: key for name in objects.list(TRASH) if (key := parse_trash_file(name)) is not None
     }
-    found = objects.parse_many(names, Tombstone.parse)
+    found = read_records(objects, names, Tombstone.parse)
     return {names[name]: tombstone for name, tombstone in found.items()}
 
 
@@ -309,9 +310,9 @@ def delete_step(
     )
     intent = declare(run, key, by=by, reason=reason, now=now)
     try:
-        deleted = run.objects.read(trash_file(*key))
+        deleted = read_record(run.objects, trash_file(*key), Tombstone)
         if deleted is not None:
-            return Tombstone.parse(deleted.value, run.uri / trash_file(*key))
+            return deleted[0]
         # By now: what the caller saw in flight may have become the step of a live writer.
         info = deletable_step(run, *key)
         _refuse_in_use(run, info, needed_by, clock)
@@ -335,13 +336,11 @@ def declare(run: Run, key: StepKey, *, by: str, reason: str, now: datetime) -> b
         StepInUseError: somebody else is about to delete it.
     """
     name = intent_file(*key)
-    wanted = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8)).to_bytes()
-    found = run.objects.read(name)
-    known = None if found is None else Intent.parse(found.value, run.uri / name)
+    wanted = Intent(at=rfc3339(now), by=by, reason=reason, token=secrets.token_hex(8))
+    known, generation = read_record(run.objects, name, Intent) or (None, None)
     if known is None or not known.is_alive(now):
         with contextlib.suppress(PreconditionFailedError):  # somebody was faster
-            generation = None if found is None else found.generation
-            return run.objects.write_if(name, wanted, generation=generation, same_is_success=True)
+            return write_record(run.objects, name, wanted, generation=generation)[1]
     raise StepInUseError(
         "the step is being deleted",
         path=run.uri / name,
@@ -372,7 +371,7 @@ def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
     """
     hold = Hold(at=rfc3339(run.clock()), by=by, reason=reason, token=secrets.token_hex(8))
     name = hold_file(*key, hold.token)
-    generation = run.objects.write_if(name, hold.to_bytes(), generation=None, same_is_success=True)
+    _, generation = write_record(run.objects, name, hold, generation=None)
     try:
         if _is_going(run, key):
             raise StepChangedError(
@@ -392,7 +391,7 @@ def _holds(run: Run) -> list[tuple[StepKey, Hold]]:
     names = {
         name: key for name in run.objects.list(TRASH) if (key := parse_hold_file(name)) is not None
     }
-    found = run.objects.parse_many(names, Hold.parse)
+    found = read_records(run.objects, names, Hold.parse)
     return [(names[name], hold) for name, hold in found.items()]
 
 
@@ -402,9 +401,8 @@ def _is_going(run: Run, key: StepKey) -> bool:
     In this order: an intent goes only once the tombstone is there, and a tombstone only once the
     manifest is gone.
     """
-    name = intent_file(*key)
-    intent = run.objects.read(name)
-    if intent is not None and Intent.parse(intent.value, run.uri / name).is_alive(run.clock()):
+    intent = read_record(run.objects, intent_file(*key), Intent)
+    if intent is not None and intent[0].is_alive(run.clock()):
         return True
     if run.objects.read(trash_file(*key)) is not None:
         return True
@@ -415,11 +413,11 @@ def clear_announcements(run: Run, *, now: datetime) -> None:
     """Remove the intents and the holds of processes that died."""
     for name in run.objects.list(TRASH):
         kind = Intent if parse_intent_file(name) else Hold if parse_hold_file(name) else None
-        found = None if kind is None else run.objects.read(name)
-        if kind is None or found is None or kind.parse(found.value, run.uri / name).is_alive(now):
+        found = None if kind is None else read_record(run.objects, name, kind)
+        if found is None or found[0].is_alive(now):
             continue
         with contextlib.suppress(PreconditionFailedError):
-            run.objects.delete_if(name, generation=found.generation)
+            run.objects.delete_if(name, generation=found[1])
 
 
 def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tombstone":
@@ -429,13 +427,11 @@ def lay_tombstone(run: Run, key: StepKey, tombstone: Tombstone) -> "bytes | Tomb
     """
     name = trash_file(*key)
     try:
-        return run.objects.write_if(
-            name, tombstone.to_bytes(), generation=None, same_is_success=True
-        )
+        return write_record(run.objects, name, tombstone, generation=None)[1]
     except PreconditionFailedError as exc:
         if not isinstance(exc.current, Versioned):
             raise
-        return Tombstone.parse(exc.current.value, run.objects.uri / name)
+        return parse_record(run.objects, name, Tombstone, exc.current)
 
 
 def lift(run: Run, key: StepKey, generation: bytes) -> None:
@@ -455,7 +451,7 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
     """
     key = trash_file(step, attempt)
     for _ in range(2):  # it can change once, when removal begins
-        found = run.objects.read(key)
+        found = read_record(run.objects, key, Tombstone)
         if found is None:
             raise StepNotFoundError(
                 "no such deleted step",
@@ -464,10 +460,10 @@ def undelete_step(run: Run, step: int, attempt: int) -> None:
                 found="none",
                 next_step="See the run's steps: it was never deleted, or is gone.",
             )
-        if Tombstone.parse(found.value, run.uri / key).removing:
+        if found[0].removing:
             break
         try:
-            run.objects.delete_if(key, generation=found.generation)
+            run.objects.delete_if(key, generation=found[1])
         except PreconditionFailedError:
             continue
         return
@@ -496,10 +492,10 @@ def begin_removal(
         policy keeps it, in which cases the tombstone is lifted.
     """
     name = trash_file(*key)
-    found = run.objects.read(name)
+    found = read_record(run.objects, name, Tombstone)
     if found is None:
         return False
-    tombstone = Tombstone.parse(found.value, run.uri / name)
+    tombstone, generation = found
     if tombstone.removing:
         return True
     if not tombstone.has_expired(now):
@@ -507,12 +503,10 @@ def begin_removal(
     use = RunUse.of(run, now)  # after the tombstone, which was there before
     try:
         if key in use.needs or keeps(tombstone):
-            run.objects.delete_if(name, generation=found.generation)
+            run.objects.delete_if(name, generation=generation)
             return False
         marked = tombstone.model_copy(update={"removing": True})
-        run.objects.write_if(
-            name, marked.to_bytes(), generation=found.generation, same_is_success=True
-        )
+        write_record(run.objects, name, marked, generation=generation)
     except PreconditionFailedError:
         return False  # undeleted meanwhile
     return True
@@ -528,14 +522,15 @@ def end_removal(run: Run, key: StepKey, *, stays: bool) -> None:
     """
     name = trash_file(*key)
     if not stays:
+        forget_durable(run.objects, key)  # nothing will tell that it was deleted
         run.objects.delete(name)
         return
-    found = run.objects.read(name)
+    found = read_record(run.objects, name, Tombstone)
     if found is None:
         return
-    removed = Tombstone.parse(found.value, run.uri / name).model_copy(update={"removed": True})
+    removed = found[0].model_copy(update={"removed": True})
     with contextlib.suppress(PreconditionFailedError):  # another collector was faster
-        run.objects.write_if(name, removed.to_bytes(), generation=found.generation)
+        write_record(run.objects, name, removed, generation=found[1], same_is_success=False)
 
 
 def _refuse_in_use(run: Run, info: StepInfo, needed_by: Iterable[StepKey], clock: Clock) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
-from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts, set_aside
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.attempts import Attempt, ensure_newest, judge_attempts, set_aside
 from cairn.storage.runs.layout import annotation_file, manifest_file
 from cairn.storage.runs.lease import (
     LEASE_TTL_SECONDS,
@@ -28,6 +29,7 @@ from cairn.storage.runs.lease import (
     renew,
 )
 from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records import put_record, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.store import Clock, ObjectStore, StoreURI, utc_now
 
@@ -123,12 +125,12 @@ class Writer:
 
         return self._begin(base_step).number
 
-    def publish(self, manifest: Manifest, annotation: bytes | None = None) -> None:
+    def publish(self, manifest: Manifest, annotation: Annotation | None = None) -> None:
         """Make a step listed, durably; its data must be durable already.
 
         Args:
             manifest: of the step that was claimed last, in the attempt that the claim gave.
-            annotation: its labels and metrics as stored, if any.
+            annotation: its labels and metrics, if any.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
@@ -138,7 +140,7 @@ class Writer:
         step = manifest.step
         self._refuse_unclaimed(manifest)
         if annotation is not None:
-            self._objects.write(annotation_file(step, manifest.attempt), annotation)
+            put_record(self._objects, annotation_file(step, manifest.attempt), annotation)
         publish_manifest(self._objects, manifest, self._fence)
         note_durable(self._objects, self._held(), step)
         self._ensure_counts(manifest)
@@ -242,7 +244,8 @@ class Writer:
         """
         attempt = self._held()
         held = holds_lease(self._objects, attempt)
-        attempts = list_attempts(self._objects)
+        own = attempt.number, attempt.base_step
+        attempts = judge_attempts(self._objects, own).known
         if set_aside(attempts)(manifest.step, manifest.attempt):
             self._fence()
         if not held and attempts[-1].number <= attempt.number:
@@ -298,12 +301,8 @@ def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[
     """
     _sync_names(objects.uri)  # of what the manifest names, before it
     fence()
-    objects.write_if(
-        manifest_file(manifest.step, manifest.attempt),
-        manifest.to_bytes(),
-        generation=None,
-        same_is_success=True,
-    )
+    name = manifest_file(manifest.step, manifest.attempt)
+    write_record(objects, name, manifest, generation=None)
     _sync_names(objects.uri)
 
 

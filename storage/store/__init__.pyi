@@ -18,6 +18,7 @@ from .objects import patient_context as patient_context
 from .objects import store_context as store_context
 from .opening import open_files as open_files
 from .prefetch import prefetched as prefetched
+from .records import Place as Place
 from .records import Record as Record
 from .records import canonical_json as canonical_json
 from .records import sha256_of as sha256_of

@@ -156,7 +156,9 @@ class ObjectStore:
                 values[name] = _versioned(self._wait(future, name))
         return values
 
-    def parse_many(self, keys: Iterable[str], parse: Callable[[bytes, object], T]) -> dict[str, T]:
+    def parse_many(
+        self, keys: Iterable[str], parse: Callable[[bytes, StoreURI], T]
+    ) -> dict[str, T]:
         """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
 
         Results are kept by generation: an object that has not changed is neither sent nor parsed

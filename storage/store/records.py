@@ -1,9 +1,9 @@
-"""What all JSON objects of the store share: a format, a version, a checksum, one encoding."""
+"""What all JSON objects of the store share: format, version, place, checksum, one encoding."""
 
 import hashlib
 import json
 import re
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
@@ -12,9 +12,24 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 _CHECKSUM = re.compile(rb'"checksum":"(sha256:[0-9a-f]{64})",')
 """As canonical JSON has it: in text, every quotation mark would have a backslash before it."""
 
+_LAST_WITHOUT_PLACE = 2
+"""Version of the last records that did not say where they belong."""
+
 _NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
 
-__all__ = ["Record", "canonical_json", "load_json", "sha256_of"]
+__all__ = ["Place", "Record", "canonical_json", "load_json", "sha256_of"]
+
+
+class Place(NamedTuple):
+    """Where a record belongs.
+
+    Attributes:
+        run: id of its run; "" for one that a release began whose runs had no id; None: not known.
+        key: its name in the run.
+    """
+
+    run: str | None
+    key: str
 
 
 def canonical_json(value: Any, *, path: object = "") -> bytes:
@@ -77,8 +92,10 @@ class Record(BaseModel):
 
     A subclass sets `FORMAT`, which is written with every object. Unknown keys are refused at our
     version; a newer version is refused by name, since it may mean other things. Beside the fields
-    the JSON has `checksum`: the SHA-256 of the same JSON without it. An object of version 1 has
-    none, and is written again as it was read.
+    the JSON has `checksum`, the SHA-256 of the same JSON without it, and, once the record was
+    `placed`, `run` and `key`: where it belongs, so that it is refused elsewhere. An object of
+    version 1 has no checksum and none up to version 2 says its place; they are written again as
+    they were read.
 
     A field whose name sorts before "checksum" must hold nothing with such a key: the first one in
     the JSON has to be ours.
@@ -87,9 +104,25 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
     FORMAT: ClassVar[str]
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     _version: int = PrivateAttr(2)
+    _place: Place | None = PrivateAttr(None)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same, wherever they belong."""
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    @property
+    def place(self) -> Place | None:
+        """Where it belongs; None if it does not say so."""
+        return self._place
+
+    def placed(self, place: Place) -> Self:
+        """This record, in the present version, with the place that it is to be written to."""
+        copy = self.model_copy()
+        copy._version, copy._place = self.VERSION, place
+        return copy
 
     def to_bytes(self) -> bytes:
         """The canonical JSON of this object.
@@ -99,6 +132,8 @@ class Record(BaseModel):
         """
         known = self.model_dump(exclude_unset=self._version == 1)  # fields that came later: unset
         body = known | {"format": self.FORMAT, "version": self._version}
+        if self._place is not None:
+            body |= {"key": self._place.key, "run": self._place.run}
         data = canonical_json(body)
         if self._version == 1:
             return data
@@ -109,18 +144,19 @@ class Record(BaseModel):
         return sha256_of(self.to_bytes())
 
     @classmethod
-    def parse(cls, data: bytes, path: object) -> Self:
+    def parse(cls, data: bytes, path: object, place: Place | None = None) -> Self:
         """The object that `to_bytes` wrote.
 
         Args:
             data: the stored bytes.
             path: where they were read, for the error.
+            place: where that is; what says that it belongs elsewhere is refused.
 
         Raises:
             UnsupportedFormatError: another format, a newer version, or fields that don't fit.
-            CorruptionError: the bytes are not what was written.
+            CorruptionError: the bytes are not what was written, or not there.
         """
-        body, version = cls._read(data, path)
+        body, version, stored = cls._read(data, path, place)
         try:
             record = cls.model_validate(body)
         except ValidationError as exc:
@@ -135,23 +171,24 @@ class Record(BaseModel):
                 found=problems,
                 next_step=_NOT_OURS_NEXT,
             ) from exc
-        if version == 1:
-            record._version = 1
+        record._version, record._place = version, stored
         return record
 
     @classmethod
-    def body(cls, data: bytes, path: object) -> dict[str, Any]:
-        """The fields in `data`, unchecked but for the format and the version.
+    def body(cls, data: bytes, path: object, place: Place | None = None) -> dict[str, Any]:
+        """The fields in `data`, unchecked but for the format, the version and the place.
 
         Raises:
             UnsupportedFormatError: no JSON, another format, or a newer version.
-            CorruptionError: the bytes are not what was written.
+            CorruptionError: the bytes are not what was written, or not there.
         """
-        return cls._read(data, path)[0]
+        return cls._read(data, path, place)[0]
 
     @classmethod
-    def _read(cls, data: bytes, path: object) -> tuple[dict[str, Any], int]:
-        """The fields, and the version they are of."""
+    def _read(
+        cls, data: bytes, path: object, place: Place | None
+    ) -> tuple[dict[str, Any], int, Place | None]:
+        """The fields, the version they are of, and the place that they name."""
         body = load_json(data, path=path)
         found_format, found_version = body.pop("format", None), body.pop("version", None)
         if found_format != cls.FORMAT:
@@ -173,7 +210,43 @@ class Record(BaseModel):
         told = body.pop("checksum", None)
         if found_version > 1 or told is not None:
             cls._check_stored(data, told, found_version, path)
-        return body, found_version
+        stored = cls._stored_place(body, path) if found_version > _LAST_WITHOUT_PLACE else None
+        if stored is not None and place is not None:
+            cls._check_place(stored, place, path)
+        return body, found_version, stored
+
+    @classmethod
+    def _stored_place(cls, body: dict[str, Any], path: object) -> Place:
+        run, key = body.pop("run", None), body.pop("key", None)
+        if not isinstance(run, str) or not isinstance(key, str):
+            raise UnsupportedFormatError(
+                "a record without its place",
+                path=path,
+                expected=f"{cls.FORMAT} with the texts 'run' and 'key'",
+                found=f"run {run!r}, key {key!r}"[:200],
+                next_step=_NOT_OURS_NEXT,
+            )
+        return Place(run, key)
+
+    @classmethod
+    def _check_place(cls, stored: Place, place: Place, path: object) -> None:
+        what = cls.FORMAT.rpartition(".")[2]
+        if stored.key != place.key:
+            raise CorruptionError(
+                f"the {what} of another place",
+                path=path,
+                expected=f"the record {place.key}",
+                found=f"the record {stored.key}",
+                next_step="Put each back in its place, or see what `cairn repair` can do.",
+            )
+        if place.run is not None and stored.run != place.run:
+            raise CorruptionError(
+                f"the {what} of another run",
+                path=path,
+                expected=f"a record of the run with id {place.run!r}",
+                found=f"one of the run with id {stored.run!r}",
+                next_step="Put each back in its place, or see what `cairn repair` can do.",
+            )
 
     @classmethod
     def _check_stored(cls, data: bytes, told: object, version: int, path: object) -> None:

@@ -29,7 +29,7 @@ from cairn.storage.reading import (
     LeafInfo,
     LeafReads,
 )
-from cairn.storage.runs import Manifest, manifest_file
+from cairn.storage.runs import Manifest, manifest_file, read_record
 from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype
@@ -373,10 +373,9 @@ def _manifest_of(step_uri: StoreURI) -> Manifest | None:
     found = _STEP_FOLDER.search(step_uri.path)
     if found is None:
         return None
-    run = step_uri.parent.parent.parent
     name = manifest_file(int(found[2]), int(found[1]))
-    stored = ObjectStore.open(run).read(name)
-    return None if stored is None else Manifest.parse(stored.value, run / name)
+    stored = read_record(ObjectStore.open(step_uri.parent.parent.parent), name, Manifest)
+    return None if stored is None else stored[0]
 
 
 def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:

@@ -18,6 +18,7 @@ from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import SettingsError
 from cairn.storage.runs.aliases import AliasWriter
 from cairn.storage.runs.run import Run, list_runs
+from cairn.storage.store.records import Place
 from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import add_steps, annotate, make_run, publish, trash
@@ -300,7 +301,8 @@ def test_large_run_is_indexed_whole(index, catalog, root):
     run = make_run(root / "run", [0])
     manifest = run.manifest(run.step(0))
     for step in range(1, 1500):
-        body = manifest.model_copy(update={"step": step}).to_bytes()
+        other = manifest.model_copy(update={"step": step})
+        body = other.placed(Place(run.info().id, f"manifests/{step}.1.json")).to_bytes()
         (root / "run" / "manifests" / f"{step}.1.json").write_bytes(body)
     index.refresh_run("default", Run.open(run.uri))
     with catalog.read() as session:

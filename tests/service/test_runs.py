@@ -32,6 +32,7 @@ def test_run_tells_what_it_holds(http, root):
         "latest_step": 9,
         "checkpoint_count": 3,
         "bytes": 3 * BYTES_PER_STEP,
+        "problems": [],
     }
 
 
@@ -121,36 +122,44 @@ def test_run_that_cannot_be_read_does_not_hide_the_others(http, root, text):
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "2026-11-21", "0001-01-01T00:00:00+14:00"])
-def test_record_of_an_impossible_moment_does_not_hide_the_other_runs(http, root, moment):
+def test_record_of_an_impossible_moment_does_not_hide_the_others(http, root, moment):
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
         AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
         record = json.loads((root / name / file).read_text()) | {"version": 1}
-        del record["checksum"]  # as the first version has none
+        for field in ("checksum", "key", "run"):  # as the first version has none
+            del record[field]
         for field in {"created", "at"} & record.keys():
             record[field] = moment
         (root / name / file).write_text(json.dumps(record))
     assert ("default", "good") in names(http.get("/v1/runs"))
-    for name in ("one", "two"):
-        answer = http.get(f"/v1/roots/default/runs/{name}")
-        assert answer.status_code == 422
-        assert answer.json()["type"] == "urn:cairn:problem:unsupported-format"
+    answer = http.get("/v1/roots/default/runs/one")
+    assert answer.status_code == 422
+    assert answer.json()["type"] == "urn:cairn:problem:unsupported-format"
+    answer = http.get("/v1/roots/default/runs/two")
+    assert answer.status_code == 200
+    (problem,) = answer.json()["problems"]
+    assert "aliases/best.json" in problem
 
 
-def test_damaged_record_does_not_hide_the_other_runs(http, root):
+def test_damaged_record_does_not_hide_the_others(http, root):
     make_run(root / "good", [1])
     for name, file in (("one", "run.json"), ("two", "aliases/best.json")):
         run = make_run(root / name, [1])
         AliasWriter(run.objects).move("best", step=1, attempt=1, expect=None)
         stored = (root / name / file).read_bytes()
-        (root / name / file).write_bytes(stored.replace(b'"version":2', b'"version": 2'))
+        (root / name / file).write_bytes(stored.replace(b'"version":3', b'"version": 3'))
     assert ("default", "good") in names(http.get("/v1/runs"))
-    for name in ("one", "two"):
-        answer = http.get(f"/v1/roots/default/runs/{name}")
-        assert answer.status_code == 500
-        assert answer.json()["type"] == "urn:cairn:problem:corrupt"
-        assert "is not what was written" in answer.json()["detail"]
+    answer = http.get("/v1/roots/default/runs/one")
+    assert answer.status_code == 500
+    assert answer.json()["type"] == "urn:cairn:problem:corrupt"
+    assert "is not what was written" in answer.json()["detail"]
+    answer = http.get("/v1/roots/default/runs/two")
+    assert answer.status_code == 200
+    (problem,) = answer.json()["problems"]
+    assert "aliases/best.json" in problem
+    assert "is not what was written" in problem
 
 
 def test_root_without_folder_is_empty(tmp_path):

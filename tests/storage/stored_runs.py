@@ -6,6 +6,7 @@ from cairn.storage.runs.attempts import Attempt
 from cairn.storage.runs.layout import manifest_file, step_dir
 from cairn.storage.runs.lease import begin_attempt, read_lease, release
 from cairn.storage.runs.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.records import write_record
 from cairn.storage.store.opening import open_files
 
 
@@ -47,8 +48,7 @@ def publish(run, step, attempt):
         items=("model",),
         objects=(ObjectRecord(name="model/data", size=4),),
     )
-    run.objects.write_if(manifest_file(step, attempt), manifest.to_bytes(), generation=None)
-    return manifest
+    return write_record(run.objects, manifest_file(step, attempt), manifest, generation=None)[0]
 
 
 def save(run, step, attempt):

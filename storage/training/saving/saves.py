@@ -94,7 +94,7 @@ class Save:
     nbytes: int
     meta: Mapping[str, Any]
     model: ModelInfo | None
-    annotation: bytes | None
+    annotation: Annotation | None
     assets: Mapping[str, bytes]
     compression: Compression | None
 
@@ -179,7 +179,7 @@ def prepare(
         nbytes=sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values()),
         meta=copied,
         model=model,
-        annotation=annotation.to_bytes() if annotation else None,
+        annotation=annotation,
         assets=checked,
         compression=compression,
     )

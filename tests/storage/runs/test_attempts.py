@@ -12,8 +12,15 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.attempts import Attempt, counting, ensure_newest, list_attempts, set_aside
-from cairn.storage.runs.layout import LEASE_FILE, attempt_file
+from cairn.storage.runs.attempts import (
+    Attempt,
+    counting,
+    create_attempt,
+    ensure_newest,
+    list_attempts,
+    set_aside,
+)
+from cairn.storage.runs.layout import LEASE_FILE, RUN_FILE, attempt_file
 from cairn.storage.runs.lease import (
     CLOCK_MARGIN_SECONDS,
     Lease,
@@ -23,7 +30,9 @@ from cairn.storage.runs.lease import (
     release,
     renew,
 )
-from cairn.storage.store.clock import from_rfc3339
+from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.store.clock import from_rfc3339, rfc3339
+from cairn.storage.store.records import Place
 
 
 class SetClock:
@@ -37,6 +46,14 @@ class SetClock:
 
     def pass_seconds(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def objects(objects):
+    """Those of a run that exists."""
+    info = RunInfo(name="run", created="2026-01-01T00:00:00Z")
+    objects.write(RUN_FILE, info.placed(Place("1" * 32, RUN_FILE)).to_bytes())
+    return objects
 
 
 @pytest.fixture
@@ -253,13 +270,8 @@ def test_the_lease_is_held_until_another_start_takes_it(objects, clock):
 
 
 def test_a_number_is_never_used_twice(objects, clock):
-    objects.write(attempt_file(7), objects_record(objects, clock))
+    create_attempt(objects, Attempt(7, -1, "w", rfc3339(clock()), previous=(0, -1)))
     assert begin_attempt(objects, writer="w", base_step=-1, clock=clock).number == 8
-
-
-def objects_record(objects, clock):
-    begin_attempt(objects, writer="w", base_step=-1, clock=clock)
-    return objects.read(attempt_file(1)).value
 
 
 def test_of_racing_starts_of_one_writer_the_newest_goes_on(objects):

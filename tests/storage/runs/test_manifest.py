@@ -214,7 +214,7 @@ def changed(**fields):
         (b"[]", "not a JSON object"),
         (b"{}", "wrong format"),
         (changed(format="other"), r"expected 'cairn\.manifest', found 'other'"),
-        (changed(version=3), r"found version 3\. Upgrade Cairn"),
+        (changed(version=4), r"found version 4\. Upgrade Cairn"),
         (changed(version=0), "found version 0"),
         (changed(version="1"), "found version '1'"),
         (changed(version=True), "found version True"),

@@ -24,6 +24,7 @@ from cairn.storage.runs.layout import (
     trash_file,
 )
 from cairn.storage.runs.lease import begin_attempt, release
+from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
@@ -249,9 +250,13 @@ def test_a_manifest_that_changed_or_moved_is_corrupt(run):
     info = run.step(3)
     other = save(run, 6, attempt)
     run.objects.write(manifest_file(3, attempt), other.to_bytes())
+    with pytest.raises(CorruptionError, match="the manifest of another place"):
+        run.manifest(info)
+    bare = Manifest.model_validate(other.model_dump())  # as an older release wrote them
+    run.objects.write(manifest_file(3, attempt), bare.to_bytes())
     with pytest.raises(CorruptionError, match="under another's name"):
         run.manifest(info)
-    changed = other.model_copy(update={"step": 3, "writer": "someone else"})
+    changed = bare.model_copy(update={"step": 3, "writer": "someone else"})
     run.objects.write(manifest_file(3, attempt), changed.to_bytes())
     with pytest.raises(CorruptionError, match="the manifest changed"):
         run.manifest(info)
@@ -283,8 +288,8 @@ def test_steps_are_listed_from_small_objects_alone(gcs):
     assert len(run.steps()) == 3
     assert data.fired == 0
     lists = 3
-    attempts_and_manifests = 1 + 3
-    assert asked.fired == lists + attempts_and_manifests
+    lease_attempts_and_manifests = 1 + 1 + 3
+    assert asked.fired == lists + lease_attempts_and_manifests
 
 
 def test_runs_are_listed_by_name(root_uri):
@@ -340,8 +345,8 @@ def test_a_folder_of_such_a_name_that_is_in_no_run_holds_runs(root_uri):
 def test_creating_a_run_asks_no_more_for_where_it_lies(gcs):
     asked = gcs.faults.add("slow", count=None, predicate=lambda request: True)
     Run.create(f"{gcs.bucket_uri}/some/folder/demo")
-    metadata_of_a_checkpoint, run_file = 2, 2
-    assert asked.fired <= metadata_of_a_checkpoint + run_file
+    metadata_of_a_checkpoint, run_file, other_records = 2, 2, 3
+    assert asked.fired <= metadata_of_a_checkpoint + run_file + other_records
 
 
 def test_a_run_works_in_memory():

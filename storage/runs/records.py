@@ -1,0 +1,197 @@
+"""Reading and writing the records of a run: each says where it belongs, and is refused elsewhere.
+
+A run's id is made with its `run.json` and stands in every record of it: one that comes from
+another run, or has another's name, is found by whoever reads it. A run that an older release began
+has no id, its records no place; they are read as they are, and what is written from now on has a
+place.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
+
+from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
+from cairn.storage.runs.layout import RUN_FILE
+from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned
+
+__all__ = [
+    "UNREADABLE",
+    "judge_records",
+    "parse_record",
+    "place_of",
+    "put_record",
+    "read_record",
+    "read_records",
+    "write_record",
+]
+
+UNREADABLE: Final = (CorruptionError, UnsupportedFormatError)
+"""What a record raises that is not what was written, or not there."""
+
+_PARSERS_KEPT: Final = 4096
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+
+
+class _RunIds:
+    """The ids of runs, read once for each store. Safe for use by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: WeakKeyDictionary[ObjectStore, str] = WeakKeyDictionary()
+
+    def get(self, objects: ObjectStore, *, anew: bool = False) -> str | None:
+        """The id in `run.json`; "" if it has none, None if there is no `run.json` to be read.
+
+        Args:
+            objects: the run's objects.
+            anew: look again: the run may have been removed and begun anew.
+        """
+        with self._lock:
+            known = self._known.get(objects)
+        if known is not None and not anew:
+            return known
+        found = objects.read(RUN_FILE)
+        if found is None:
+            return None
+        try:
+            known = RunInfo.parse(found.value, objects.uri / RUN_FILE).id
+        except UNREADABLE:
+            return None
+        with self._lock:
+            self._known[objects] = known
+        return known
+
+
+_ids: Final = _RunIds()
+
+
+def place_of(objects: ObjectStore, name: str) -> Place:
+    """Where the record `name` of a run belongs."""
+    return Place(_ids.get(objects), name)
+
+
+def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, bytes] | None:
+    """The record at `name` and its generation; None if there is none.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
+    """
+    found = objects.read(name)
+    return None if found is None else (parse_record(objects, name, kind, found), found.generation)
+
+
+def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Versioned) -> R:
+    """The record that was read at `name`.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: it can't be read, or belongs elsewhere.
+    """
+
+    def parsed(run: str | None) -> R:
+        return kind.parse(stored.value, objects.uri / name, Place(run, name))
+
+    run = _ids.get(objects)
+    try:
+        return parsed(run)
+    except CorruptionError:
+        now = _ids.get(objects, anew=True)
+        if now == run:
+            raise
+        return parsed(now)
+
+
+def read_records(
+    objects: ObjectStore,
+    names: Iterable[str],
+    parse: Callable[[bytes, object, Place], T],
+) -> dict[str, T]:
+    """What `parse` makes of the records at `names`; absent ones are left out.
+
+    Args:
+        objects: the run's objects.
+        names: of the records.
+        parse: such as `Alias.parse`; give the same function each time, see `parse_many`.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: one can't be read, or belongs elsewhere.
+    """
+    found, unreadable = judge_records(objects, names, parse)
+    for error in unreadable.values():
+        raise error.with_traceback(None)
+    return found
+
+
+def judge_records(
+    objects: ObjectStore,
+    names: Iterable[str],
+    parse: Callable[[bytes, object, Place], T],
+) -> tuple[dict[str, T], dict[str, StorageError]]:
+    """As `read_records`, but those that can't be read are told beside the others, by name."""
+    names = list(names)
+    run = _ids.get(objects)
+    found = objects.parse_many(names, _parser(parse, objects.uri, run))
+    if any(isinstance(one, CorruptionError) for one in found.values()):
+        now = _ids.get(objects, anew=True)
+        if now != run:
+            found = objects.parse_many(names, _parser(parse, objects.uri, now))
+    readable = {name: one for name, one in found.items() if not isinstance(one, StorageError)}
+    unreadable = {name: one for name, one in found.items() if isinstance(one, StorageError)}
+    return readable, unreadable
+
+
+@functools.lru_cache(_PARSERS_KEPT)
+def _parser(
+    parse: Callable[[bytes, object, Place], T], root: StoreURI, run: str | None
+) -> Callable[[bytes, StoreURI], T | StorageError]:
+    """One function for the same arguments, as `ObjectStore.parse_many` wants."""
+    above = f"{root.path}/" if root.path else ""
+
+    def parsed(data: bytes, path: StoreURI) -> T | StorageError:
+        try:
+            return parse(data, path, Place(run, path.path.removeprefix(above)))
+        except UNREADABLE as exc:
+            return exc.with_traceback(None)
+
+    return parsed
+
+
+def put_record(objects: ObjectStore, name: str, record: Record) -> None:
+    """Store `record` at `name` whatever is there.
+
+    Raises:
+        StoreFullError: no space or quota left.
+    """
+    objects.write(name, record.placed(Place(_ids.get(objects) or "", name)).to_bytes())
+
+
+def write_record(
+    objects: ObjectStore,
+    name: str,
+    record: R,
+    *,
+    generation: bytes | None,
+    same_is_success: bool = True,
+) -> tuple[R, bytes]:
+    """Store `record` at `name`, if that is still as last seen; it as written, the new generation.
+
+    Args:
+        objects: the run's objects.
+        name: where.
+        record: what to write; it is told its place.
+        generation: as in `ObjectStore.write_if`.
+        same_is_success: as there.
+
+    Raises:
+        PreconditionFailedError: it changed; `current` is a `Versioned`, or None if absent.
+        StoreFullError: no space or quota left.
+    """
+    placed = record.placed(Place(_ids.get(objects) or "", name))
+    written = objects.write_if(
+        name, placed.to_bytes(), generation=generation, same_is_success=same_is_success
+    )
+    return placed, written

@@ -1,0 +1,55 @@
+"""What a run says of itself: name, age, labels, where it comes from."""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cairn.storage.runs.layout import MAX_NUMBER
+from cairn.storage.store import Moment, Record
+
+__all__ = ["Lineage", "RunInfo"]
+
+
+class Lineage(BaseModel):
+    """Where a forked run comes from.
+
+    Attributes:
+        run: URI of the parent run.
+        step: the step it was forked from.
+        attempt: the attempt that wrote that step.
+        manifest_digest: of that step's manifest.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    step: Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+    attempt: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None
+    manifest_digest: str | None = None
+
+
+class RunInfo(Record):
+    """What `run.json` says.
+
+    Attributes:
+        name: the run's name.
+        created: when, RFC 3339 in UTC.
+        labels: for people and filters.
+        config_digest: of the model's config, if known.
+        lineage: the step it was forked from, if any.
+        environment: versions and hosts, for people.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.run"
+
+    name: str
+    created: Moment
+    labels: dict[str, str] = Field(default_factory=dict)
+    config_digest: str | None = None
+    lineage: Lineage | None = None
+    environment: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Of this one run, in every record of it; "" if an older release began the run."""
+        return "" if self.place is None or self.place.run is None else self.place.run

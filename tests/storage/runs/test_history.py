@@ -1,0 +1,404 @@
+"""Records that are lost, damaged or in another's place change no history unnoticed."""
+
+import json
+import shutil
+
+import pytest
+
+from cairn.storage.errors import (
+    AliasNotFoundError,
+    CorruptionError,
+    FencedError,
+    InvalidURIError,
+    StepNotFoundError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs.attempts import list_attempts
+from cairn.storage.runs.gc import collect_garbage, find_garbage
+from cairn.storage.runs.layout import (
+    LEASE_FILE,
+    RUN_FILE,
+    alias_file,
+    annotation_file,
+    attempt_file,
+    manifest_file,
+    parse_ref,
+    trash_file,
+)
+from cairn.storage.runs.lease import read_lease
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.retention import RetentionPolicy, apply_retention
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
+from cairn.storage.runs.writer import Writer
+from tests.storage.stored_runs import write_data
+
+UNREADABLE = (CorruptionError, UnsupportedFormatError)
+
+
+@pytest.fixture
+def run(root_uri):
+    return Run.create(root_uri / "my-run")
+
+
+def saved(writer, run, step, *, overwrite=False):
+    attempt = writer.claim(step, overwrite=overwrite)
+    write_data(run, step, attempt)
+    writer.publish(
+        Manifest(
+            step=step, attempt=attempt, created="2026-11-21T12:00:00Z", writer="job", items=("m",)
+        )
+    )
+
+
+def job(run, *steps, writer="job"):
+    """A job that saves these steps, and ends."""
+    made = Writer(run, writer=writer)
+    for step in steps:
+        saved(made, run, step)
+    made.close()
+
+
+def lose(run, name):
+    run.objects.delete(name)
+
+
+def remove(run):
+    for name in run.objects.list():
+        run.objects.delete(name)
+
+
+def flip(run, name):
+    data = bytearray(run.objects.read(name).value)
+    data[len(data) // 2] ^= 1
+    run.objects.write(name, bytes(data))
+
+
+def swap(run, first, second):
+    one, other = run.objects.read(first).value, run.objects.read(second).value
+    run.objects.write(first, other)
+    run.objects.write(second, one)
+
+
+def nothing_is_deleted(run, name):
+    """Retention and the collector refuse, and name the record."""
+    before = sorted(run.objects.list())
+    for act in (
+        lambda: apply_retention(run, RetentionPolicy(keep_last=1), by="me", grace=0),
+        lambda: collect_garbage(run, by="me"),
+        lambda: find_garbage(run),
+    ):
+        with pytest.raises(UNREADABLE, match=name.replace(".", r"\.")):
+            act()
+    assert sorted(run.objects.list()) == before
+
+
+def test_a_record_says_where_it_belongs(run):
+    job(run, 1)
+    names = [name for name in run.objects.list() if name.endswith(".json")]
+    assert {RUN_FILE, LEASE_FILE, attempt_file(1), manifest_file(1, 1)} == set(names)
+    for name in names:
+        body = json.loads(run.objects.read(name).value)
+        assert (body["key"], body["run"]) == (name, run.info().id)
+
+
+def test_the_newest_manifest_lost_is_named_and_the_step_before_it_is_not_the_latest(run):
+    job(run, 10, 20, 30)
+    lose(run, manifest_file(30, 1))
+    for act in (run.latest, run.latest_step, lambda: run.step(30)):
+        with pytest.raises(CorruptionError, match=r"manifests/30\.1\.json: .*`cairn repair`"):
+            act()
+    assert run.step(20).step == 20
+    assert [info.step for info in run.steps()] == [10, 20]
+    nothing_is_deleted(run, manifest_file(30, 1))
+
+
+def test_a_job_does_not_go_on_from_before_a_lost_manifest(run):
+    job(run, 10, 20, 30)
+    lose(run, manifest_file(30, 1))
+    with pytest.raises(CorruptionError, match=r"manifests/30\.1\.json"):
+        job(run, 40)
+    assert roll_back(run, 20, by="me").step == 20
+    assert run.latest_step() == 20
+    job(run, 40)
+    assert [info.step for info in run.steps()] == [10, 20, 40]
+
+
+def test_an_overwritten_step_does_not_come_back_when_its_successor_is_lost(run):
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    saved(writer, run, 30, overwrite=True)
+    writer.close()
+    assert run.step(30).attempt == 2
+    lose(run, manifest_file(30, 2))
+    for act in (run.latest, lambda: run.step(30)):
+        with pytest.raises(CorruptionError, match=r"manifests/30\.2\.json"):
+            act()
+
+
+def test_a_step_that_was_deleted_and_removed_is_not_lost(run):
+    job(run, 10, 20, 30)
+    delete_step(run, deletable_step(run, 30), by="me", grace=0)
+    assert run.latest_step() == 20
+    assert [one.step for one in collect_garbage(run, by="me")] == [30]
+    assert run.objects.read(trash_file(30, 1)) is None
+    assert run.latest_step() == 20
+    job(run, 40)
+    assert run.latest_step() == 40
+
+
+def test_the_newest_attempt_lost_does_not_undo_a_rollback(run):
+    job(run, 10, 20, 30)
+    roll_back(run, 10, by="me")
+    lose(run, attempt_file(2))
+    assert run.latest_step() == 10
+    with pytest.raises(StepNotFoundError):
+        run.step(30)
+    with pytest.raises(CorruptionError, match=r"attempts/2\.json.*`cairn repair`"):
+        job(run, 40)
+    with pytest.raises(CorruptionError, match=r"attempts/2\.json"):
+        run.attempts()
+    nothing_is_deleted(run, attempt_file(2))
+
+
+def test_an_attempt_lost_between_others_is_known_by_the_one_after_it(run):
+    job(run, 10, 20, 30)
+    roll_back(run, 10, by="me")
+    job(run, 20)
+    lose(run, attempt_file(2))
+    assert {info.step: info.attempt for info in run.steps()} == {10: 1, 20: 3}
+    with pytest.raises(CorruptionError, match=r"attempts/2\.json"):
+        job(run, 40)
+    nothing_is_deleted(run, attempt_file(2))
+
+
+def test_an_attempt_in_the_place_of_another_is_named_and_changes_nothing(run):
+    job(run, 10, 20)
+    job(run, 30)
+    job(run, 40)
+    run.objects.write(attempt_file(3), run.objects.read(attempt_file(1)).value)
+    assert [info.step for info in run.steps()] == [10, 20, 30, 40]
+    with pytest.raises(CorruptionError, match=r"attempts/3\.json: expected the record attempts/3"):
+        job(run, 50)
+    nothing_is_deleted(run, attempt_file(3))
+
+
+@pytest.mark.parametrize("damage", [flip, lose])
+def test_damage_to_an_old_attempt_blocks_no_load(run, damage):
+    job(run, 10)
+    job(run, 20)
+    damage(run, attempt_file(1))
+    assert run.latest_step() == 20
+    assert run.step(10).attempt == 1
+    nothing_is_deleted(run, attempt_file(1))
+
+
+def test_a_damaged_attempt_of_which_nothing_else_tells_makes_no_guess(run):
+    """As an older release wrote them: no other record names the attempt."""
+    job(run, 10, 20)
+    job(run, 30)
+    for number in (1, 2):
+        body = json.loads(run.objects.read(attempt_file(number)).value)
+        for key in ("checksum", "key", "run", "previous"):
+            del body[key]
+        run.objects.write(attempt_file(number), json.dumps(body | {"version": 1}).encode())
+    lose(run, LEASE_FILE)
+    flip(run, attempt_file(2))
+    states = {info.step: info.state.value for info in run.all_states()}
+    assert states == {10: "unjudged", 20: "unjudged", 30: "listed"}
+    assert run.latest_step() == 30
+    with pytest.raises(UNREADABLE, match=r"attempts/2\.json"):
+        run.step(20)
+    nothing_is_deleted(run, attempt_file(2))
+
+
+def test_a_flipped_bit_in_one_manifest_hides_no_other_step(run):
+    job(run, 10, 20, 30)
+    flip(run, manifest_file(10, 1))
+    steps = run.steps()
+    assert [info.step for info in steps] == [10, 20, 30]
+    assert [info.problem is not None for info in steps] == [True, False, False]
+    assert "manifests/10.1.json" in steps[0].problem
+    assert run.latest().step == 30
+    with pytest.raises(UNREADABLE, match=r"manifests/10\.1\.json"):
+        run.step(10)
+    with pytest.raises(CorruptionError, match=r"manifests/10\.1\.json"):
+        apply_retention(run, RetentionPolicy(keep_last=1), by="me", grace=0)
+    assert not run.trashed()
+
+
+def test_a_flipped_bit_in_the_lease_blocks_no_load(run):
+    job(run, 10, 20)
+    flip(run, LEASE_FILE)
+    assert run.latest_step() == 20
+    assert [info.step for info in run.steps()] == [10, 20]
+    with pytest.raises(UNREADABLE, match=r"lease\.json"):
+        job(run, 30)
+    nothing_is_deleted(run, LEASE_FILE)
+
+
+def test_a_manifest_in_the_place_of_another_is_refused(run):
+    job(run, 10, 20)
+    swap(run, manifest_file(10, 1), manifest_file(20, 1))
+    for step in (10, 20):
+        with pytest.raises(CorruptionError, match="the manifest of another place"):
+            run.step(step)
+
+
+def test_aliases_in_each_others_place_are_refused_and_hide_no_other(run):
+    job(run, 10, 20)
+    for alias, step in (("production", 10), ("candidate", 20), ("best", 20)):
+        promote_step(run, step, alias, expect=None)
+    swap(run, alias_file("production"), alias_file("candidate"))
+    for alias in ("production", "candidate"):
+        with pytest.raises(CorruptionError, match="the alias of another place"):
+            run.resolve(parse_ref(f"{run.uri}@{alias}"))
+    found, problems = run.aliases.judge()
+    assert [one.alias for one in found] == ["best"]
+    assert sorted(problems) == [alias_file("candidate"), alias_file("production")]
+    with pytest.raises(AliasNotFoundError, match="best"):
+        run.resolve(parse_ref(f"{run.uri}@other"))
+
+
+def test_aliases_of_an_older_release_say_their_place_by_their_name(run):
+    job(run, 10)
+    promote_step(run, 10, "production", expect=None)
+    body = json.loads(run.objects.read(alias_file("production")).value)
+    for key in ("checksum", "key", "run"):
+        del body[key]
+    old = json.dumps(body | {"version": 1}).encode()
+    run.objects.write(alias_file("production"), old)
+    assert run.aliases.require("production").step == 10
+    run.objects.write(alias_file("candidate"), old)
+    with pytest.raises(CorruptionError, match="the alias of another place"):
+        run.aliases.require("candidate")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [LEASE_FILE, attempt_file(1), manifest_file(10, 1), alias_file("production")],
+)
+def test_a_record_of_another_run_is_refused(run, root_uri, name):
+    other = Run.create(root_uri / "other-run")
+    for one in (run, other):
+        job(one, 10)
+        promote_step(one, 10, "production", expect=None)
+    run.objects.write(name, other.objects.read(name).value)
+    looks = [
+        lambda: read_lease(run.objects),
+        lambda: list_attempts(run.objects),
+        lambda: run.step(10),
+        lambda: run.aliases.require("production"),
+    ]
+    refused = []
+    for look in looks:
+        try:
+            look()
+        except CorruptionError as exc:
+            refused.append(str(exc))
+    assert refused
+    assert all("of another run" in text for text in refused)
+
+
+def test_a_tombstone_in_the_place_of_another_deletes_nothing(run):
+    job(run, 10, 20, 30)
+    delete_step(run, deletable_step(run, 10), by="me", grace=0)
+    run.objects.write(trash_file(20, 1), run.objects.read(trash_file(10, 1)).value)
+    with pytest.raises(CorruptionError, match="the tombstone of another place"):
+        collect_garbage(run, by="me")
+    with pytest.raises(CorruptionError, match="the tombstone of another place"):
+        undelete_step(run, 20, 1)
+    assert run.objects.read(manifest_file(20, 1)) is not None
+
+
+def test_a_run_that_was_removed_below_its_writer_publishes_nothing(run):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 10)
+    remove(run)
+    with pytest.raises(FencedError, match="the run was removed"):
+        saved(writer, run, 20)
+    writer.close()
+
+
+def test_a_run_that_was_removed_and_begun_anew_is_not_written_by_its_old_writer(run):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 10)
+    remove(run)
+    anew = Run.create(run.uri)
+    job(anew, 1)
+    with pytest.raises(FencedError):
+        saved(writer, run, 20)
+    writer.close()
+    assert [info.step for info in anew.steps()] == [1]
+
+
+@pytest.mark.parametrize("kept", [[RUN_FILE], [attempt_file(1)], [LEASE_FILE]])
+def test_a_save_needs_the_records_that_the_run_begins_with(run, kept):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 10)
+    for name in (RUN_FILE, attempt_file(1)):
+        if name not in kept:
+            lose(run, name)
+    with pytest.raises(FencedError, match="the run was removed"):
+        saved(writer, run, 20)
+    writer.close()
+
+
+def test_no_run_begins_where_one_has_lost_its_record(run):
+    job(run, 10)
+    lose(run, RUN_FILE)
+    for act in (lambda: Run.create(run.uri), Run(run.uri).has_saved):
+        with pytest.raises(CorruptionError, match=r"run\.json.*attempts/1\.json"):
+            act()
+    assert run.objects.read(RUN_FILE) is None
+
+
+def test_a_job_begins_anew_only_where_nothing_was_saved(root_uri):
+    run = Run(root_uri / "a-run")
+    assert not run.has_saved()
+    Run.create(run.uri)
+    assert not run.has_saved()
+    writer = Writer(run, writer="job")
+    attempt = writer.claim(10)
+    assert not run.has_saved()
+    write_data(run, 10, attempt)  # killed before the manifest: nobody was told
+    assert not run.has_saved()
+    saved(writer, run, 10)
+    assert run.has_saved()
+    writer.close()
+    lose(run, manifest_file(10, 1))
+    lose(run, LEASE_FILE)
+    with pytest.raises(CorruptionError, match=r"lost its records.*attempts/1/10"):
+        run.has_saved()
+
+
+@pytest.mark.parametrize("marker", ["_CHECKPOINT_METADATA", "_METADATA", "default/_METADATA"])
+def test_a_job_does_not_begin_among_checkpoints_of_others(tmp_path, marker):
+    file = tmp_path / "runs" / "100" / marker
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    with pytest.raises(InvalidURIError, match="checkpoints that no run lists: 100"):
+        Run(Run.create(tmp_path / "other").uri.parent / "runs").has_saved()
+
+
+def test_a_damaged_record_of_labels_keeps_retention_from_deleting(run):
+    job(run, 10, 20)
+    run.objects.write(annotation_file(10, 1), b"{")
+    with pytest.raises(UnsupportedFormatError, match=r"annotations/10\.1\.json"):
+        apply_retention(run, RetentionPolicy(keep_last=1), by="me", grace=0)
+    assert not run.trashed()
+
+
+def test_a_run_can_be_moved_and_copied_whole(tmp_path):
+    run = Run.create(tmp_path / "first")
+    job(run, 10)
+    promote_step(run, 10, "production", expect=None)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    shutil.move(tmp_path / "first", tmp_path / "third")
+    for name in ("second", "third"):
+        moved = Run.open(tmp_path / name)
+        assert moved.latest_step() == 10
+        job(moved, 20)
+        assert moved.aliases.require("production").step == 10
