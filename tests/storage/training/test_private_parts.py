@@ -3,6 +3,8 @@
 import ast
 import atexit
 import concurrent.futures.thread
+import functools
+import inspect
 import threading
 from pathlib import Path
 
@@ -104,8 +106,15 @@ def test_the_interpreter_has_the_hooks_that_the_exit_guard_uses(owner):
     assert callable(getattr(*owner))
 
 
+def registered(call):
+    """What was registered: Python 3.11 keeps a `partial` of it, later ones a function around it."""
+    if isinstance(call, functools.partial):
+        return call.func
+    return inspect.getclosurevars(call).nonlocals["func"]
+
+
 def test_executors_are_shut_down_by_the_same_hook():
     """Ours, registered later, runs before theirs; see test_save_process.py for whole programs."""
-    calls = [getattr(call, "func", call) for call in threading._threading_atexits]
+    calls = [registered(call) for call in threading._threading_atexits]
     executors = calls.index(concurrent.futures.thread._python_exit)
     assert executors < calls.index(exit_guard._close_all)  # the last one runs first
