@@ -121,3 +121,4 @@ from .storage.training.save_policy import DueReason as DueReason
 from .storage.training.save_policy import SavePolicy as SavePolicy
 from .storage.training.saving.save_handle import SaveHandle as SaveHandle
 from .storage.training.saving.save_handle import SaveState as SaveState
+from .storage.training.saving.sharing_policy import SharingPolicy as SharingPolicy

@@ -77,3 +77,4 @@ from .training.save_policy import DueReason as DueReason
 from .training.save_policy import SavePolicy as SavePolicy
 from .training.saving.save_handle import SaveHandle as SaveHandle
 from .training.saving.save_handle import SaveState as SaveState
+from .training.saving.sharing_policy import SharingPolicy as SharingPolicy

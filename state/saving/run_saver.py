@@ -25,6 +25,7 @@ from cairn.storage.training import (
     SaveHandle,
     SavePolicy,
     SaveState,
+    SharingPolicy,
     default_writer_id,
     exit_guard,
     prepare_metrics,
@@ -86,10 +87,13 @@ class RunSaver:
         grace_seconds: for how long a deleted step can be had back.
         agree_every: how often processes of one job agree, in steps.
         save_options: arguments for every `save_state`, such as `float_dtype`.
+        sharing: for how long steps share the files of values that do not change, such as those of
+            a frozen base.
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:
-        PolicyError: the policy listens for signals, and this is not the main thread.
+        PolicyError: the policy listens for signals, and this is not the main thread; or `sharing`
+            is no SharingPolicy.
         ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
@@ -106,6 +110,7 @@ class RunSaver:
         grace_seconds: float = GRACE_SECONDS,
         agree_every: int = 10,
         save_options: Mapping[str, Any] | None = None,
+        sharing: SharingPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uri = parse_uri(run_uri)
@@ -128,7 +133,7 @@ class RunSaver:
         self._closed = False
         self._preemption = Preemption() if policy.on_preemption else None
         try:
-            Checkpointer.for_run(self.uri).begin()
+            Checkpointer.for_run(self.uri, sharing=sharing).begin()
         except BaseException:
             if self._preemption is not None:
                 self._preemption.close()

@@ -51,12 +51,13 @@ from .regions import origin_of as origin_of
 from .regions import overlap as overlap
 from .value_files import CRC_BYTES as CRC_BYTES
 from .value_files import Compression as Compression
+from .value_files import Fingerprints as Fingerprints
 from .value_files import ShardToWrite as ShardToWrite
 from .value_files import StoredFile as StoredFile
 from .value_files import bytes_of as bytes_of
 from .value_files import codecs as codecs
 from .value_files import crc_bytes as crc_bytes
-from .value_files import has_digests as has_digests
+from .value_files import has_fingerprints as has_fingerprints
 from .value_files import shard_index as shard_index
 from .value_files import stored_bytes as stored_bytes
 from .value_files import write_value_files as write_value_files

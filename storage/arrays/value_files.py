@@ -24,6 +24,7 @@ import numpy as np
 
 from cairn.storage.arrays.chunk_digests import DigestedBox
 from cairn.storage.arrays.digests import box_digest
+from cairn.storage.arrays.fingerprints import box_fingerprint
 from cairn.storage.arrays.four_bits import unpack, unpacked_shape
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER, ValueRef
 from cairn.storage.arrays.value_sinks import Buffer, ValueSink
@@ -37,13 +38,14 @@ else:
 __all__ = [
     "CRC_BYTES",
     "Compression",
+    "Fingerprints",
     "ShardToWrite",
     "StoredFile",
     "WrittenFile",
     "bytes_of",
     "codecs",
     "crc_bytes",
-    "has_digests",
+    "has_fingerprints",
     "shard_index",
     "stored_bytes",
     "write_value_files",
@@ -61,6 +63,10 @@ _ZSTD_LEVEL: Final = 1
 """Higher ones take much longer for floats, and save hardly more."""
 
 
+Fingerprints = tuple[int, ...]
+"""Of the chunks of a shard, in the order in which they are stored."""
+
+
 class ShardToWrite(NamedTuple):
     """One outer shard of an array.
 
@@ -72,6 +78,7 @@ class ShardToWrite(NamedTuple):
         chunk: shape of an inner chunk; divides that of `values`.
         packed: (dtype, axis) of a leaf that is stored two elements in a byte, else None.
         compression: of each chunk.
+        fingerprinted: whether its chunks get fingerprints as they are written.
     """
 
     key: bytes
@@ -81,6 +88,7 @@ class ShardToWrite(NamedTuple):
     chunk: tuple[int, ...]
     packed: tuple[str, int] | None = None
     compression: Compression | None = None
+    fingerprinted: bool = False
 
     @property
     def stored_bytes(self) -> int:
@@ -160,11 +168,13 @@ class WrittenFile(NamedTuple):
         record: its name below the database's folder, size and checksum.
         refs: by key, where the values lie.
         boxes: by key, the leaf's path and the digests of the chunks.
+        fingerprints: by key, of the chunks of shards that were to get them.
     """
 
     record: StoredFile
     refs: dict[bytes, ValueRef]
     boxes: dict[bytes, tuple[str, DigestedBox]]
+    fingerprints: dict[bytes, Fingerprints]
 
 
 def write_value_files(
@@ -228,6 +238,7 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
     name = f"{VALUE_FOLDER}/{secrets.token_hex(16)}"
     refs: dict[bytes, ValueRef] = {}
     boxes: dict[bytes, tuple[str, DigestedBox]] = {}
+    fingerprints: dict[bytes, Fingerprints] = {}
     content = ContentSum()
     crc = size = 0
 
@@ -236,7 +247,8 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
         for shard in batch:
             start = size
             digests: list[int] = []
-            for part in _encoded(shard, digests):
+            prints: list[int] = []
+            for part in _encoded(shard, digests, prints):
                 length = sum(map(len, part))
                 crc = combined(crc, CHECKED_PART, length)
                 size += length
@@ -245,18 +257,26 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
                     yield buffer
             refs[shard.key] = ValueRef(name, start, size - start)
             boxes[shard.key] = (shard.path, _digested(shard, digests))
+            if shard.fingerprinted:
+                fingerprints[shard.key] = tuple(prints)
 
     durable = sink.write(name, buffers())
     record = StoredFile(name, size, f"{crc:08x}", content.text())
-    return WrittenFile(record, refs, boxes), durable
+    return WrittenFile(record, refs, boxes, fingerprints), durable
 
 
-def _encoded(shard: ShardToWrite, digests: list[int]) -> Iterator[tuple[Buffer, Buffer]]:
-    """The value: each chunk and its crc32c, then the index and its. Appends the chunks' digests."""
+def _encoded(
+    shard: ShardToWrite, digests: list[int], prints: list[int]
+) -> Iterator[tuple[Buffer, Buffer]]:
+    """The value: each chunk and its crc32c, then the index and its.
+
+    Appends the chunks' digests, and their fingerprints if they get any.
+    """
     lengths: list[int] = []
-    for corner, part in _chunks(shard.values, shard.chunk):
-        origin = tuple(a + b for a, b in zip(shard.origin, corner, strict=True))
+    for origin, part in _placed_chunks(shard):
         digests.append(_digest(part, origin, shard.packed))
+        if shard.fingerprinted:
+            prints.append(box_fingerprint(part, origin))
         data: Buffer = bytes_of(np.ascontiguousarray(part))
         if shard.compression is not None:
             data = zstd.compress(data, _ZSTD_LEVEL)
@@ -270,26 +290,22 @@ def _encoded(shard: ShardToWrite, digests: list[int]) -> Iterator[tuple[Buffer, 
     yield index[:-CRC_BYTES], index[-CRC_BYTES:]
 
 
-def _chunks(
-    values: np.ndarray[Any, Any], chunk: Sequence[int]
-) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, Any]]]:
-    """Every chunk in C order, with the index of its first element in the shard."""
-    starts = (range(0, size, step) for size, step in zip(values.shape, chunk, strict=True))
-    for corner in itertools.product(*starts):
-        box = tuple(slice(at, at + step) for at, step in zip(corner, chunk, strict=True))
-        yield corner, values[box]
+def _placed_chunks(
+    shard: ShardToWrite,
+) -> Iterator[tuple[tuple[int, ...], np.ndarray[Any, np.dtype[Any]]]]:
+    """Every chunk in C order, with the index of its first element in the stored array."""
+    sizes = zip(shard.values.shape, shard.chunk, strict=True)
+    for corner in itertools.product(*(range(0, size, step) for size, step in sizes)):
+        box = tuple(slice(at, at + step) for at, step in zip(corner, shard.chunk, strict=True))
+        yield tuple(a + b for a, b in zip(shard.origin, corner, strict=True)), shard.values[box]
 
 
-def has_digests(shard: ShardToWrite, box: DigestedBox) -> bool:
-    """True if the chunks of a shard have these digests; looks no further than the first other."""
-    if _counts(shard) != box.counts:
-        return False
-    expected = map(int, box.digests.flat)
-    for (corner, part), digest in zip(_chunks(shard.values, shard.chunk), expected, strict=True):
-        origin = tuple(a + b for a, b in zip(shard.origin, corner, strict=True))
-        if _digest(part, origin, shard.packed) != digest:
-            return False
-    return True
+def has_fingerprints(shard: ShardToWrite, expected: Fingerprints) -> bool:
+    """True if the chunks of a shard have these; looks no further than the first other."""
+    return math.prod(_counts(shard)) == len(expected) and all(
+        box_fingerprint(part, origin) == one
+        for (origin, part), one in zip(_placed_chunks(shard), expected, strict=True)
+    )
 
 
 def _digest(

@@ -38,6 +38,7 @@ from .manifest import LeafRecord as LeafRecord
 from .manifest import Manifest as Manifest
 from .manifest import ModelInfo as ModelInfo
 from .manifest import ObjectRecord as ObjectRecord
+from .manifest import SharedFiles as SharedFiles
 from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
 from .records import UNREADABLE as UNREADABLE

@@ -80,7 +80,11 @@ def fork_run(
     if finished is not None:
         return finished
     attempt = _attempt(run, by=by, clock=clock)
-    changes = {"attempt": attempt.number, "writer": by}
+    changes = {
+        "attempt": attempt.number,
+        "writer": by,
+        "environment": manifest.unshared_environment,  # a fork copies
+    }
     copied = Manifest.model_validate(manifest.model_dump() | changes)  # in the present version
     keeper = _LeaseKeeper(run, attempt, clock)
     _copy_objects(source, step, run, copied, keeper, progress)

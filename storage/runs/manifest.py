@@ -5,9 +5,10 @@ environment, so that nothing that lists, plans or converts has to open the data.
 checksum of itself, so that what it says of all the others can be relied on.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from cairn.storage.arrays import Compression
 from cairn.storage.runs.layout import MAX_NUMBER
@@ -20,6 +21,7 @@ __all__ = [
     "ManifestSummary",
     "ModelInfo",
     "ObjectRecord",
+    "SharedFiles",
 ]
 
 MAX_BYTES: Final = 2**53 - 1
@@ -93,6 +95,20 @@ class ObjectRecord(_Part):
         return self.content if known else None
 
 
+class SharedFiles(_Part):
+    """Files that a step shares with an earlier one: it has them by a link or a copy of the store.
+
+    Attributes:
+        step: the step that wrote them, which may be gone.
+        attempt: the attempt that it was written in.
+        files: their names in both steps' folders.
+    """
+
+    step: Number
+    attempt: Number
+    files: tuple[str, ...]
+
+
 class AssetRecord(_Part):
     """A small file that goes with the model, such as a tokenizer's.
 
@@ -121,6 +137,10 @@ class ModelInfo(_Part):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
+_SHARED_FILES: Final = "shared_files"
+_SHARED: Final = TypeAdapter(tuple[SharedFiles, ...])
+
+
 class Manifest(Record):
     """Everything about one committed step.
 
@@ -134,7 +154,8 @@ class Manifest(Record):
         objects: every file of the step's folder.
         assets: small files kept in the run.
         model: which model, if one was saved.
-        environment: versions and hosts, for people.
+        environment: versions and hosts, for people; and what `sharing` adds, which earlier
+            releases would refuse in a field of its own.
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
@@ -155,6 +176,24 @@ class Manifest(Record):
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
+
+    @property
+    def shared_files(self) -> tuple[SharedFiles, ...]:
+        """Which files the step shares with which earlier ones, as far as it tells."""
+        try:
+            return _SHARED.validate_python(self.environment.get(_SHARED_FILES, ()))
+        except ValidationError:  # somebody else's entry of that name
+            return ()
+
+    @property
+    def unshared_environment(self) -> dict[str, Any]:
+        """`environment` for a copy of the step, which shares nothing."""
+        return {name: one for name, one in self.environment.items() if name != _SHARED_FILES}
+
+    @staticmethod
+    def sharing(shared: Sequence[SharedFiles]) -> dict[str, Any]:
+        """What `environment` says of files that are shared: nothing if none is."""
+        return {_SHARED_FILES: [one.model_dump(mode="json") for one in shared]} if shared else {}
 
     @property
     def nbytes(self) -> int:

@@ -28,10 +28,12 @@ from cairn.storage.runs import (
 from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.saving import (
+    FileOrigins,
     Item,
     Save,
     SaveHandle,
     SaveJob,
+    SharingPolicy,
     Unchanged,
     begin_step,
     failure,
@@ -76,10 +78,11 @@ class Checkpointer:
         writer_id: who writes, the same over restarts; default `default_writer_id()`.
         clock: tells the time.
         lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
+        sharing: for how long steps share the files of values that do not change.
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
-        PolicyError: `lease_ttl` is not above 0.
+        PolicyError: `lease_ttl` is not above 0, or `sharing` is no SharingPolicy.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -92,6 +95,7 @@ class Checkpointer:
         writer_id: str | None = None,
         clock: Clock = utc_now,
         lease_ttl: float = LEASE_TTL_SECONDS,
+        sharing: SharingPolicy = SharingPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self.uri = parse_uri(run_uri)
         orbax_folder(self.uri)
@@ -101,7 +105,9 @@ class Checkpointer:
         self._run = Run(self.uri, clock=clock)
         self._writer = Writer(self._run, writer=self.writer_id, clock=clock, ttl=lease_ttl)
         self._current: SaveHandle | None = None
+        self._sharing = _checked_sharing(sharing)
         self._unchanged: dict[str, Unchanged] = {}
+        self._origins = FileOrigins()
         self._lock = threading.RLock()
         self._closed = False
         self._work: _BackgroundWork | None = None
@@ -123,13 +129,26 @@ class Checkpointer:
         self.close()
 
     @classmethod
-    def for_run(cls, uri: StoreURI | str | os.PathLike[str]) -> "Checkpointer":
-        """The one open checkpointer of this process for the run `uri`, made if there is none."""
+    def for_run(
+        cls, uri: StoreURI | str | os.PathLike[str], *, sharing: SharingPolicy | None = None
+    ) -> "Checkpointer":
+        """The one open checkpointer of this process for the run `uri`, made if there is none.
+
+        Args:
+            uri: the run's folder.
+            sharing: for how long steps share files from now on; None leaves that as it is.
+
+        Raises:
+            InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
+            PolicyError: `sharing` is no SharingPolicy.
+        """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
             known = cls._by_run.get(key)
             if known is None or known._closed:
                 known = cls._by_run[key] = cls(uri)
+            if sharing is not None:
+                known._sharing = _checked_sharing(sharing)
             return known
 
     def begin(self) -> None:
@@ -233,7 +252,7 @@ class Checkpointer:
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             try:
-                held = hold(arrays, self._unchanged, save.compression)
+                held = hold(arrays, self._known, save.compression)
                 self._start(
                     SaveJob(
                         handle=handle,
@@ -244,6 +263,7 @@ class Checkpointer:
                         writer=self._writer,
                         clock=self._clock,
                         by=self.writer_id,
+                        origins=self._origins,
                     )
                 )
             except BaseException as exc:
@@ -255,6 +275,12 @@ class Checkpointer:
                 raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
         return handle
+
+    def _known(self, item: str) -> Unchanged:
+        """What is known of an item over the saves of this run."""
+        known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock))
+        known.sharing = self._sharing
+        return known
 
     def wait_until_finished(self) -> None:
         """Return once nothing is in flight.
@@ -383,6 +409,18 @@ def _check_ttl(seconds: Any) -> None:
             found=repr(seconds),
             next_step=f"Leave it out for {LEASE_TTL_SECONDS:g} s, or give seconds as a number.",
         )
+
+
+def _checked_sharing(policy: Any) -> SharingPolicy:
+    if not isinstance(policy, SharingPolicy):
+        raise PolicyError(
+            "no policy for shared files",
+            path="sharing",
+            expected="a SharingPolicy",
+            found=f"{type(policy).__name__} {policy!r}"[:200],
+            next_step="Leave it out, or make one, such as SharingPolicy(max_steps=1).",
+        )
+    return policy
 
 
 class _BackgroundWork:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.trees import flatten
@@ -106,3 +108,29 @@ def save_and_read(runs: list[str], axes: tuple[int, int], other: tuple[int, int]
                     for shard in found[name].addressable_shards
                 )
     return right
+
+
+def save_over_damage(run: str, axes: tuple[int, int]) -> list[str]:
+    """Saves three steps of one state; cuts the largest file of process 1 short after the first.
+
+    Gives the file's name, in process 0.
+    """
+    where = placements(tuple(axes))
+    items = {
+        item: {
+            name: jax.make_array_from_callback(
+                host.shape, where[f"{item}/{name}"], lambda index, host=host: host[index]
+            )
+            for name, host in leaves.items()
+        }
+        for item, leaves in host_items().items()
+    }
+    damaged = []
+    for step in (1, 2, 3):
+        handle = Checkpointer.for_run(run).save(step, items, meta={})
+        handle.wait(SAVE_SECONDS)
+        if step == 1 and jax.process_index() == 0:
+            others = [one for one in open_files(handle.uri).walk() if "process_1/d/" in one.name]
+            damaged = [max(others, key=lambda one: one.size).name]
+            ObjectStore.open(handle.uri).write(damaged[0], b"short")
+    return damaged

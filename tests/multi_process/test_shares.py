@@ -73,3 +73,23 @@ def test_a_step_of_several_processes_verifies(saved):
     for uri in saved[1]:
         report = verify_step(Run.open(uri), 2)
         assert not report.problems
+
+
+@pytest.mark.parametrize("store", ["file", "gcs"])
+def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp_path, store):
+    run = str(tmp_path / "run") if store == "file" else f"gs://{bucket}/damaged"
+    arguments = {"run": run, "axes": (2, 2)}
+    job = launch("shares.save_over_damage", arguments, count=2, devices=2)
+    (name,), _ = job.results(JOB_SECONDS)
+    stored = Run.open(run)
+    for step in (2, 3):
+        assert verify_step(stored, step).ok
+        for item, leaves in host_items().items():
+            target = {leaf: np.empty_like(host) for leaf, host in leaves.items()}
+            assert_same(restore_item(stored.step_uri(stored.step(step)), item, target), leaves)
+    by_step = {one.step: one.files for one in stored.manifest(stored.step(3)).shared_files}
+    assert sorted(by_step) == [1, 2]
+    assert name not in by_step[1]
+    assert all("ocdbt.process_1/" in file for file in by_step[2])
+    for process in (0, 1):
+        assert any(f"ocdbt.process_{process}/" in file for file in by_step[1])

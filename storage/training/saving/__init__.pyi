@@ -1,5 +1,6 @@
 from .engine import begin_step as begin_step
 from .engine import orbax_folder as orbax_folder
+from .file_origins import FileOrigins as FileOrigins
 from .save_handle import SaveHandle as SaveHandle
 from .save_handle import SaveState as SaveState
 from .save_handle import superseded_save as superseded_save
@@ -16,4 +17,5 @@ from .saves import Item as Item
 from .saves import Save as Save
 from .saves import hold as hold
 from .saves import prepare as prepare
+from .sharing_policy import SharingPolicy as SharingPolicy
 from .unchanged import Unchanged as Unchanged

@@ -149,8 +149,12 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     stored = dict(reused.shards)
     for file in values:
         for key, (path, box) in file.boxes.items():
-            stored[key] = SavedShard(path, file.refs[key], box)
-    records = {record.name: record for record in (*reused.files, *(one.record for one in values))}
+            prints = file.fingerprints.get(key) or reused.fingerprints.get(key)
+            stored[key] = SavedShard(path, file.refs[key], box, prints)
+    value_files = {
+        **reused.files,
+        **item.unchanged.written(database, (one.record for one in values)),
+    }
     boxes: dict[str, list[DigestedBox]] = {}
     for key, shard in stored.items():
         entries[key] = shard.ref
@@ -164,10 +168,10 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     files[f"{FILE_PREFIX}{process}.json"] = digests.to_bytes()
     write_files(folder, files)
     return WrittenItem(
-        files=[record._replace(name=f"{prefix}{name}") for name, record in records.items()],
+        files=[file.record._replace(name=f"{prefix}{name}") for name, file in value_files.items()],
         digests=digests,
         database=own,
-        saved=SavedItem(database, layouts, stored, records),
+        saved=SavedItem(database, layouts, stored, value_files),
     )
 
 

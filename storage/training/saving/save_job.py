@@ -32,6 +32,7 @@ from cairn.storage.runs import (
 from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
 from cairn.storage.training import processes
 from cairn.storage.training.saving.engine import TEMPORARY, StepWrite
+from cairn.storage.training.saving.file_origins import FileOrigins
 from cairn.storage.training.saving.item_writer import HeldItem, WrittenItem
 from cairn.storage.training.saving.save_handle import SaveHandle
 from cairn.storage.training.saving.saves import Save, leaf_records
@@ -56,6 +57,7 @@ class SaveJob:
         writer: holds the attempt that this writes in.
         clock: tells the time.
         by: id of the writer.
+        origins: of the files of the step before.
     """
 
     handle: SaveHandle
@@ -66,6 +68,7 @@ class SaveJob:
     writer: Writer
     clock: Clock
     by: str
+    origins: FileOrigins
 
     def run(self) -> None:
         """Write the step, publish it, and finish the handle with what came of it."""
@@ -101,6 +104,8 @@ class SaveJob:
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt = self.handle.step, self.handle.attempt
         sync_folder(self.handle.uri)
+        objects = self._objects(written)
+        names = [record.name for record in objects]
         manifest = Manifest(
             step=step,
             attempt=attempt,
@@ -108,12 +113,13 @@ class SaveJob:
             writer=self.by,
             items=self.save.names,
             leaves=leaf_records(self.save.leaves, self._digests(written), path=self.handle.uri),
-            objects=self._objects(written),
+            objects=objects,
             assets=put_assets(self.objects, self.save.assets),
             model=self.save.model,
-            environment=job_environment(),
+            environment=job_environment() | Manifest.sharing(self.origins.shared(names)),
         )
         self.writer.publish(manifest, self.save.annotation)
+        self.origins.remember(names, step=step, attempt=attempt)
 
     def _objects(self, written: Mapping[str, WrittenItem]) -> tuple[ObjectRecord, ...]:
         """The files of the step, all those that this process wrote among them.

@@ -18,9 +18,11 @@ from cairn.storage.training.saving.save_handle import SaveHandle, SaveState, ref
 
 __all__ = [
     "prepare_metrics",
+    "record_damage",
     "record_outcome",
     "record_refusal",
     "record_retention",
+    "record_sharing",
     "record_started",
 ]
 
@@ -53,6 +55,15 @@ def _metrics() -> SimpleNamespace:
             "cairn_save_blocked_seconds", "How long a save kept training.", buckets=_SECONDS
         ),
         nbytes=Counter("cairn_save_bytes", "Bytes of the arrays of durable saves."),
+        shared=Counter(
+            "cairn_save_shared_bytes", "Bytes of files that steps share with the one before."
+        ),
+        verified=Counter(
+            "cairn_save_verified_bytes", "Bytes of files that were read before they were shared."
+        ),
+        damaged=Counter(
+            "cairn_save_damaged_files", "Files of earlier steps that were found damaged."
+        ),
         last=Gauge("cairn_save_last_durable_step", "The step that became durable last."),
         deleted=Counter("cairn_retention_deleted_steps", "Steps that retention deleted."),
         retention_failures=Counter("cairn_retention_failures", "Retention passes that failed."),
@@ -115,6 +126,21 @@ def record_refusal(error: BaseException, *, step: int, uri: StoreURI) -> SaveHan
     vars(error)["save"] = handle
     record_outcome(handle)
     return handle
+
+
+def record_sharing(*, shared: int, verified: int) -> None:
+    """Record the bytes of files that one more step has, and those that were read before."""
+    metrics = _metrics()
+    metrics.shared.inc(shared)
+    metrics.verified.inc(verified)
+
+
+def record_damage(file: StoreURI, *, expected: str, found: str) -> None:
+    """Record that a file of an earlier step is not what was written; this save does not use it."""
+    _metrics().damaged.inc()
+    fields = {"file": str(file), "expected": expected, "found": found}
+    advice = "Verify the steps that have this file; the values are written anew."
+    logger.warning(_line({"shared_file": "damaged", **fields, "next_step": advice}))
 
 
 def record_retention(

@@ -7,7 +7,7 @@ JAX.
 import json
 import math
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
@@ -188,19 +188,19 @@ def prepare(
 
 def hold(
     items: Mapping[str, Item],
-    unchanged: MutableMapping[str, Unchanged],
+    unchanged: Callable[[str], Unchanged],
     compression: Compression | None,
 ) -> dict[str, HeldItem]:
     """The items, once the host has all of their arrays.
 
     Args:
         items: as `prepare` gave them.
-        unchanged: what is known of each item over the saves of the run.
+        unchanged: gives what is known of an item over the saves of the run.
         compression: of the stored chunks.
     """
     held = {}
     for name, item in items.items():
-        known = unchanged.setdefault(name, Unchanged())
+        known = unchanged(name)
         held[name] = HeldItem(
             arrays=item.transfers.wait(),
             forms=item.forms,

@@ -2,33 +2,29 @@
 
 A value file of the step before becomes a file of this one too: by a hard link on a disk, by the
 store's own copy in an object store. Each step stays whole by itself: plain Orbax reads it, and
-what becomes of the other step does not matter to it. Imports no JAX. See ADR 0012.
+what becomes of the other step does not matter to it. Imports no JAX. See ADR 12 and 17.
 """
 
-import contextlib
-import os
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from cairn.storage.arrays import (
-    VALUE_FOLDER,
     DigestedBox,
+    Fingerprints,
     ShardToWrite,
     StoredFile,
     ValueRef,
-    has_digests,
+    has_fingerprints,
 )
-from cairn.storage.errors import StorageError
-from cairn.storage.store import StoreURI, open_files
+from cairn.storage.store import Clock, StoreURI
+from cairn.storage.training.saving.linked_files import LinkedFile, link_files, new_files
+from cairn.storage.training.saving.sharing_policy import SharingPolicy
 
 __all__ = ["Reused", "SavedItem", "SavedShard", "Unchanged"]
 
 _LEAST_LIVE: Final = 0.5
 """Files of which less than this part is still wanted are not linked."""
-
-_LINKS_AT_ONCE: Final = 16
 
 
 class SavedShard(NamedTuple):
@@ -38,11 +34,13 @@ class SavedShard(NamedTuple):
         path: the leaf's path.
         ref: where it lies.
         box: the digests of its chunks.
+        fingerprints: of its chunks; None if they are only to be told unchanged by identity.
     """
 
     path: str
     ref: ValueRef
     box: DigestedBox
+    fingerprints: Fingerprints | None
 
 
 class SavedItem(NamedTuple):
@@ -58,7 +56,7 @@ class SavedItem(NamedTuple):
     folder: StoreURI
     layouts: Mapping[str, Hashable]
     shards: Mapping[bytes, SavedShard]
-    files: Mapping[str, StoredFile]
+    files: Mapping[str, LinkedFile]
 
 
 class Reused(NamedTuple):
@@ -66,20 +64,28 @@ class Reused(NamedTuple):
 
     Attributes:
         shards: by key; they lie in `files`, which are linked.
-        files: linked value files.
+        files: linked value files, by name.
         rest: what must be written.
+        fingerprints: by key, of what is among `rest` though it did not change.
     """
 
     shards: dict[bytes, SavedShard]
-    files: list[StoredFile]
+    files: dict[str, LinkedFile]
     rest: list[ShardToWrite]
+    fingerprints: dict[bytes, Fingerprints]
 
 
 class Unchanged:
-    """What is known of one item over the saves of a run."""
+    """What is known of one item over the saves of a run.
 
-    def __init__(self) -> None:
-        """Of an item that was not saved yet."""
+    Attributes:
+        sharing: for how long steps share files.
+    """
+
+    def __init__(self, sharing: SharingPolicy, clock: Clock) -> None:
+        """Of an item that was not saved yet; `clock` tells the time."""
+        self.sharing = sharing
+        self._clock = clock
         self._saved: SavedItem | None = None
         self._leaves: dict[str, weakref.ref[Any]] = {}
         self._changing: set[str] = set()
@@ -105,6 +111,10 @@ class Unchanged:
         """A save failed once all was written: what it linked may be why. The next links nothing."""
         self._saved, self._leaves = None, {}
 
+    def written(self, folder: StoreURI, files: Iterable[StoredFile]) -> dict[str, LinkedFile]:
+        """Value files that this save has just written into the database in `folder`, by name."""
+        return new_files(folder, files, self._clock())
+
     def reuse(
         self,
         shards: Iterable[ShardToWrite],
@@ -115,7 +125,9 @@ class Unchanged:
         """Link what did not change into the database in `folder`.
 
         A leaf that was found to have changed once is not looked at again, unless it is the same
-        array: in training, what changes goes on to.
+        array: in training, what changes goes on to. All others get fingerprints when they are
+        written. A file that is damaged, or was shared for long enough, is not linked: what was
+        wanted of it is written.
 
         Args:
             shards: all that is to be stored.
@@ -124,23 +136,46 @@ class Unchanged:
             folder: the database's.
         """
         todo = list(shards)
+        unchanged = self._unchanged(todo, layouts, same)
+        files: dict[str, LinkedFile] = {}
+        if self._saved is not None:
+            wanted = _worth_linking(self._saved, unchanged.values())
+            known = {name: self._saved.files[name] for name in wanted}
+            files = link_files(
+                self._saved.folder, folder, known, sharing=self.sharing, now=self._clock()
+            )
+        kept = {key: shard for key, shard in unchanged.items() if shard.ref.file in files}
+        known_prints = {
+            key: shard.fingerprints
+            for key, shard in unchanged.items()
+            if key not in kept and shard.fingerprints is not None
+        }
+        rest = [
+            shard._replace(
+                fingerprinted=shard.key not in known_prints and shard.path not in self._changing
+            )
+            for shard in todo
+            if shard.key not in kept
+        ]
+        return Reused(kept, files, rest, known_prints)
+
+    def _unchanged(
+        self, shards: list[ShardToWrite], layouts: Mapping[str, Hashable], same: frozenset[str]
+    ) -> dict[bytes, SavedShard]:
+        """What the last durable step has of these shards, of leaves that did not change."""
         saved = self._saved
         if saved is None:
-            return Reused({}, [], todo)
+            return {}
         by_path: dict[str, list[ShardToWrite]] = {}
-        for shard in todo:
+        for shard in shards:
             by_path.setdefault(shard.path, []).append(shard)
-        kept = {
+        return {
             shard.key: saved.shards[shard.key]
             for path, group in by_path.items()
             if saved.layouts.get(path) == layouts[path]
             and self._is_unchanged(path, group, saved, path in same)
             for shard in group
         }
-        linked = _link(saved, _worth_linking(saved, kept.values()), folder)
-        kept = {key: shard for key, shard in kept.items() if shard.ref.file in linked}
-        rest = [shard for shard in todo if shard.key not in kept]
-        return Reused(kept, [saved.files[name] for name in sorted(linked)], rest)
 
     def _is_unchanged(
         self, path: str, group: list[ShardToWrite], saved: SavedItem, same: bool
@@ -151,10 +186,12 @@ class Unchanged:
             return True
         if path in self._changing:
             return False
-        if all(has_digests(shard, saved.shards[shard.key].box) for shard in group):
-            return True
-        self._changing.add(path)
-        return False
+        for shard in group:
+            known = saved.shards[shard.key].fingerprints
+            if known is None or not has_fingerprints(shard, known):
+                self._changing.add(path)
+                return False
+        return True
 
 
 def _worth_linking(saved: SavedItem, kept: Iterable[SavedShard]) -> list[str]:
@@ -162,37 +199,6 @@ def _worth_linking(saved: SavedItem, kept: Iterable[SavedShard]) -> list[str]:
     live: dict[str, int] = {}
     for shard in kept:
         live[shard.ref.file] = live.get(shard.ref.file, 0) + shard.ref.length
-    return [name for name, size in live.items() if size >= _LEAST_LIVE * saved.files[name].size]
-
-
-def _link(saved: SavedItem, names: list[str], folder: StoreURI) -> set[str]:
-    """The files that are now in `folder` too. One that can't be linked is written anew.
-
-    On a disk so is one of another size than was written, for somebody has damaged it. In a store
-    that would cost a request for each; there the save finds it when it lists the step.
-    """
-    if not names:
-        return set()
-    if folder.scheme == "file":
-        os.makedirs(os.path.join(folder.local_path, VALUE_FOLDER), exist_ok=True)
-        return {name for name in names if _hard_link(saved, folder, name)}
-    source, target = open_files(saved.folder), open_files(folder)
-
-    def copied(name: str) -> bool:
-        with contextlib.suppress(StorageError):
-            source.copy(name, target, name)
-            return True
-        return False
-
-    with ThreadPoolExecutor(min(_LINKS_AT_ONCE, len(names)), "cairn-link") as pool:
-        return {name for name, done in zip(names, pool.map(copied, names), strict=True) if done}
-
-
-def _hard_link(saved: SavedItem, target: StoreURI, name: str) -> bool:
-    source = os.path.join(saved.folder.local_path, name)
-    with contextlib.suppress(OSError):  # no such call, another disk, or the step was deleted
-        if os.stat(source).st_size != saved.files[name].size:
-            return False
-        os.link(source, os.path.join(target.local_path, name))
-        return True
-    return False
+    return [
+        name for name, size in live.items() if size >= _LEAST_LIVE * saved.files[name].record.size
+    ]

@@ -33,6 +33,7 @@ from cairn.storage.training import exit_guard
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.save_policy import DueReason, SavePolicy
 from cairn.storage.training.saving.save_handle import SaveState
+from cairn.storage.training.saving.sharing_policy import SharingPolicy
 from tests.multi_process.launcher import free_port
 from tests.programs.program import Program
 from tests.state.my_model import my_model
@@ -146,6 +147,16 @@ def test_minutes_count_from_the_last_save_whatever_it_was_for(uri):
             now[0] = seconds
             saver.step(at(step), step=step)
     assert listed(uri) == [2, 5]
+
+
+@pytest.mark.parametrize(("sharing", "shared"), [(None, True), (SharingPolicy(max_steps=1), False)])
+def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, sharing, shared):
+    state = at()
+    with RunSaver(uri, SavePolicy(every_steps=1), sharing=sharing) as saver:
+        for step in (1, 2):
+            saver.step(state, step=step)
+    run = Run.open(uri)
+    assert bool(run.manifest(run.step(2)).shared_files) == shared
 
 
 def test_the_best_steps_are_saved_also_across_a_restart(uri):

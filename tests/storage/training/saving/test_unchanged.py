@@ -1,7 +1,9 @@
 """Leaves that stay as they are between saves are linked, and every step stays whole by itself."""
 
+import json
 import os
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jax
@@ -9,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
+from prometheus_client import REGISTRY
 
-from cairn.storage.errors import SaveError
+from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.layout import manifest_file
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store import open_files
@@ -19,6 +24,8 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.saving import unchanged
+from cairn.storage.training.saving.sharing_policy import SharingPolicy
+from tests.storage.arrays.test_fingerprints import cancelling_sign_changes, with_signs_changed
 from tests.storage.states import abstract, assert_same, floats, put
 
 KIB = 1024
@@ -142,20 +149,232 @@ def test_files_of_a_step_that_is_gone_are_written_again(checkpointer, root_uri):
     assert verify_step(Run.open(checkpointer.uri), 2).ok
 
 
-def test_leaves_of_a_step_whose_file_was_cut_short_are_written_again(checkpointer, root_uri):
-    """In a store at once after the save that finds it; nothing stored is touched."""
+def value_file(uri):
+    """The largest value file of a step."""
+    return max(open_files(uri).walk(), key=lambda entry: entry.size).name
+
+
+def cut_short(data):
+    return data[: len(data) // 2]
+
+
+def flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
+
+
+def damage(uri, name, how, *, quietly=False):
+    """Change a stored file in place; quietly: as a disk does, which tells no time of it."""
+    if uri.scheme != "file":
+        objects = ObjectStore.open(uri)
+        objects.write(name, how(objects.read(name).value))
+        return
+    path = os.path.join(uri.local_path, name)
+    before = os.stat(path)
+    with open(path, "r+b") as file:
+        data = how(file.read())
+        file.seek(0)
+        file.write(data)
+        file.truncate()
+    if quietly:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("how", [cut_short, flipped])
+@pytest.mark.parametrize("arrays", ["the same", "new"])
+def test_values_of_a_damaged_file_are_written_anew_by_the_next_save(
+    checkpointer, root_uri, how, arrays, caplog
+):
+    frozen = base()
+    save(checkpointer, 1, frozen, adapters(1))
+    second, _ = save(checkpointer, 2, frozen, adapters(2))
+    name = value_file(second.uri)
+    damage(second.uri, name, how)
+    caplog.clear()
+    run = Run.open(checkpointer.uri)
+    for step in (3, 4):
+        given = frozen if arrays == "the same" else jax.tree.map(jnp.copy, frozen)
+        handle, items = save(checkpointer, step, given, adapters(step))
+        assert_whole(handle, items)
+        assert verify_step(run, step).ok
+    assert name not in {record.name for record in run.manifest(run.step(3)).objects}
+    assert run.manifest(run.step(4)).shared_files[0].step == 3
+    (warning,) = [one.getMessage() for one in caplog.records if "damaged" in one.getMessage()]
+    assert str(second.uri / name) in warning
+    assert not verify_step(run, 2).ok
+    assert verify_step(run, 1).ok == (root_uri.scheme != "file")  # a copy is another file
+
+
+def test_a_file_that_is_gone_is_written_anew_by_the_next_save(checkpointer):
     frozen = base()
     first, _ = save(checkpointer, 1, frozen, adapters(1))
-    value_file = max(open_files(first.uri).walk(), key=lambda entry: entry.size).name
-    ObjectStore.open(first.uri).write(value_file, b"short")
-    if root_uri.scheme == "gs":
-        with pytest.raises(SaveError, match="not what was written"):
-            save(checkpointer, 2, frozen, adapters(2))
+    open_files(first.uri).delete_tree(value_file(first.uri))
+    run = Run.open(checkpointer.uri)
     for step in (2, 3):
         handle, items = save(checkpointer, step, frozen, adapters(step))
         assert_whole(handle, items)
-        assert verify_step(Run.open(checkpointer.uri), step).ok
-    assert open_files(first.uri).stat(value_file).size == len(b"short")
+        assert verify_step(run, step).ok
+
+
+def test_a_file_that_was_not_read_for_long_is_read_before_it_is_shared(tmp_path):
+    """A disk that loses a bit says nothing of it."""
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    sharing = SharingPolicy(verify_hours=2)
+    frozen = base()
+    with Checkpointer(
+        tmp_path / "run", writer_id="job", clock=lambda: now[0], sharing=sharing
+    ) as made:
+        first, _ = save(made, 1, frozen, adapters(1))
+        name = value_file(first.uri)
+        before = counted("cairn_save_verified_bytes_total")
+        now[0] += timedelta(hours=1)
+        save(made, 2, frozen, adapters(2))
+        assert counted("cairn_save_verified_bytes_total") == before
+        now[0] += timedelta(hours=1)
+        save(made, 3, frozen, adapters(3))
+        read = counted("cairn_save_verified_bytes_total") - before
+        assert read >= sum(leaf.nbytes for leaf in frozen.values())
+        damage(first.uri, name, flipped, quietly=True)
+        now[0] += timedelta(hours=1)  # since it was read
+        third, _ = save(made, 4, frozen, adapters(4))
+        assert os.path.samefile(
+            os.path.join(first.uri.local_path, name), os.path.join(third.uri.local_path, name)
+        )
+        now[0] += timedelta(hours=1)
+        last, items = save(made, 5, frozen, adapters(5))
+        assert_whole(last, items)
+        assert verify_step(Run.open(made.uri), 5).ok
+        assert not os.path.exists(os.path.join(last.uri.local_path, name))
+
+
+def counted(metric):
+    return REGISTRY.get_sample_value(metric) or 0.0
+
+
+def test_a_file_that_was_only_touched_is_shared_on(tmp_path):
+    frozen = base()
+    with Checkpointer(tmp_path / "run", writer_id="job") as made:
+        first, _ = save(made, 1, frozen, adapters(1))
+        os.utime(os.path.join(first.uri.local_path, value_file(first.uri)))
+        for step in (2, 3):
+            handle, items = save(made, step, frozen, adapters(step))
+            assert_whole(handle, items)
+            assert written_bytes(handle.uri) < 64 * KIB
+
+
+def base_origins(run, steps):
+    """By step: the step that wrote the base it has."""
+    found = []
+    for step in steps:
+        shared = run.manifest(run.step(step)).shared_files
+        assert len(shared) <= 1
+        found.append(shared[0].step if shared else step)
+    return found
+
+
+@pytest.mark.parametrize("arrays", ["the same", "new"])
+def test_values_are_written_anew_once_many_steps_share_them(root_uri, arrays):
+    frozen = base()
+    sharing = SharingPolicy(max_steps=3)
+    with Checkpointer(root_uri / "run", writer_id="job", sharing=sharing) as made:
+        for step in range(1, 8):
+            given = frozen if arrays == "the same" else jax.tree.map(jnp.copy, frozen)
+            handle, items = save(made, step, given, adapters(step))
+        assert_whole(handle, items)
+        assert base_origins(Run.open(made.uri), range(1, 8)) == [1, 1, 1, 4, 4, 4, 7]
+
+
+def test_values_are_written_anew_once_they_are_old(tmp_path):
+    frozen = base()
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    sharing = SharingPolicy(max_steps=None, max_hours=5)
+    with Checkpointer(
+        tmp_path / "run", writer_id="job", clock=lambda: now[0], sharing=sharing
+    ) as made:
+        for step in range(1, 8):
+            save(made, step, frozen, adapters(step))
+            now[0] += timedelta(hours=2)
+        assert base_origins(Run.open(made.uri), range(1, 8)) == [1, 1, 1, 4, 4, 4, 7]
+
+
+def test_by_default_no_file_is_shared_for_ever():
+    policy = SharingPolicy()
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    assert policy.may_share(steps=1, written=start, now=start)
+    assert not policy.may_share(steps=1000, written=start, now=start)
+    assert not policy.may_share(steps=1, written=start, now=start + timedelta(days=7))
+    assert policy.must_verify(seen=start, now=start + timedelta(days=1))
+
+
+def test_a_sharing_policy_that_can_not_act_is_refused(tmp_path):
+    with pytest.raises(PolicyError) as raised:
+        SharingPolicy(max_steps=0, max_hours=-1, verify_hours=None)
+    for name in ("max_steps is 0", "max_hours is -1", "verify_hours is None"):
+        assert name in str(raised.value)
+    with pytest.raises(PolicyError, match="sharing: expected a SharingPolicy, found int 3"):
+        Checkpointer(tmp_path / "run", sharing=3)
+
+
+def test_the_run_of_a_process_takes_another_policy_from_then_on(tmp_path):
+    frozen = base()
+    made = Checkpointer.for_run(tmp_path / "run")
+    with made:
+        save(made, 1, frozen, adapters(1))
+        save(made, 2, frozen, adapters(2))
+        assert Checkpointer.for_run(made.uri, sharing=SharingPolicy(max_steps=1)) is made
+        for step in (3, 4):
+            save(made, step, frozen, adapters(step))
+        assert base_origins(Run.open(made.uri), range(1, 5)) == [1, 1, 3, 4]
+
+
+def test_a_step_tells_which_files_it_shares_with_which_step(checkpointer, root_uri):
+    frozen = base()
+    first, _ = save(checkpointer, 1, frozen, adapters(1))
+    second, _ = save(checkpointer, 2, frozen, adapters(2))
+    run = Run.open(checkpointer.uri)
+    assert run.manifest(run.step(1)).shared_files == ()
+    (shared,) = run.manifest(run.step(2)).shared_files
+    assert (shared.step, shared.attempt) == (1, first.attempt)
+    sizes = {record.name: record for record in run.manifest(run.step(2)).objects}
+    assert sum(sizes[name].size for name in shared.files) > sum(
+        leaf.nbytes for leaf in frozen.values()
+    )
+    if root_uri.scheme == "file":
+        for entry in open_files(second.uri).walk():
+            found = os.stat(os.path.join(second.uri.local_path, entry.name))
+            assert (found.st_nlink > 1) == (entry.name in shared.files)
+    stored = json.loads(checkpointer._run.objects.read(manifest_file(2, second.attempt)).value)
+    plain = json.loads(checkpointer._run.objects.read(manifest_file(1, first.attempt)).value)
+    assert stored.keys() == plain.keys()  # earlier releases refuse fields that they do not know
+
+
+def test_a_fork_copies_and_says_that_it_shares_nothing(checkpointer, root_uri):
+    frozen = base()
+    for step in (1, 2):
+        save(checkpointer, step, frozen, adapters(step))
+    run = Run.open(checkpointer.uri)
+    assert run.manifest(run.step(2)).shared_files
+    forked = fork_run(run, run.step(2), root_uri / "forked", by="test")
+    manifest = Run.open(root_uri / "forked").manifest(forked)
+    assert manifest.shared_files == ()
+    assert manifest.environment["packages"] == run.manifest(run.step(2)).environment["packages"]
+
+
+def test_changes_that_leave_the_digest_as_it_is_are_stored(checkpointer):
+    """Two changes of sign may cancel in a sum that is linear in the elements, as digests are."""
+    table = floats(1024, 1024)
+    pair = cancelling_sign_changes(table)[0]
+    first = checkpointer.save(1, {"model": {"table": table.copy()}}, meta={})
+    first.wait()
+    changed = with_signs_changed(table, pair)
+    second = checkpointer.save(2, {"model": {"table": changed}}, meta={})
+    second.wait()
+    run = Run.open(checkpointer.uri)
+    before, after = (run.manifest(run.step(step)).leaves[0] for step in (1, 2))
+    assert before.chunks == table.shape
+    assert before.digest == after.digest
+    assert_same(restore_item(second.uri, "model", {"table": table}), {"table": changed})
+    assert_same(restore_item(first.uri, "model", {"table": table}), {"table": table})
 
 
 def test_where_nothing_can_be_linked_all_is_written(tmp_path, monkeypatch):

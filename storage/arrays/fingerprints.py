@@ -1,0 +1,56 @@
+"""Fingerprints of arrays, by which a save tells what did not change. Imports no JAX.
+
+    sum over i of swap(word[i] x F modulo 2**64) x key(i), modulo 2**64
+
+over the 64-bit words of the leaf, as the last axis has them in memory; `swap` turns the order of
+the eight bytes around. Keys are those of digests.py, made from another seed, and odd as F is: a
+change in one word always changes the sum, which is not linear in any element. F and the seed are
+drawn at random in each process and never leave it. Nobody can tell which changes would cancel, and
+no fingerprint means anything to another process: what is stored are digests. See ADR 17.
+
+A word counts by its place in the leaf, so that parts which do not cut through words add up.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.storage.arrays.digests import KeyedSum, box_sum
+
+__all__ = ["box_fingerprint"]
+
+_FACTOR: Final = np.uint64(secrets.randbits(64) | 1)
+_MIXED: Final = 1 << 14
+"""Words that are mixed at a time: they and their keys stay in the cache."""
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def box_fingerprint(values: np.ndarray, origin: Sequence[int]) -> int:
+    """The fingerprint of a part of a leaf.
+
+    Holds at most some 2 MiB beside the part.
+
+    Args:
+        values: the part's elements.
+        origin: index of its first element in the leaf.
+    """
+    return box_sum(values, origin, _FINGERPRINT)
+
+
+def _mixed_sums(rows: Words, keys: Words) -> Words:
+    """The sum of each row, its words mixed."""
+    found = np.empty(len(rows), np.uint64)
+    at_once = max(1, _MIXED // rows.shape[1])
+    scratch = np.empty((min(at_once, len(rows)), rows.shape[1]), np.uint64)
+    for start in range(0, len(rows), at_once):
+        part = rows[start : start + at_once]
+        mixed = np.multiply(part, _FACTOR, out=scratch[: len(part)])
+        mixed.byteswap(inplace=True)
+        found[start : start + at_once] = np.einsum("ij,j->i", mixed, keys)
+    return found
+
+
+_FINGERPRINT: Final = KeyedSum(word=8, seed=secrets.randbits(64), row_sums=_mixed_sums)

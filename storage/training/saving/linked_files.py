@@ -1,0 +1,213 @@
+"""Link value files of an earlier step into a new one, and only such as are what was written.
+
+Each is linked first and looked at then, under its new name, which nobody else knows. On a disk it
+must have the size that was written, and is read if it was modified or was not read for long. In an
+object store the copy must have the size and the checksum. What is damaged is removed again, and
+the caller writes the values anew, which it has in memory. Imports no JAX. See ADR 12.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Final, NamedTuple, TypeVar
+
+from cairn.storage.arrays import VALUE_FOLDER, StoredFile
+from cairn.storage.errors import StorageError
+from cairn.storage.store import StoreURI, open_files, read_files
+from cairn.storage.training.saving.save_metrics import record_damage, record_sharing
+from cairn.storage.training.saving.sharing_policy import SharingPolicy
+
+__all__ = ["LinkedFile", "link_files", "new_files"]
+
+_LINKS_AT_ONCE: Final = 16
+_READS_AT_ONCE: Final = 4
+
+T = TypeVar("T")
+
+
+class LinkedFile(NamedTuple):
+    """A value file of this process, which may be linked into the next step.
+
+    Attributes:
+        record: as it was written.
+        written: when.
+        seen: when its bytes were last written or read.
+        steps: that have it.
+        modified: when the file system says that it was modified, in nanoseconds; None where there
+            is no such thing.
+    """
+
+    record: StoredFile
+    written: datetime
+    seen: datetime
+    steps: int
+    modified: int | None
+
+
+class _Found(NamedTuple):
+    """A file as a listing shows it."""
+
+    size: int
+    crc32c: str | None
+    modified: int | None
+
+
+def new_files(
+    folder: StoreURI, files: Iterable[StoredFile], now: datetime
+) -> dict[str, LinkedFile]:
+    """Files that were just written into the database in `folder`, by name."""
+    return {
+        file.name: LinkedFile(file, now, now, 1, _modified(folder, file.name)) for file in files
+    }
+
+
+def link_files(
+    source: StoreURI,
+    target: StoreURI,
+    files: Mapping[str, LinkedFile],
+    *,
+    sharing: SharingPolicy,
+    now: datetime,
+) -> dict[str, LinkedFile]:
+    """Make files of one database files of another; those that now are.
+
+    Left out are those that were shared for long enough, can't be linked, as where the step was
+    deleted, or are damaged, which is logged.
+
+    Args:
+        source: the folder of the one.
+        target: of the other, which has none of them.
+        files: by name.
+        sharing: for how long they are shared.
+        now: the present moment.
+
+    Raises:
+        StoreUnavailableError: the store does not tell what it has.
+    """
+    names = [
+        name
+        for name, file in files.items()
+        if sharing.may_share(steps=file.steps, written=file.written, now=now)
+    ]
+    if not names:
+        return {}
+    link = _hard_link(source, target) if target.scheme == "file" else _copy(source, target)
+    done = _each(link, names, _LINKS_AT_ONCE)
+    linked = [name for name in names if done[name]]
+    shown = _look(target, linked)
+    problems: dict[str, str | None] = {}
+    due = []
+    for name in linked:
+        found, file = shown.get(name), files[name]
+        if found is None or not _is_as_written(found, file.record):
+            problems[name] = "nothing" if found is None else _text(found.size, found.crc32c)
+        elif found.crc32c is None and (
+            found.modified != file.modified or sharing.must_verify(seen=file.seen, now=now)
+        ):
+            due.append(name)
+    problems |= _each(lambda name: _read_problem(target, files[name].record), due, _READS_AT_ONCE)
+    sound = {}
+    for name in linked:
+        file, problem = files[name], problems.get(name)
+        if problem is not None:
+            open_files(target).delete_tree(name)
+            expected = _text(file.record.size, file.record.crc32c)
+            record_damage(source / name, expected=expected, found=problem)
+            continue
+        sound[name] = file._replace(
+            seen=now if name in due else file.seen,
+            steps=file.steps + 1,
+            modified=shown[name].modified,
+        )
+    record_sharing(
+        shared=sum(file.record.size for file in sound.values()),
+        verified=sum(files[name].record.size for name in due),
+    )
+    return sound
+
+
+def _each(work: Callable[[str], T], names: list[str], at_once: int) -> dict[str, T]:
+    if not names:
+        return {}
+    with ThreadPoolExecutor(min(at_once, len(names)), "cairn-link") as pool:
+        return dict(zip(names, pool.map(work, names), strict=True))
+
+
+def _hard_link(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
+    os.makedirs(os.path.join(target.local_path, VALUE_FOLDER), exist_ok=True)
+
+    def link(name: str) -> bool:
+        with contextlib.suppress(OSError):  # no such call, another disk, or the step was deleted
+            os.link(os.path.join(source.local_path, name), os.path.join(target.local_path, name))
+            return True
+        return False
+
+    return link
+
+
+def _copy(source: StoreURI, target: StoreURI) -> Callable[[str], bool]:
+    origin, goal = open_files(source), open_files(target)
+
+    def copy(name: str) -> bool:
+        with contextlib.suppress(StorageError):
+            origin.copy(name, goal, name)
+            return True
+        return False
+
+    return copy
+
+
+def _look(folder: StoreURI, names: Iterable[str]) -> dict[str, _Found]:
+    """The files as the store shows them; without those that are not there."""
+    if folder.scheme == "file":
+        found = {name: _stat(folder, name) for name in names}
+        return {name: one for name, one in found.items() if one is not None}
+    return {
+        f"{VALUE_FOLDER}/{entry.name}": _Found(entry.size, entry.crc32c, None)
+        for entry in open_files(folder).walk(VALUE_FOLDER)
+    }
+
+
+def _is_as_written(found: _Found, record: StoredFile) -> bool:
+    return found.size == record.size and found.crc32c in (None, record.crc32c)
+
+
+def _read_problem(folder: StoreURI, record: StoredFile) -> str | None:
+    """What reading a file shows to be wrong with it; None if it is what was written."""
+    try:
+        _drop_cached(folder, record.name)
+        (found,) = read_files(folder, [record.name], threads=1)
+    except (OSError, StorageError) as exc:  # the disk can't give it
+        return str(exc).partition("\n")[0]
+    if (found.size, found.crc32c, found.content) == (record.size, record.crc32c, record.content):
+        return None
+    return _text(found.size, found.crc32c)
+
+
+def _drop_cached(folder: StoreURI, name: str) -> None:
+    """Have the file read from the disk: what the page cache has of it may be sound for longer."""
+    if folder.scheme == "file" and hasattr(os, "posix_fadvise"):
+        descriptor = os.open(os.path.join(folder.local_path, name), os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _text(size: int, crc32c: str | None) -> str:
+    return f"{size} bytes" if crc32c is None else f"{size} bytes, crc32c {crc32c}"
+
+
+def _stat(folder: StoreURI, name: str) -> _Found | None:
+    try:
+        found = os.stat(os.path.join(folder.local_path, name))
+    except OSError:
+        return None
+    return _Found(found.st_size, None, found.st_mtime_ns)
+
+
+def _modified(folder: StoreURI, name: str) -> int | None:
+    found = _stat(folder, name) if folder.scheme == "file" else None
+    return None if found is None else found.modified
