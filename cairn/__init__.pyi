@@ -74,6 +74,8 @@ from .storage.reading.verify import verify_step as verify_step
 from .storage.runs.aliases import Alias as Alias
 from .storage.runs.aliases import Aliases as Aliases
 from .storage.runs.attempts import Attempt as Attempt
+from .storage.runs.checking import RunReport as RunReport
+from .storage.runs.checking import check_run as check_run
 from .storage.runs.fork import fork_run as fork_run
 from .storage.runs.gc import Garbage as Garbage
 from .storage.runs.gc import collect_garbage as collect_garbage
@@ -85,6 +87,8 @@ from .storage.runs.manifest import Manifest as Manifest
 from .storage.runs.manifest import ModelInfo as ModelInfo
 from .storage.runs.promotion import delete_alias as delete_alias
 from .storage.runs.promotion import promote_step as promote_step
+from .storage.runs.repair import Repair as Repair
+from .storage.runs.repair import repair_run as repair_run
 from .storage.runs.retention import BestSteps as BestSteps
 from .storage.runs.retention import Decision as Decision
 from .storage.runs.retention import RetentionOutcome as RetentionOutcome

@@ -4,6 +4,7 @@ A route takes `run: RunDependency` and has an opened `Run` of a configured root;
 before anything is touched, and an unknown root or run is a 404 problem.
 """
 
+import contextlib
 from typing import Annotated, cast
 
 from fastapi import Depends, Header, Path, Query, Request
@@ -13,7 +14,7 @@ from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import UnknownRootError
 from cairn.service.schemas import NAME_PATTERN
 from cairn.service.settings import Settings
-from cairn.storage.runs import Run
+from cairn.storage.runs import UNREADABLE, Run, refuse_headless
 from cairn.storage.store import StoreURI, confine
 
 MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
@@ -97,6 +98,21 @@ def find_run(settings: Settings, root: str, run: str) -> Run:
         RunNotFoundError: The root has no such run.
     """
     return Run.open(confine(root_uri(settings, root), run))
+
+
+def existing_run(settings: Settings, root: str, run: str) -> Run:
+    """A run of a configured root, also one that has lost its `run.json`.
+
+    Raises:
+        UnknownRootError: No such root is configured.
+        InvalidURIError: The name is not one, or leads out of the root.
+        RunNotFoundError: There is nothing of a run.
+    """
+    found = Run(confine(root_uri(settings, root), run))
+    with contextlib.suppress(*UNREADABLE):  # `run.json` is lost, or damaged
+        refuse_headless(found)
+        found.info()
+    return found
 
 
 def get_run(root: RootName, run: RunName, settings: SettingsDependency) -> Run:

@@ -327,6 +327,44 @@ class CollectGarbageRequest(Request):
     dry_run: bool = Field(default=True, description="Only say what would be removed.")
 
 
+class VerifyRunRequest(Request):
+    """Compare what is stored of a run with what was written."""
+
+    steps: Literal["all", "latest", "none"] = Field(
+        default="all",
+        description="Whose bytes to read: every listed checkpoint's, the latest one's, or none. "
+        "The run's records are compared in any case.",
+    )
+
+
+class RepairRequest(Request):
+    """Rebuild records of a run from the others, or say what that would be."""
+
+    dry_run: bool = Field(default=True, description="Only say what would be done.")
+    forget: list[str] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="Names of records that can't be rebuilt, and that the run shall go on without.",
+    )
+
+
+class Repair(Response):
+    """A record that is damaged, lost or in another's place."""
+
+    name: str
+    action: str | None = Field(description="What mends it; null: nothing but a backup can.")
+    hint: str = Field(description="What to do by hand.")
+    done: bool
+
+
+class RepairReport(Response):
+    """What would mend a run's records, or did; none: they are what was written."""
+
+    root: str
+    run: str
+    repairs: list[Repair]
+
+
 class GatherRequest(Request):
     """Consolidate a checkpoint into one safetensors file."""
 

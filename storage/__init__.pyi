@@ -30,6 +30,8 @@ from .reading.verify import verify_step as verify_step
 from .runs.aliases import Alias as Alias
 from .runs.aliases import Aliases as Aliases
 from .runs.attempts import Attempt as Attempt
+from .runs.checking import RunReport as RunReport
+from .runs.checking import check_run as check_run
 from .runs.fork import fork_run as fork_run
 from .runs.gc import Garbage as Garbage
 from .runs.gc import collect_garbage as collect_garbage
@@ -41,6 +43,8 @@ from .runs.manifest import Manifest as Manifest
 from .runs.manifest import ModelInfo as ModelInfo
 from .runs.promotion import delete_alias as delete_alias
 from .runs.promotion import promote_step as promote_step
+from .runs.repair import Repair as Repair
+from .runs.repair import repair_run as repair_run
 from .runs.retention import BestSteps as BestSteps
 from .runs.retention import Decision as Decision
 from .runs.retention import RetentionOutcome as RetentionOutcome

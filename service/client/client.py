@@ -9,8 +9,9 @@ with Client("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from cairn.service.client.clean_up import CleanUpConnection
 from cairn.service.client.connection import (
@@ -37,6 +38,7 @@ from cairn.service.schemas import (
     OperationList,
     OperationState,
     Readiness,
+    RepairReport,
     Root,
     RootList,
     Run,
@@ -193,11 +195,29 @@ class Client(CleanUpConnection):
         return self._start("verify", run, step, root, {}, idempotency_key)
 
     def verify_run(
-        self, run: str, *, root: str = DEFAULT_ROOT, idempotency_key: str | None = None
+        self,
+        run: str,
+        *,
+        steps: Literal["all", "latest", "none"] = "all",
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
     ) -> Operation:
-        """Compare every listed step of a run with what was saved."""
+        """Compare the records of a run, and the bytes of its listed steps, with what was saved."""
         path = f"{run_path(root, run)}:verify"
-        return self._send(Operation, "POST", path, headers=idempotency(idempotency_key))
+        headers = idempotency(idempotency_key)
+        return self._send(Operation, "POST", path, {"steps": steps}, headers=headers)
+
+    def repair(
+        self,
+        run: str,
+        *,
+        dry_run: bool = True,
+        forget: Iterable[str] = (),
+        root: str = DEFAULT_ROOT,
+    ) -> RepairReport:
+        """What would mend the records of a run, or, without `dry_run`, what did."""
+        body = {"dry_run": dry_run, "forget": list(forget)}
+        return self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
 
     def operations(
         self, *, state: OperationState | None = None, page_size: int = 100

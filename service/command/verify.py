@@ -1,18 +1,26 @@
 """The command of `cairn` that looks for damage."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
-from cairn.service.command.options import CheckpointArgument, RootOption, UrlOption, console, errors
+from cairn.service.command.options import (
+    CheckpointArgument,
+    RootOption,
+    RunArgument,
+    UrlOption,
+    console,
+    errors,
+)
 from cairn.service.command.tables import print_table
 from cairn.service.command.watch import watch_operation
 from cairn.service.errors import OperationFailedError
 from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import Size
+from cairn.storage.runs import check_run_name
 
 app: Final = typer.Typer()
 
@@ -25,29 +33,90 @@ def verify(
     all_steps: Annotated[
         bool, typer.Option("--all", help="Every listed step of the run RUN.")
     ] = False,
+    records: Annotated[
+        bool, typer.Option("--records", help="Only the records of the run RUN.")
+    ] = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
 ) -> None:
     """Read every byte of a checkpoint and find what is damaged.
 
-    Exit status 1 if anything is not as it was saved; standard error names each file and leaf.
+    For a RUN alone: its records, and the latest checkpoint. Exit status 1 if anything is not as it
+    was saved; standard error names each record, file and leaf.
     """
     address = Address.parse(checkpoint)
-    if all_steps and (address.alias is not None or address.step is not None):
-        raise typer.BadParameter(f"--all takes a RUN alone, found {checkpoint!r}")
+    alone = address.alias is None and address.step is None and not checkpoint.endswith("@latest")
+    if (all_steps or records) and not alone:
+        option = "--all" if all_steps else "--records"
+        raise typer.BadParameter(f"{option} takes a RUN alone, found {checkpoint!r}")
+    if all_steps and records:
+        raise typer.BadParameter("--all or --records, not both")
+    steps: Literal["all", "latest", "none"] = "none" if records else "latest"
+    steps = "all" if all_steps else steps
     with Client(url) as client:
-        if all_steps:
-            started = client.verify_run(address.run, root=root)
+        if alone:
+            started = client.verify_run(address.run, steps=steps, root=root)
         else:
             started = client.verify(*find_step(client, address, root), root=root)
         found = _found(client, started)
+    sound = [report["sound"] for report in found["steps"]]
+    rows = [_row(report) for report in found["steps"]]
+    if "records" in found:
+        records_found = found["records"]
+        sound.append(records_found["sound"])
+        rows.insert(0, _records_row(records_found))
+        _name_records(address.run, records_found)
     titles = ("step", "attempt", "found", "problems", "files", "size", "leaves", "seconds")
-    print_table(console, titles, map(_row, found["steps"]))
+    print_table(console, titles, rows)
     for report in found["steps"]:
         for problem in report["problems"]:
             errors.print(f"{address.run}/steps/{report['step']}: {problem}", soft_wrap=True)
-    if not all(report["sound"] for report in found["steps"]):
+    if not all(sound):
         raise typer.Exit(1)
+
+
+@app.command()
+def repair(
+    run: RunArgument,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; without this, only say what would be done.")
+    ] = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A record to go on without; can be repeated."),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+) -> None:
+    """Rebuild damaged or lost records of a run from the others.
+
+    Exit status 1 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
+    """
+    check_run_name(run)
+    with Client(url) as client:
+        report = client.repair(run, dry_run=not apply, forget=forget or (), root=root)
+    rows = [
+        (one.name, "mended" if one.done else "can be" if one.action else "can't be")
+        for one in report.repairs
+    ]
+    print_table(console, ("record", "mended"), rows)
+    for one in report.repairs:
+        errors.print(f"{one.name}: {one.action or one.hint}", soft_wrap=True, markup=False)
+    if any(one.action is None for one in report.repairs):
+        raise typer.Exit(1)
+
+
+def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
+    found = "sound" if records["sound"] else "damaged"
+    return ("records", None, found, records["problem_count"], records["count"], None, None, None)
+
+
+def _name_records(run: str, records: dict[str, Any]) -> None:
+    for problem in records["problems"]:
+        errors.print(f"{run}: {problem}", soft_wrap=True, markup=False)
+    for folder in records["unlisted"]:
+        text = f"{run}: {folder}: a checkpoint that no manifest names"
+        errors.print(text, soft_wrap=True, markup=False)
 
 
 def _found(client: Client, started: Operation) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from .annotations import Annotation as Annotation
 from .assets import checked_assets as checked_assets
 from .assets import put_assets as put_assets
 from .assets import read_asset as read_asset
+from .checking import RunReport as RunReport
+from .checking import check_run as check_run
 from .exports import ExportFile as ExportFile
 from .exports import ExportKey as ExportKey
 from .exports import ExportManifest as ExportManifest
@@ -45,6 +47,8 @@ from .records import UNREADABLE as UNREADABLE
 from .records import judge_records as judge_records
 from .records import parse_record as parse_record
 from .records import read_record as read_record
+from .repair import Repair as Repair
+from .repair import repair_run as repair_run
 from .retention import BestSteps as BestSteps
 from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
@@ -56,6 +60,7 @@ from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .run import Run as Run
 from .run import list_runs as list_runs
+from .run import refuse_headless as refuse_headless
 from .run import resolve_checkpoint as resolve_checkpoint
 from .run_info import RunInfo as RunInfo
 from .step_states import StepInfo as StepInfo

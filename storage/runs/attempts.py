@@ -40,6 +40,7 @@ from cairn.storage.store import ObjectStore, Record
 
 __all__ = [
     "Attempt",
+    "AttemptRecord",
     "AttemptsFound",
     "Begun",
     "counting",
@@ -80,7 +81,9 @@ class Attempt:
     previous: Begun | None = field(default=None, compare=False)
 
 
-class _AttemptRecord(Record):
+class AttemptRecord(Record):
+    """What `attempts/<n>.json` says; attributes as of `Attempt`."""
+
     FORMAT: ClassVar[str] = "cairn.attempt"
 
     base_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
@@ -166,7 +169,7 @@ def judge_attempts(objects: ObjectStore, newest: Begun | None = None) -> Attempt
         for name in objects.children(ATTEMPTS)
         if (number := parse_attempt_file(name)) is not None
     }
-    records, problems = judge_records(objects, names, _AttemptRecord.parse)
+    records, problems = judge_records(objects, names, AttemptRecord.parse)
     known = {
         names[name]: Attempt(
             names[name], record.base_step, record.writer, record.at, previous=record.previous
@@ -181,7 +184,7 @@ def judge_attempts(objects: ObjectStore, newest: Begun | None = None) -> Attempt
         found = None if name in problems else objects.read(name)
         try:
             if found is not None:
-                record = parse_record(objects, name, _AttemptRecord, found)
+                record = parse_record(objects, name, AttemptRecord, found)
                 known[number] = Attempt(number, record.base_step, record.writer, record.at)
             elif name not in problems:
                 problems[name] = _lost(objects, name)
@@ -211,7 +214,7 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
 
     Only for who holds the lease, see `cairn.storage.runs.lease.begin_attempt`.
     """
-    record = _AttemptRecord(
+    record = AttemptRecord(
         base_step=attempt.base_step,
         writer=attempt.writer,
         at=attempt.at,
@@ -257,7 +260,7 @@ def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
     """Whether the run and the attempt's record are there still, and no others in their place."""
     if objects.read(RUN_FILE) is None:
         return False
-    stored = read_record(objects, attempt_file(attempt.number), _AttemptRecord)
+    stored = read_record(objects, attempt_file(attempt.number), AttemptRecord)
     if stored is None:
         return False
     record, _ = stored

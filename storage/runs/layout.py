@@ -19,6 +19,7 @@ __all__ = [
     "ASSETS",
     "ATTEMPTS",
     "COMMIT_FILE",
+    "DAMAGED",
     "EXPORTS",
     "LEASE_FILE",
     "MANIFESTS",
@@ -71,8 +72,12 @@ ALIASES: Final = "aliases/"
 TRASH: Final = "trash/"
 EXPORTS: Final = "exports/"
 ASSETS: Final = "assets/"
+DAMAGED: Final = "damaged/"
+"""What a repair has replaced."""
 
-RUN_FOLDERS: Final = frozenset({ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, EXPORTS, MANIFESTS, TRASH})
+RUN_FOLDERS: Final = frozenset(
+    {ALIASES, ANNOTATIONS, ASSETS, ATTEMPTS, DAMAGED, EXPORTS, MANIFESTS, TRASH}
+)
 """Everything that a run has but files."""
 
 MAX_NUMBER: Final = 10**18 - 1

@@ -1,5 +1,6 @@
 """Verifying over HTTP and in the shell: sound, damaged, cancelled."""
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -23,7 +24,7 @@ def root(tmp_path_factory):
     """A sound run, one whose step 2 has damaged files, and one with a damaged manifest."""
     root = tmp_path_factory.mktemp("store")
     save_llama(root / "sound", STEPS)
-    for name in ("damaged", "unreadable"):
+    for name in ("damaged", "unreadable", "amiss", "lost", "headless"):
         shutil.copytree(root / "sound", root / name)
     folder = root / "damaged" / "attempts" / "1" / "2"
     values = [path for path in folder.rglob("*") if holds_values(str(path.relative_to(folder)))]
@@ -94,8 +95,9 @@ def test_every_step_of_a_run_is_verified_in_one_operation(http):
 def test_a_step_whose_manifest_is_damaged_is_found_with_the_others(http):
     operation = ended(http, "/v1/roots/default/runs/unreadable:verify")
     assert [report["sound"] for report in operation["error"]["steps"]] == [True, False, True]
-    (problem,) = operation["error"]["problems"]
-    assert problem.startswith("unreadable/steps/2: manifests/2.1.json: ")
+    of_records, of_step = operation["error"]["problems"]
+    assert of_records.startswith("unreadable: manifests/2.1.json: ")
+    assert of_step.startswith("unreadable/steps/2: manifests/2.1.json: ")
     answer = http.post(f"{CHECKPOINTS.format('unreadable')}/2:verify")
     assert answer.status_code in (422, 500)
     assert "manifests/2.1.json" in answer.json()["detail"]
@@ -158,10 +160,60 @@ def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
 def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
     ran = cairn("verify", "damaged", "--all", url=url)
     assert ran.returncode == 1
-    assert [row["found"] for row in rows(ran.stdout)] == ["sound", "damaged", "sound"]
+    found = {row["step"]: row["found"] for row in rows(ran.stdout)}
+    assert found == {"records": "sound", "1": "sound", "2": "damaged", "3": "sound"}
     assert "damaged/steps/2: model/_METADATA: missing" in ran.stderr
     assert "Traceback" not in ran.stderr
-    assert cairn_here("verify", "damaged", url=url).returncode == 0  # its latest step
+    ran = cairn_here("verify", "damaged", url=url)
+    assert ran.returncode == 0  # its records, and its latest step
+    assert [row["step"] for row in rows(ran.stdout)] == ["records", "3"]
+
+
+def test_the_command_names_damaged_records_and_repairs_them(url, root):
+    attempt = root / "amiss" / "attempts" / "1.json"
+    sound = attempt.read_bytes()
+    attempt.write_bytes(sound.replace(b'"writer"', b'"Writer"'))
+    ran = cairn_here("verify", "amiss", "--records", url=url)
+    assert ran.returncode == 1
+    (row,) = rows(ran.stdout)
+    assert (row["step"], row["found"], row["problems"]) == ("records", "damaged", "1")
+    assert "amiss: attempts/1.json: the attempt is not what was written" in ran.stderr
+    ran = cairn_here("repair", "amiss", url=url)
+    assert rows(ran.stdout) == [{"record": "attempts/1.json", "mended": "can be"}]
+    assert ran.returncode == 0
+    assert attempt.read_bytes() != sound
+    ran = cairn_here("repair", "amiss", "--apply", url=url)
+    assert rows(ran.stdout) == [{"record": "attempts/1.json", "mended": "mended"}], ran.stderr
+    assert json.loads(attempt.read_text())["base_step"] == json.loads(sound)["base_step"]
+    assert cairn_here("verify", "amiss", "--records", url=url).returncode == 0
+
+
+def test_the_command_says_what_no_other_record_tells(url, root):
+    manifest = root / "lost" / "manifests" / "3.1.json"
+    stored = manifest.read_bytes()
+    manifest.unlink()
+    ran = cairn_here("verify", "lost", "--records", url=url)
+    assert ran.returncode == 1
+    assert "manifests/3.1.json: the manifest of a durable step is lost" in ran.stderr
+    ran = cairn_here("repair", "lost", "--apply", url=url)
+    assert ran.returncode == 1
+    assert rows(ran.stdout) == [{"record": "manifests/3.1.json", "mended": "can't be"}]
+    assert "backup" in ran.stderr
+    ran = cairn_here("repair", "lost", "--apply", "--forget", "manifests/2.1.json", url=url)
+    assert ran.returncode == 1
+    assert "not to be forgotten" in ran.stderr
+    manifest.write_bytes(stored)
+    assert cairn_here("repair", "lost", url=url).returncode == 0
+
+
+def test_a_run_without_its_first_record_is_mended_by_the_command(url, root):
+    (root / "headless" / "run.json").unlink()
+    ran = cairn_here("repair", "headless", "--apply", url=url)
+    assert ran.returncode == 0, ran.stderr
+    assert cairn_here("verify", "headless", url=url).returncode == 0
+    ran = cairn_here("repair", "nothing", url=url)
+    assert ran.returncode == 1
+    assert "no such run" in ran.stderr.lower()
 
 
 def test_the_command_refuses_what_it_cannot_mean(url):

@@ -8,21 +8,33 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result, ope
 from cairn.service.jobs.errors import DamagedError
 from cairn.storage.errors import StepNotFoundError
 from cairn.storage.reading import VerifyReport, verify_step
-from cairn.storage.runs import Run, StepInfo, StepState
+from cairn.storage.runs import Run, StepInfo, StepState, check_run
 from cairn.storage.store import StoreURI
 
 KIND: Final = "verify"
 PROBLEMS_KEPT: Final = 100
 
 
-def verify_request(*, root: str, run: Run, step: StepInfo | None) -> dict[str, Any]:
-    """The JSON that a job is started with; without a step it is about all that are listed."""
+def verify_request(
+    *, root: str, run: Run, step: StepInfo | None, steps: str = "all"
+) -> dict[str, Any]:
+    """The JSON that a job is started with.
+
+    Args:
+        root: Name of the run's root.
+        run: The run.
+        step: Which step; None: the run's records, and `steps`.
+        steps: "all" that are listed, the "latest", or "none".
+    """
     if step is None:
-        return {"root": root, "run": run.uri.name}
+        return {"root": root, "run": run.uri.name, "steps": steps}
     return step_request(root, run, step)
 
 
 def _run(context: JobContext, request: Request) -> Result:
+    records = None
+    if "steps" in request:  # not in what an older release started
+        records = context.step("records", lambda: _records(context, request))
     if "step" in request:
         wanted = [[request["step"], request["attempt"]]]
     else:
@@ -34,13 +46,26 @@ def _run(context: JobContext, request: Request) -> Result:
         verify = functools.partial(_verify, context, request, info, place)
         found = context.step(f"verify {step}.{attempt}", verify)
         reports += found["reports"]
-    return context.step("report", lambda: _result(request, reports))
+    return context.step("report", lambda: _result(request, records, reports))
+
+
+def _records(context: JobContext, request: Request) -> Result:
+    context.progress.set(done_bytes=0, total_bytes=None, message="verifying the records")
+    report = check_run(open_run(context.roots, request))
+    return {
+        "sound": report.ok,
+        "count": report.records,
+        "problem_count": len(report.problems),
+        "problems": list(report.problems[:PROBLEMS_KEPT]),
+        "unlisted": list(report.unlisted[:PROBLEMS_KEPT]),
+    }
 
 
 def _listed(context: JobContext, request: Request) -> Result:
-    """Every listed step, by names alone: one whose manifest can't be read is among them."""
-    held = open_run(context.roots, request).step_attempts()
-    return {"steps": sorted(map(list, held.items()))}
+    """The listed steps, by names alone: one whose manifest can't be read is among them."""
+    held = sorted(open_run(context.roots, request).step_attempts().items())
+    chosen = {"none": held[:0], "latest": held[-1:]}.get(request.get("steps", "all"), held)
+    return {"steps": list(map(list, chosen))}
 
 
 def _info(request: Request, step: int, attempt: int) -> StepInfo:
@@ -80,26 +105,32 @@ def _report(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def _result(request: Request, reports: list[dict[str, Any]]) -> Result:
+def _result(request: Request, records: Result | None, reports: list[dict[str, Any]]) -> Result:
     """What was found, if all is well.
 
     Raises:
         DamagedError: Something is not; it carries what was found.
     """
     result = {"root": request["root"], "run": request["run"], "steps": reports}
+    problems, amiss = [], 0
+    if records is not None:
+        result["records"] = records
+        problems = [f"{request['run']}: {problem}" for problem in records["problems"]]
+        amiss = records["problem_count"]
     damaged = [report for report in reports if not report["sound"]]
-    if not damaged:
+    if not damaged and not amiss:
         return result
-    problems = [
+    problems += [
         f"{request['run']}/steps/{report['step']}: {problem}"
         for report in damaged
         for problem in report["problems"]
     ]
-    count = sum(report["problem_count"] for report in damaged)
+    count = sum(report["problem_count"] for report in damaged) + amiss
+    what = f"{len(damaged)} of {len(reports)} steps" + " and the run's records" * (amiss > 0)
     raise DamagedError(
-        f"{len(damaged)} of {len(reports)} steps: expected what was saved, found {count} problems: "
+        f"{what}: expected what was saved, found {count} problems: "
         f"{'; '.join(problems[:3])}{'; …' if count > 3 else ''}. Restore the files from a backup, "
-        "or use another step.",
+        "or use another step; for records see what `cairn repair` can do.",
         extra={**result, "problems": problems[:PROBLEMS_KEPT]},
     )
 

@@ -1,0 +1,252 @@
+"""Are the records of a run what was written, and do they fit together? Reads no arrays.
+
+Every record is read, with its place and its checksum; then what they say of one another: attempts
+of those before them, the lease of what was begun and reported durable, aliases and exports of
+manifests, manifests of the folders and the assets that they stand for.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cairn.storage.errors import StorageError
+from cairn.storage.runs.aliases import Alias
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.assets import read_asset
+from cairn.storage.runs.exports import ExportKey, ExportManifest
+from cairn.storage.runs.history import History, StepKey
+from cairn.storage.runs.layout import (
+    ALIASES,
+    ANNOTATIONS,
+    COMMIT_FILE,
+    EXPORTS,
+    LEASE_FILE,
+    RUN_FILE,
+    TRASH,
+    asset_file,
+    manifest_file,
+    parse_alias_file,
+    parse_annotation_file,
+    parse_export_manifest,
+    parse_hold_file,
+    parse_intent_file,
+    parse_trash_file,
+    step_dir,
+    trash_file,
+)
+from cairn.storage.runs.lease import Lease
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records import judge_records
+from cairn.storage.runs.run import Run, refuse_headless
+from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import Hold, Intent, Tombstone
+from cairn.storage.store import Place, Record, sha256_of
+
+__all__ = ["RunReport", "check_run"]
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What checking the records of a run found.
+
+    Attributes:
+        records: records that were read.
+        problems: everything that is not as it was written, or does not fit, one line each; each
+            begins with the name of a record.
+        unreadable: names of the records that can't be read, are lost or belong elsewhere.
+        unlisted: folders of steps that Orbax has committed, and that have no manifest: a save that
+            was killed at its end leaves one, and so does a manifest that was lost.
+    """
+
+    records: int
+    problems: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
+    unlisted: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if every record is what was written, and they fit together."""
+        return not self.problems
+
+
+def check_run(run: Run) -> RunReport:
+    """Read every record of a run, and compare them with one another.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer.
+    """
+    check = _RunCheck(run)
+    check.run_file()
+    check.history()
+    check.manifests()
+    check.aliases()
+    check.trash()
+    check.annotations()
+    check.exports()
+    return check.report()
+
+
+class _RunCheck:
+    """One check under way."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._objects = run.objects
+        self._history: History = run.history()
+        self._manifests: dict[StepKey, str] = {}
+        self._problems: dict[str, list[str]] = {}
+        self._unreadable: set[str] = set()
+        self._records = 0
+
+    def report(self) -> RunReport:
+        """What was found."""
+        lines = [
+            f"{name}: {text}" for name, all_ in sorted(self._problems.items()) for text in all_
+        ]
+        unlisted = [
+            step_dir(info.attempt, info.step)
+            for info in self._run.unpublished()
+            if info.state in (StepState.UNVERIFIED, StepState.SET_ASIDE)
+        ]
+        unreadable = tuple(sorted(self._unreadable))
+        return RunReport(self._records, tuple(lines), unreadable, tuple(unlisted))
+
+    def run_file(self) -> None:
+        """The record that the run begins with."""
+        found = self._objects.read(RUN_FILE)
+        try:
+            if found is None:
+                refuse_headless(self._run)
+                return
+            RunInfo.parse(found.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
+            self._records += 1
+        except StorageError as exc:
+            self._add(RUN_FILE, exc)
+
+    def history(self) -> None:
+        """Attempts and the lease, and what they say of one another and of steps."""
+        history = self._history
+        for name, error in history.problems.items():
+            self._add(name, error)
+        self._records += len(history.attempts.known)
+        lease = self._read([LEASE_FILE], Lease).get(LEASE_FILE)
+        if lease is None:
+            if history.attempts.known and LEASE_FILE not in history.problems:
+                self._say(LEASE_FILE, "none, though attempts were begun")
+                self._unreadable.add(LEASE_FILE)
+            return
+        newest = history.attempts.known[-1:]
+        if newest and lease.attempt < newest[0].number:
+            self._say(LEASE_FILE, f"attempt {lease.attempt}, the newest is {newest[0].number}")
+
+    def manifests(self) -> None:
+        """Every manifest, the attempt and the folder that it stands for, and its assets."""
+        numbers = {one.number for one in self._history.attempts.known}
+        numbers.update(self._history.attempts.unknown)
+        names = {manifest_file(*key): key for key in self._history.published}
+        stored = self._objects.read_many(names)
+        self._read(names, Manifest)
+        markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in names.values()}
+        committed = self._objects.read_many(markers.values())
+        assets = {}
+        for name, (step, attempt) in names.items():
+            value = stored[name]
+            if value is not None:
+                self._manifests[step, attempt] = sha256_of(value.value)
+            if attempt not in numbers:
+                self._say(name, f"of attempt {attempt}, which has no record")
+            removing = (step, attempt) in self._history.deleted
+            if committed[markers[step, attempt]] is None and not removing:
+                self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
+            for manifest in self._read([name], Manifest, count=False).values():
+                assets.update({asset.sha256: (name, asset) for asset in manifest.assets})
+        for sha256, (name, asset) in assets.items():
+            try:
+                read_asset(self._objects, asset)
+            except StorageError as exc:
+                self._say(asset_file(sha256), f"which {name} names: {exc}")
+
+    def aliases(self) -> None:
+        """Every alias, and the manifest that it points to."""
+        names = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
+        for name, alias in self._read(names, Alias).items():
+            if alias.deleted:
+                continue
+            key = alias.step, alias.attempt
+            digest = self._manifests.get(key)
+            if digest is None:
+                self._say(name, f"points to {manifest_file(*key)}, which is not there")
+            elif alias.manifest_digest not in (None, digest):
+                self._say(name, f"points to another {manifest_file(*key)} than is there")
+            elif key in self._history.deleted:
+                self._say(name, f"points to a step that is deleted: {trash_file(*key)}")
+
+    def trash(self) -> None:
+        """Tombstones, intents and holds."""
+        names = self._objects.list(TRASH)
+        tombstones = [name for name in names if parse_trash_file(name)]
+        for name, tombstone in self._read(tombstones, Tombstone).items():
+            key = parse_trash_file(name)
+            if key not in self._manifests and not tombstone.removing:
+                self._say(name, "of a step that has no manifest")
+        self._read([name for name in names if parse_intent_file(name)], Intent)
+        self._read([name for name in names if parse_hold_file(name)], Hold)
+
+    def annotations(self) -> None:
+        """Labels and metrics."""
+        names = self._objects.list(ANNOTATIONS)
+        self._read([name for name in names if parse_annotation_file(name)], Annotation)
+
+    def exports(self) -> None:
+        """Manifests of exports, the step that each was made of, and their files."""
+        files = self._run.files
+        for folder in files.list(EXPORTS):
+            names = [
+                f"{EXPORTS}{folder.name}/{entry.name}"
+                for entry in (files.list(f"{EXPORTS}{folder.name}") if folder.is_dir else ())
+            ]
+            manifests = [name for name in names if parse_export_manifest(name)]
+            for name, export in self._read(manifests, ExportManifest).items():
+                self._check_export(name, export)
+
+    def _check_export(self, name: str, export: ExportManifest) -> None:
+        made_of = self._manifests.get((export.step, export.attempt))
+        if made_of is not None and made_of != export.source:
+            self._say(name, f"made of another {manifest_file(export.step, export.attempt)}")
+        key = ExportKey.of(
+            step=export.step,
+            attempt=export.attempt,
+            kind=export.kind,
+            source=export.source,
+            options=export.options,
+            rule_version=export.rule_version,
+        )
+        if key.manifest != name:
+            self._say(name, f"what it says belongs to {key.manifest}")
+            return
+        folder = key.try_folder(export.folder)
+        present = {entry.name: entry.size for entry in self._run.files.walk(folder)}
+        for file in export.files:
+            if present.get(file.name) != file.size:
+                found = present.get(file.name, "none")
+                self._say(name, f"{folder}/{file.name} has {file.size} bytes, found {found}")
+
+    def _read(self, names: Iterable[str], kind: type[R], *, count: bool = True) -> dict[str, R]:
+        found, unreadable = judge_records(self._objects, names, kind.parse)
+        if count:
+            self._records += len(found)
+            for name, error in unreadable.items():
+                self._add(name, error)
+        return found
+
+    def _add(self, name: str, error: StorageError) -> None:
+        self._unreadable.add(name)
+        self._say(name, str(error))
+
+    def _say(self, name: str, text: str) -> None:
+        lines = self._problems.setdefault(name, [])
+        if text not in lines:
+            lines.append(text)

@@ -1,0 +1,325 @@
+"""Rebuilding records of a run from what the others say; nothing is guessed, nothing thrown away.
+
+`docs/howto/verify.md` tells for each kind what it is rebuilt from, and when it can't be. What is
+replaced is kept below `damaged/`, by its name and the SHA-256 of its bytes.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from cairn.storage.errors import CorruptionError, LeaseHeldError
+from cairn.storage.runs.aliases import Alias
+from cairn.storage.runs.attempts import AttemptRecord
+from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.history import judge_lease, read_history
+from cairn.storage.runs.layout import (
+    ALIASES,
+    ATTEMPTS,
+    DAMAGED,
+    LEASE_FILE,
+    RUN_FILE,
+    manifest_file,
+    parse_alias_file,
+    parse_annotation_file,
+    parse_attempt_file,
+    parse_export_manifest,
+    parse_hold_file,
+    parse_intent_file,
+    parse_manifest_file,
+    parse_trash_file,
+)
+from cairn.storage.runs.lease import LEASE_TTL_SECONDS, Lease, forget_durable
+from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records import judge_records, write_record
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
+from cairn.storage.store import Clock, Place, Record, rfc3339, sha256_of, utc_now
+
+__all__ = ["Repair", "repair_run"]
+
+_ORDER: Final = (RUN_FILE, ATTEMPTS, LEASE_FILE)
+"""What comes first: others are judged, or rebuilt, by it."""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """One record that is amiss.
+
+    Attributes:
+        name: of the record.
+        action: what mends it; None if nothing here can.
+        hint: what to do by hand, where nothing here can.
+        done: it was done.
+    """
+
+    name: str
+    action: str | None
+    hint: str = ""
+    done: bool = False
+
+
+class _Fix:
+    """A repair, and how it is carried out."""
+
+    def __init__(self, repair: Repair, do: Callable[[], None] | None = None) -> None:
+        self.repair = repair
+        self.do = do
+
+
+def repair_run(
+    run: Run,
+    *,
+    by: str,
+    dry_run: bool = True,
+    forget: Collection[str] = (),
+    clock: Clock = utc_now,
+) -> list[Repair]:
+    """What would mend the records of a run, or, without `dry_run`, what did.
+
+    Args:
+        run: the run, which need not have a `run.json`.
+        by: who asks.
+        dry_run: change nothing.
+        forget: names of records that can't be rebuilt, and that the run shall go on without.
+        clock: tells the time.
+
+    Raises:
+        LeaseHeldError: a writer is alive; nothing was done.
+        CorruptionError: `forget` names records that are not amiss, or that can be rebuilt.
+        StorageError: the store refuses; what was done until then stays done.
+    """
+    lease, _ = judge_lease(run.objects)
+    if not dry_run and lease is not None and lease.is_alive(clock()):
+        raise LeaseHeldError(
+            "a writer holds the run",
+            path=run.uri,
+            expected="no writer while records are mended",
+            found=f"{lease.writer} (attempt {lease.attempt}) until {lease.expires}",
+            next_step="Stop that job first, or wait until its lease has expired.",
+            holder=lease.writer,
+        )
+    names = _in_order(check_run(run).unreadable)
+    repairs = [_Mender(run, by, forget, clock).fix(name).repair for name in names]
+    _refuse_forgetting(run, forget, repairs)
+    if dry_run:
+        return repairs
+    # Each anew: what was mended before is what the next is rebuilt from.
+    return [_carried_out(_Mender(run, by, forget, clock).fix(name)) for name in names]
+
+
+def _carried_out(fix: _Fix) -> Repair:
+    if fix.do is None:
+        return fix.repair
+    fix.do()
+    return replace(fix.repair, done=True)
+
+
+def _in_order(names: Collection[str]) -> list[str]:
+    def place(name: str) -> tuple[int, int, str]:
+        first = [index for index, start in enumerate(_ORDER) if name.startswith(start)]
+        # The newest attempt first: it tells of the one before it.
+        return (*first, len(_ORDER))[0], -(parse_attempt_file(name) or 0), name
+
+    return sorted(names, key=place)
+
+
+def _refuse_forgetting(run: Run, forget: Collection[str], repairs: list[Repair]) -> None:
+    lost = {one.name for one in repairs if one.action is not None or one.hint}
+    forgettable = {name for name in lost if _can_be_forgotten(name)}
+    wrong = sorted(set(forget) - forgettable)
+    if wrong:
+        raise CorruptionError(
+            "not to be forgotten",
+            path=run.uri,
+            expected=", ".join(sorted(forgettable)) or "no record: none is lost for good",
+            found=", ".join(wrong),
+            next_step="Leave these out.",
+        )
+
+
+def _can_be_forgotten(name: str) -> bool:
+    kinds = (parse_manifest_file, parse_alias_file, parse_annotation_file)
+    return any(parse(name) is not None for parse in kinds)
+
+
+class _Mender:
+    """Rebuilds records from the others, as they are now."""
+
+    def __init__(self, run: Run, by: str, forget: Collection[str], clock: Clock) -> None:
+        self._run = run
+        self._objects = run.objects
+        self._by = by
+        self._forget = forget
+        self._clock = clock
+
+    def fix(self, name: str) -> _Fix:
+        """How the record `name` is mended."""
+        if name == RUN_FILE:
+            return self._run_file()
+        if name == LEASE_FILE:
+            return self._lease()
+        number = parse_attempt_file(name)
+        if number is not None:
+            return self._attempt(name, number)
+        if parse_trash_file(name) is not None:
+            return self._tombstone(name)
+        if parse_intent_file(name) is not None or parse_hold_file(name) is not None:
+            return self._announcement(name)
+        if parse_export_manifest(name) is not None:
+            action = "set it aside: the export is made anew when somebody asks for it"
+            return _Fix(Repair(name, action), partial(self._set_aside, name))
+        if _can_be_forgotten(name):
+            return self._forgotten(name)
+        return _Fix(Repair(name, None, "Restore it from a backup."))
+
+    def _run_file(self) -> _Fix:
+        places, times = self._told()
+        found = Counter(place.run for place in places if place.run is not None)
+        run_id = found.most_common(1)[0][0] if found else ""
+        info = RunInfo(
+            name=self._run.uri.name, created=min(times, default=rfc3339(self._clock()))
+        ).placed(Place(run_id, RUN_FILE))
+        action = (
+            f"begin it anew with the id {run_id!r} that the other records have, created "
+            f"{info.created}; labels, lineage and environment are lost"
+        )
+
+        def write() -> None:
+            generation = self._keep(RUN_FILE)
+            self._objects.write_if(
+                RUN_FILE, info.to_bytes(), generation=generation, same_is_success=True
+            )
+
+        return _Fix(Repair(RUN_FILE, action), write)
+
+    def _told(self) -> tuple[list[Place], list[str]]:
+        """Where the other records say that they belong, and when they were written."""
+        names = [name for name in self._objects.children(ATTEMPTS) if parse_attempt_file(name)]
+        attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
+        published = [manifest_file(*key) for key in self._run.published()]
+        manifests, _ = judge_records(self._objects, published, Manifest.parse)
+        named = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
+        aliases, _ = judge_records(self._objects, named, Alias.parse)
+        lease, _ = judge_lease(self._objects)
+        records: list[Record] = [*attempts.values(), *manifests.values(), *aliases.values()]
+        records += [] if lease is None else [lease]
+        places = [one.place for one in records if one.place is not None]
+        times = [one.at for one in attempts.values()]
+        times += [one.created for one in manifests.values()]
+        return places, times
+
+    def _attempt(self, name: str, number: int) -> _Fix:
+        history = read_history(self._objects)
+        known = {one.number: one for one in history.attempts.known}
+        if number not in known:
+            hint = "Restore it from a backup: no other record tells its base step."
+            return _Fix(Repair(name, None, hint))
+        base = known[number].base_step
+        before = [one for one in history.attempts.known if one.number < number][-1:]
+        previous = (before[0].number, before[0].base_step) if before else (0, -1)
+        own = [manifest_file(*key) for key in history.published if key[1] == number]
+        manifests, _ = judge_records(self._objects, own, Manifest.parse)
+        after = [one.at for one in history.attempts.known if one.number > number and one.at]
+        lease, _ = judge_lease(self._objects)
+        writers = [one.writer for one in manifests.values()]
+        writers += [lease.writer] if lease is not None and lease.attempt == number else []
+        times = sorted(one.created for one in manifests.values()) + after
+        record = AttemptRecord(
+            base_step=base,
+            writer=(*writers, "")[0],
+            at=(*times, rfc3339(self._clock()))[0],
+            previous=previous,
+        )
+        action = f"rebuild it: base step {base}, writer {record.writer!r}, after {previous[0]}"
+        return _Fix(Repair(name, action), partial(self._write, name, record))
+
+    def _lease(self) -> _Fix:
+        history = read_history(self._objects)
+        wrong = sorted(set(history.problems) - {LEASE_FILE})
+        if wrong or not history.attempts.known:
+            hint = f"Mend {', '.join(wrong) or 'the attempts'} first."
+            return _Fix(Repair(LEASE_FILE, None, hint))
+        newest = history.attempts.known[-1]
+        lease = Lease(
+            writer=newest.writer,
+            attempt=newest.number,
+            expires=rfc3339(self._clock() + timedelta(seconds=LEASE_TTL_SECONDS)),
+            durable=history.latest(),
+            begun=(newest.number, newest.base_step),
+        )
+        action = (
+            f"rebuild it: attempt {newest.number} of {newest.writer!r}, whose writer may go on; "
+            f"others wait until {lease.expires}"
+        )
+        return _Fix(Repair(LEASE_FILE, action), partial(self._write, LEASE_FILE, lease))
+
+    def _tombstone(self, name: str) -> _Fix:
+        key = parse_trash_file(name)
+        assert key is not None
+        now = self._clock()
+        tombstone = Tombstone(
+            at=rfc3339(now),
+            expires=rfc3339(now + timedelta(seconds=GRACE_SECONDS)),
+            by=self._by,
+            reason="its tombstone was damaged",
+            removing=self._objects.read(manifest_file(*key)) is None,
+        )
+        action = f"rebuild it: the step can be had back until {tombstone.expires}"
+        if tombstone.removing:
+            action = "rebuild it: the step's removal, which had begun, goes on"
+        return _Fix(Repair(name, action), partial(self._write, name, tombstone))
+
+    def _announcement(self, name: str) -> _Fix:
+        fields = {
+            "at": rfc3339(self._clock()),
+            "by": self._by,
+            "reason": "repair a damaged record",
+        }
+        record: Record = Intent(**fields, token=secrets.token_hex(8))
+        if parse_hold_file(name) is not None:
+            record = Hold(**fields, token=name.split(".")[-3])
+        action = "rebuild it: it ends by itself, as every one does"
+        return _Fix(Repair(name, action), partial(self._write, name, record))
+
+    def _forgotten(self, name: str) -> _Fix:
+        key = parse_manifest_file(name)
+        effect = "Restore it from a backup, or have it forgotten"
+        if key is not None:
+            effect += (
+                f": step {key[0]} of attempt {key[1]} is listed no more then, and what it had "
+                "overwritten is again; its folder stays a checkpoint that Orbax reads"
+            )
+        elif parse_alias_file(name) is not None:
+            effect += " and promote the step anew"
+        if name not in self._forget:
+            return _Fix(Repair(name, None, f"{effect}."))
+
+        def forget() -> None:
+            if key is not None:
+                forget_durable(self._objects, key)
+            self._set_aside(name)
+
+        return _Fix(Repair(name, "forget it"), forget)
+
+    def _write(self, name: str, record: Record) -> None:
+        write_record(self._objects, name, record, generation=self._keep(name))
+
+    def _set_aside(self, name: str) -> None:
+        generation = self._keep(name)
+        if generation is not None:
+            self._objects.delete_if(name, generation=generation)
+
+    def _keep(self, name: str) -> bytes | None:
+        """Keep what is there below `damaged/`; its generation."""
+        found = self._objects.read(name)
+        if found is None:
+            return None
+        digest = sha256_of(found.value).removeprefix("sha256:")[:16]
+        self._objects.write(f"{DAMAGED}{name}.{digest}", found.value)
+        return found.generation

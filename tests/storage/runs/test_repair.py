@@ -1,0 +1,264 @@
+"""What is told of a run's records, and what becomes of them when they are mended."""
+
+import json
+
+import pytest
+
+from cairn.storage.errors import CorruptionError, LeaseHeldError, UnsupportedFormatError
+from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.exports import ExportFile, ExportKey, ExportManifest, publish_export
+from cairn.storage.runs.layout import (
+    LEASE_FILE,
+    RUN_FILE,
+    alias_file,
+    annotation_file,
+    attempt_file,
+    hold_file,
+    intent_file,
+    manifest_file,
+    trash_file,
+)
+from cairn.storage.runs.lease import read_lease
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records import put_record
+from cairn.storage.runs.repair import repair_run
+from cairn.storage.runs.rollback import roll_back
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import Hold, Intent, deletable_step, delete_step
+from cairn.storage.runs.writer import Writer
+from tests.storage.runs.test_history import flip, job, lose, saved, swap
+from tests.storage.stored_runs import write_data
+
+DIGEST = "0" * 32
+
+
+@pytest.fixture
+def run(root_uri):
+    """One record of every kind; steps 10 (deleted), 20, 30, the last set aside, then 40."""
+    made = Run.create(root_uri / "my-run")
+    job(made, 10, 20, 30)
+    roll_back(made, 20, by="me")
+    job(made, 40)
+    promote_step(made, 20, "production", expect=None)
+    promote_step(made, 40, "candidate", expect=None)
+    delete_step(made, deletable_step(made, 10), by="me")
+    put_record(made.objects, annotation_file(40, 3), Annotation(metrics={"loss": 1.0}))
+    at = "2026-11-21T12:00:00Z"
+    put_record(made.objects, intent_file(20, 1), Intent(at=at, by="me", token="0" * 16))
+    put_record(made.objects, hold_file(20, 1, "1" * 16), Hold(at=at, by="me", token="1" * 16))
+    publish_export(made.objects, *export(made))
+    return made
+
+
+def export(run):
+    source = run.step(20).manifest_digest
+    key = ExportKey.of(
+        step=20, attempt=1, kind="convert", source=source, options={}, rule_version=1
+    )
+    with run.files.open_write(f"{key.try_folder('a')}/config.json") as stream:
+        stream.write(b"{}")
+    return key, ExportManifest(
+        kind="convert",
+        step=20,
+        attempt=1,
+        source=source,
+        options={},
+        rule_version=1,
+        folder="a",
+        created="2026-11-21T12:00:00Z",
+        files=(ExportFile(name="config.json", size=2, crc32c="0" * 8),),
+    )
+
+
+def history(run):
+    steps = {(info.step, info.attempt): info.state.value for info in run.all_states()}
+    return steps, {one.alias: one.step for one in run.aliases.list()}
+
+
+def records(run):
+    return [
+        name
+        for name in run.objects.list()
+        if name.endswith(".json") and not name.endswith("config.json")
+    ]
+
+
+REBUILT = [
+    RUN_FILE,
+    LEASE_FILE,
+    *map(attempt_file, (1, 2, 3)),
+    trash_file(10, 1),
+    intent_file(20, 1),
+    hold_file(20, 1, "1" * 16),
+]
+LOST = [
+    manifest_file(20, 1),
+    manifest_file(40, 3),
+    alias_file("production"),
+    annotation_file(40, 3),
+]
+
+
+def test_a_run_as_it_was_written_has_nothing_to_repair(run):
+    report = check_run(run)
+    assert report.ok, report.problems
+    assert report.records == len(records(run))
+    assert repair_run(run, by="me") == []
+
+
+@pytest.mark.parametrize("name", [*REBUILT, *LOST])
+def test_a_flipped_bit_in_any_record_is_told_by_its_name(run, name):
+    flip(run, name)
+    report = check_run(run)
+    assert name in report.unreadable
+    assert any(line.startswith(f"{name}: ") for line in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, flip) for name in REBUILT),
+        # Of what lay in the trash, nothing tells that it was there.
+        *((name, lose) for name in REBUILT if not name.startswith("trash/")),
+    ],
+)
+def test_a_record_that_others_tell_is_rebuilt(run, name, damage):
+    before = history(run)
+    damaged = None
+    damage(run, name)
+    if damage is flip:
+        damaged = run.objects.read(name).value
+    stored = run.objects.list()
+    (plan,) = repair_run(run, by="me")
+    assert (plan.name, plan.done) == (name, False)
+    assert plan.action
+    assert run.objects.list() == stored
+    (done,) = repair_run(run, by="me", dry_run=False)
+    assert done.done
+    assert check_run(run).ok, check_run(run).problems
+    assert history(run) == before
+    kept = [key for key in run.objects.list() if key.startswith(f"damaged/{name}.")]
+    assert [run.objects.read(key).value for key in kept] == ([damaged] if damaged else [])
+
+
+def test_a_rebuilt_run_file_has_the_id_that_all_records_have(run):
+    known = run.info().id
+    lose(run, RUN_FILE)
+    repair_run(Run(run.uri), by="me", dry_run=False)
+    assert run.info().id == known
+    assert run.info().name == "my-run"
+    job(run, 50)
+
+
+def test_a_rebuilt_lease_names_what_was_reported_durable(run):
+    before = read_lease(run.objects)
+    lose(run, LEASE_FILE)
+    repair_run(run, by="me", dry_run=False)
+    lease = read_lease(run.objects)
+    assert (lease.durable, lease.begun) == (before.durable, before.begun) == ((40, 3), (3, 20))
+    assert not lease.released  # its writer may live: another has to wait
+    job(run, 50)  # the same one need not
+
+
+def test_records_in_each_others_place_are_rebuilt(run):
+    before = history(run)
+    swap(run, attempt_file(1), attempt_file(3))
+    assert {one.name for one in repair_run(run, by="me")} == {attempt_file(1), attempt_file(3)}
+    repair_run(run, by="me", dry_run=False)
+    assert check_run(run).ok
+    assert history(run) == before
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_record_that_no_other_tells_is_forgotten_only_when_asked(run, name):
+    flip(run, name)
+    damaged = run.objects.read(name).value
+    (found,) = (one for one in repair_run(run, by="me", dry_run=False) if one.name == name)
+    assert found.action is None
+    assert "backup" in found.hint
+    assert run.objects.read(name).value == damaged
+    (done,) = repair_run(run, by="me", dry_run=False, forget=[name])
+    assert done.done
+    assert run.objects.read(name) is None
+    kept = [key for key in run.objects.list() if key.startswith(f"damaged/{name}.")]
+    assert [run.objects.read(key).value for key in kept] == [damaged]
+
+
+def test_a_lost_manifest_is_forgotten_and_the_run_goes_on_before_it(run):
+    lose(run, manifest_file(40, 3))
+    with pytest.raises(CorruptionError, match="is lost"):
+        run.latest_step()
+    repair_run(run, by="me", dry_run=False, forget=[manifest_file(40, 3)])
+    assert run.latest_step() == 20
+    job(run, 50)
+    assert run.latest_step() == 50
+
+
+def test_what_is_sound_is_not_forgotten(run):
+    for names in ([alias_file("candidate")], [LEASE_FILE], ["typo"]):
+        with pytest.raises(CorruptionError, match="not to be forgotten"):
+            repair_run(run, by="me", dry_run=False, forget=names)
+    assert history(run)[1] == {"candidate": 40, "production": 20}
+
+
+def test_a_damaged_export_is_made_anew(run):
+    key, manifest = export(run)
+    flip(run, key.manifest)
+    (done,) = repair_run(run, by="me", dry_run=False)
+    assert done.done
+    assert run.objects.read(key.manifest) is None
+    assert publish_export(run.objects, key, manifest) == manifest
+
+
+def test_nothing_is_mended_below_a_live_writer(run):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 50)
+    flip(run, attempt_file(1))
+    assert [one.name for one in repair_run(run, by="me")] == [attempt_file(1)]
+    with pytest.raises(LeaseHeldError, match="a writer holds the run"):
+        repair_run(run, by="me", dry_run=False)
+    writer.close()
+    repair_run(run, by="me", dry_run=False)
+    assert check_run(run).ok
+
+
+def test_an_attempt_of_which_nothing_tells_is_not_guessed(run):
+    for number in (2, 3):
+        body = json.loads(run.objects.read(attempt_file(number)).value)
+        for key in ("checksum", "key", "run", "previous"):
+            del body[key]
+        run.objects.write(attempt_file(number), json.dumps(body | {"version": 1}).encode())
+    lose(run, LEASE_FILE)
+    flip(run, attempt_file(2))
+    repairs = {one.name: one for one in repair_run(run, by="me", dry_run=False)}
+    assert repairs[attempt_file(2)].action is None
+    assert repairs[LEASE_FILE].action is None
+    with pytest.raises((CorruptionError, UnsupportedFormatError)):
+        run.attempts()
+
+
+def test_what_does_not_fit_together_is_told(run):
+    key, _ = export(run)
+    write_data(run, 35, 1)  # committed, and nobody lists it
+    other = run.objects.read(manifest_file(30, 1)).value
+    run.objects.write(manifest_file(20, 1), other.replace(b'"step":30', b'"step":20'))
+    lose(run, "attempts/3/40/commit_success.txt")
+    with run.files.open_write(f"{key.try_folder('a')}/config.json") as stream:
+        stream.write(b"{ }")
+    delete_step_by_hand(run, 40, 3)
+    report = check_run(run)
+    told = "\n".join(report.problems)
+    assert f"{manifest_file(20, 1)}: " in told
+    assert f"{alias_file('production')}: points to another {manifest_file(20, 1)}" in told
+    assert f"{alias_file('candidate')}: points to a step that is deleted" in told
+    assert "config.json has 2 bytes, found 3" in told
+    assert report.unlisted == ("attempts/1/35",)
+
+
+def delete_step_by_hand(run, step, attempt):
+    name = trash_file(step, attempt)
+    stone = json.loads(run.objects.read(trash_file(10, 1)).value)
+    for key in ("checksum", "key", "run"):
+        del stone[key]
+    run.objects.write(name, json.dumps(stone | {"version": 1}).encode())
