@@ -33,6 +33,7 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.restore import read_meta, restore_item
 from cairn.storage.training.saving.engine import StepWrite, begin_step
+from tests.programs.program import run as run_program
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -706,3 +707,35 @@ def test_the_writer_id_is_the_same_over_restarts(monkeypatch):
     assert default_writer_id() == default_writer_id()
     monkeypatch.setenv("CAIRN_WRITER_ID", "job-7")
     assert default_writer_id() == "job-7"
+
+
+FIRST_AT_ONCE = """
+import sys
+import threading
+
+from cairn.storage.training import Checkpointer
+
+sys.setswitchinterval(1e-6)
+errors, ready = [], threading.Barrier(8)
+
+
+def make(number):
+    ready.wait()
+    try:
+        Checkpointer(f"{sys.argv[1]}/run{number}")
+    except BaseException as error:
+        errors.append(error)
+
+
+threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*errors, sep="\\n")
+"""
+
+
+def test_many_threads_make_the_first_checkpointers_of_a_process_at_once(tmp_path):
+    told = run_program(["-c", FIRST_AT_ONCE, str(tmp_path)])
+    assert (told.stdout.strip(), told.returncode) == ("", 0), told.stderr
