@@ -242,7 +242,7 @@ def _copy_objects(
 
 
 def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> list[ObjectRecord]:
-    """What to copy, the commit marker last; a folder without it is no checkpoint.
+    """What to copy, the items' commit markers after all they stand for, and the step's last.
 
     Raises:
         CorruptionError: the manifest names files that are missing or of another size.
@@ -261,7 +261,13 @@ def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> lis
             next_step="Fork from another step, or restore the files from a backup.",
         )
     records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
-    return sorted(records, key=lambda record: (record.name == COMMIT_FILE, record.name))
+    return sorted(records, key=lambda record: (_marks(record.name), record.name))
+
+
+def _marks(name: str) -> int:
+    """What a file says is complete: 2 the step, 1 an item of it, 0 nothing."""
+    parts = name.split("/")
+    return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
 
 
 def _check_copy(target: Files, record: ObjectRecord) -> None:
