@@ -34,6 +34,7 @@ from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.restore import read_meta, restore_item
 from cairn.storage.training.saving.engine import StepWrite, begin_step
 from tests.programs.program import run as run_program
+from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -139,6 +140,17 @@ def test_every_name_that_leads_to_a_durable_step_is_on_the_disk(tmp_path, monkey
     with Checkpointer(tmp_path / "new/root/run", writer_id="job") as made:
         save(made, 1).wait()
         assert {str(tmp_path / name) for name in ("", "new", "new/root", "new/root/run")} <= after
+
+
+def test_every_folder_that_a_run_keeps_objects_in_is_on_the_disk(tmp_path, monkeypatch):
+    held = HeldNames(monkeypatch)
+    folder = tmp_path / "new/root/run"
+    with Checkpointer(folder, writer_id="job") as made:
+        save(made, 1, metrics={"loss": 1.0}, assets={"tokenizer.json": b"{}"}).wait()
+    folders = {path for path in folder.iterdir() if path.is_dir()}
+    assert {"annotations", "assets", "attempts", "manifests"} <= {one.name for one in folders}
+    for one in (*folders, folder / "attempts/1/1"):
+        assert held.lost(one, below=tmp_path) == []
 
 
 def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri):
