@@ -30,6 +30,7 @@ from cairn.storage.runs.manifest import Manifest, ObjectRecord
 from cairn.storage.runs.run import Lineage, Run, refuse_inside_run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
+from cairn.storage.soundness import is_of_a_probe
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
 
 __all__ = ["abandon_fork", "fork_run"]
@@ -63,6 +64,7 @@ def fork_run(
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
+        UnsoundStoreError: the store of `target` does not keep what runs rest on.
         CorruptionError: the step lacks files that its manifest names.
         StoreFullError: no space or quota left.
     """
@@ -197,7 +199,9 @@ def _refuse_foreign(target: StoreURI) -> None:
     foreign = [
         entry.name
         for entry in open_files(target).list()
-        if entry.name not in _FILES and f"{entry.name}/" not in RUN_FOLDERS
+        if entry.name not in _FILES
+        and f"{entry.name}/" not in RUN_FOLDERS
+        and not is_of_a_probe(entry.name)
     ]
     if foreign:
         raise PreconditionFailedError(

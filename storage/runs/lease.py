@@ -21,6 +21,7 @@ from cairn.storage.runs.attempts import (
     newest_number,
 )
 from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
+from cairn.storage.soundness import begin_probe
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 
 __all__ = [
@@ -106,7 +107,7 @@ def begin_attempt(
     instance: str = "",
     before: Attempt | None = None,
 ) -> Attempt:
-    """Take the lease, then create the next attempt.
+    """Take the lease, then create the next attempt, once the store is known to be sound.
 
     The same writer takes its own lease over at once, since a killed job must not wait for an
     expiry; another writer only once it has expired, the clock margin included.
@@ -125,7 +126,9 @@ def begin_attempt(
     Raises:
         LeaseHeldError: another writer holds the lease.
         FencedError: the run was taken over since `before`.
+        UnsoundStoreError: the store does not keep what runs rest on.
     """
+    probe = begin_probe(objects.uri)  # answers while the lease is taken
     number = free_number(objects)
     while True:
         if before is not None:
@@ -137,6 +140,7 @@ def begin_attempt(
             if before is not None:
                 ensure_newest(objects, before)
             keep = base_step() if callable(base_step) else base_step
+            probe.ensure_sound()
             begun = create_attempt(
                 objects, replace(wanted, number=number, base_step=keep, at=rfc3339(clock()))
             )

@@ -78,6 +78,7 @@ class Writer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
+            UnsoundStoreError: the store does not keep what runs rest on.
         """
         self.check()
         held = self.attempt
@@ -94,6 +95,7 @@ class Writer:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
+            UnsoundStoreError: the store does not keep what runs rest on.
         """
         self.check()
         self._claimed = None
