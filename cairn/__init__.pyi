@@ -65,6 +65,7 @@ from .storage.errors import StorageError as StorageError
 from .storage.errors import StoreFullError as StoreFullError
 from .storage.errors import StoreUnavailableError as StoreUnavailableError
 from .storage.errors import TreeMismatchError as TreeMismatchError
+from .storage.errors import UnsoundStoreError as UnsoundStoreError
 from .storage.errors import UnsupportedFormatError as UnsupportedFormatError
 from .storage.errors import UnsupportedLeafError as UnsupportedLeafError
 from .storage.reading.item_arrays import LeafInfo as LeafInfo

@@ -21,6 +21,7 @@ from .errors import StorageError as StorageError
 from .errors import StoreFullError as StoreFullError
 from .errors import StoreUnavailableError as StoreUnavailableError
 from .errors import TreeMismatchError as TreeMismatchError
+from .errors import UnsoundStoreError as UnsoundStoreError
 from .errors import UnsupportedFormatError as UnsupportedFormatError
 from .errors import UnsupportedLeafError as UnsupportedLeafError
 from .reading.item_arrays import LeafInfo as LeafInfo

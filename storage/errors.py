@@ -22,6 +22,7 @@ StorageError
 ├── StepChangedError                        a promotion of a step that was deleted meanwhile
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
+├── UnsoundStoreError                       a store that runs can't rest on; lists why
 ├── SaveError                               a save failed in the background
 │   └── StoreFullError (OSError)            no space or quota left
 └── StoreUnavailableError (OSError)         no answer, no permission, or too many failures
@@ -55,6 +56,7 @@ __all__ = [
     "StoreFullError",
     "StoreUnavailableError",
     "TreeMismatchError",
+    "UnsoundStoreError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
     "translate",
@@ -225,6 +227,14 @@ class LeaseHeldError(StorageError):
 
 class FencedError(StorageError):
     """A later attempt took the run over; this writer must stop."""
+
+
+class UnsoundStoreError(StorageError):
+    """The store does not keep what the run protocol rests on; nothing is written to it.
+
+    Attributes:
+        problems: everything that it did and must not, one line each.
+    """
 
 
 class SaveError(StorageError):

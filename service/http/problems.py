@@ -43,12 +43,19 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.StepInUseError: (409, "step-in-use", "The step is in use"),
     storage_errors.LeaseHeldError: (409, "lease-held", "Another writer holds the run"),
     storage_errors.FencedError: (409, "fenced", "A later attempt has taken over"),
+    storage_errors.UnsoundStoreError: (500, "store-unsound", "The store is not sound"),
     storage_errors.SaveError: (500, "save-failed", "A save failed"),
     storage_errors.StoreFullError: (507, "store-full", "The store is full"),
     storage_errors.StoreUnavailableError: (503, "store-unavailable", "The store does not answer"),
     storage_errors.UnsupportedLeafError: (422, "unsupported-leaf", "Unsupported leaf"),
     storage_errors.UnsupportedFormatError: (422, "unsupported-format", "Unsupported format"),
 }
+
+_WITH_PROBLEMS: Final = (
+    storage_errors.TreeMismatchError,
+    storage_errors.CorruptionError,
+    storage_errors.UnsoundStoreError,
+)
 
 
 def problem_from(exc: BaseException, *, instance: str) -> Problem:
@@ -166,7 +173,7 @@ def _complaint(error: Mapping[str, Any]) -> str:
 
 def _extension(exc: BaseException) -> dict[str, Any]:
     """Members beyond RFC 9457's: what a client needs to decide what to do next."""
-    if isinstance(exc, storage_errors.TreeMismatchError | storage_errors.CorruptionError):
+    if isinstance(exc, _WITH_PROBLEMS):
         return {"problems": list(exc.problems)} if exc.problems else {}
     if isinstance(exc, storage_errors.LeaseHeldError):
         return {"holder": exc.holder}

@@ -98,6 +98,7 @@ class RunSaver:
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
         LeaseHeldError: another writer holds the run.
+        UnsoundStoreError: the store does not keep what runs rest on.
         StorageError: with `policy.best`: the metrics of the run's steps can't be read.
     """
 

@@ -33,6 +33,7 @@ from cairn.storage.runs.run import Run, refuse_inside_run
 from cairn.storage.runs.run_info import Lineage
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
+from cairn.storage.soundness import is_of_a_probe
 from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
 
 __all__ = ["abandon_fork", "fork_run"]
@@ -66,6 +67,7 @@ def fork_run(
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
+        UnsoundStoreError: the store of `target` does not keep what runs rest on.
         CorruptionError: the step lacks files that its manifest names.
         StoreFullError: no space or quota left.
     """
@@ -204,7 +206,9 @@ def _refuse_foreign(target: StoreURI) -> None:
     foreign = [
         entry.name
         for entry in open_files(target).list()
-        if entry.name not in _FILES and f"{entry.name}/" not in RUN_FOLDERS
+        if entry.name not in _FILES
+        and f"{entry.name}/" not in RUN_FOLDERS
+        and not is_of_a_probe(entry.name)
     ]
     if foreign:
         raise PreconditionFailedError(
@@ -249,7 +253,7 @@ def _copy_objects(
 
 
 def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> list[ObjectRecord]:
-    """What to copy, the commit marker last; a folder without it is no checkpoint.
+    """What to copy, the items' commit markers after all they stand for, and the step's last.
 
     Raises:
         CorruptionError: the manifest names files that are missing or of another size.
@@ -268,7 +272,13 @@ def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> lis
             next_step="Fork from another step, or restore the files from a backup.",
         )
     records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
-    return sorted(records, key=lambda record: (record.name == COMMIT_FILE, record.name))
+    return sorted(records, key=lambda record: (_marks(record.name), record.name))
+
+
+def _marks(name: str) -> int:
+    """What a file says is complete: 2 the step, 1 an item of it, 0 nothing."""
+    parts = name.split("/")
+    return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
 
 
 def _check_copy(target: Files, record: ObjectRecord) -> None:

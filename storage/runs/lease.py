@@ -24,6 +24,7 @@ from cairn.storage.runs.attempts import (
 )
 from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
 from cairn.storage.runs.records import read_record, write_record
+from cairn.storage.soundness import begin_probe
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 
 __all__ = [
@@ -112,7 +113,7 @@ def begin_attempt(
     instance: str = "",
     before: Attempt | None = None,
 ) -> Attempt:
-    """Take the lease, then create the next attempt.
+    """Take the lease, then create the next attempt, once the store is known to be sound.
 
     The same writer takes its own lease over at once, since a killed job must not wait for an
     expiry; another writer only once it has expired, the clock margin included.
@@ -133,7 +134,9 @@ def begin_attempt(
         FencedError: the run was taken over since `before`.
         UnsupportedFormatError, CorruptionError: the record of an attempt, or the lease, is damaged
             or missing: what counts could be judged by guess only.
+        UnsoundStoreError: the store does not keep what runs rest on.
     """
+    probe = begin_probe(objects.uri)  # answers while the lease is taken
     number = free_number(objects)
     while True:
         if before is not None:
@@ -146,6 +149,7 @@ def begin_attempt(
                 ensure_newest(objects, before)
             previous = _newest(objects, lease)
             keep = base_step() if callable(base_step) else base_step
+            probe.ensure_sound()
             begun = create_attempt(
                 objects,
                 replace(

@@ -48,6 +48,7 @@ def roll_back(run: Run, step: StepInfo | int, *, by: str, request: str | None = 
         StepChangedError: somebody is about to delete it.
         LeaseHeldError: a writer holds the run.
         PreconditionFailedError: the request was one for another step.
+        UnsoundStoreError: the store does not keep what runs rest on.
     """
     number = step if isinstance(step, int) else step.step
     # Never `by` alone: a job of that id would lose its lease, and be taken for this rollback.

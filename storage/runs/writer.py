@@ -8,7 +8,6 @@ nothing lists it; from then on it counts, unless a later attempt went back befor
 """
 
 import contextlib
-import errno
 import os
 import threading
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from cairn.storage.runs.lease import (
 from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.records import put_record, write_record
 from cairn.storage.runs.run import Run
-from cairn.storage.store import Clock, ObjectStore, StoreURI, utc_now
+from cairn.storage.store import Clock, ObjectStore, StoreURI, sync_names, sync_path, utc_now
 
 __all__ = ["Writer", "publish_manifest", "sync_folder"]
 
@@ -81,6 +80,7 @@ class Writer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
+            UnsoundStoreError: the store does not keep what runs rest on.
         """
         self.check()
         held = self.attempt
@@ -97,6 +97,7 @@ class Writer:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
+            UnsoundStoreError: the store does not keep what runs rest on.
         """
         self.check()
         self._claimed = None
@@ -320,10 +321,10 @@ def sync_folder(folder: StoreURI) -> None:
     try:
         for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
             for name in names:
-                _sync(os.path.join(directory, name))
-            _sync(directory)
-        _sync(folder.parent.local_path)
-        _sync(folder.parent.parent.local_path)
+                sync_path(os.path.join(directory, name))
+            sync_path(directory)
+        sync_path(folder.parent.local_path)
+        sync_path(folder.parent.parent.local_path)
     except OSError as exc:
         raise translate(exc, path=folder) from exc
 
@@ -331,35 +332,16 @@ def sync_folder(folder: StoreURI) -> None:
 def _sync_names(run: StoreURI) -> None:
     """Have the local disk hold the names that lead to a run and to its folders.
 
-    What writes an object syncs the folder it lies in, not those above, which it may have made.
-
     Raises:
         StoreUnavailableError: the disk failed.
     """
     if run.scheme != "file":
         return
-    folder = run.local_path
     try:
-        _sync(folder)
-        while folder != (folder := os.path.dirname(folder)):
-            try:
-                _sync(folder)
-            except PermissionError:  # not ours to look into, so not ours to have made
-                return
+        sync_names(run.local_path)
     except OSError as exc:
         raise translate(exc, path=run) from exc
 
 
 def _raised(error: OSError) -> None:
     raise error
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:  # some file systems have no such call for folders
-        if exc.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
-            raise
-    finally:
-        os.close(descriptor)

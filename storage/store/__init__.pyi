@@ -8,6 +8,8 @@ from .clock import from_rfc3339 as from_rfc3339
 from .clock import is_above_zero as is_above_zero
 from .clock import rfc3339 as rfc3339
 from .clock import utc_now as utc_now
+from .disk_names import sync_names as sync_names
+from .disk_names import sync_path as sync_path
 from .file_checksums import FileChecksum as FileChecksum
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from typing_extensions import override
 
 from cairn.storage.errors import InvalidURIError, NotFoundError
+from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, mapped
 
 __all__ = ["TEMPORARY_PREFIX", "LocalFiles"]
@@ -91,9 +92,11 @@ class LocalFiles(Files):
                     shutil.rmtree(path)
                 else:
                     os.unlink(path)
-                _sync_folder(os.path.dirname(path))
+                sync_path(os.path.dirname(path))
             except FileNotFoundError:
                 return
+            finally:
+                forget_missing(path)
 
     @override
     def sweep(self, rel: str) -> None:
@@ -159,17 +162,6 @@ def _entry(item: os.DirEntry[str]) -> Entry | None:
         return None
 
 
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as exc:  # some network file systems have no such call
-        if exc.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
 class _LocalWriter(FileWriter):
     """Writes a hidden file beside the target, syncs it, then renames it."""
 
@@ -177,6 +169,7 @@ class _LocalWriter(FileWriter):
         self._path = path
         self._shown = shown
         folder = os.path.dirname(path)
+        forget_missing(folder)
         try:
             os.makedirs(folder, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as exc:
@@ -212,12 +205,14 @@ class _LocalWriter(FileWriter):
 
     @override
     def commit(self) -> None:
+        folder = os.path.dirname(self._path)
         with mapped(self._shown):
             os.fsync(self._stream.fileno())
             self._stream.close()
             os.replace(self._temporary, self._path)
             self._finished = True
-            _sync_folder(os.path.dirname(self._path))
+            with names_held(folder):
+                sync_path(folder)
 
     @override
     def abort(self) -> None:

@@ -20,6 +20,8 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     translate,
 )
+from cairn.storage.store.disk_names import names_held
+from cairn.storage.store.files import mapped
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.gcs import listed_pages
 from cairn.storage.store.records import canonical_json, load_json
@@ -246,11 +248,13 @@ class ObjectStore:
         self._checked(key)
         if self.uri.scheme != "file":
             return self._wait(self._kv.write(key, value, if_equal=condition), key)
+        path = os.path.join(self.uri.local_path, key)
+        with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
+            return self._put_file(path, key, value, condition)
+
+    def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> Any:
         while True:
-            try:
-                remove_stale_lock(os.path.join(self.uri.local_path, key))
-            except OSError as exc:
-                raise translate(exc, path=f"{self.uri}/{key}") from exc
+            remove_stale_lock(path)
             stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
             if not stamp.generation:
                 return stamp

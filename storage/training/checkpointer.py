@@ -160,6 +160,7 @@ class Checkpointer:
         Raises:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
+            UnsoundStoreError: the store does not keep what runs rest on.
             InvalidURIError: this is the folder or the address of a checkpoint, or in another run.
             SaveError: the checkpointer is closed.
         """
@@ -208,6 +209,7 @@ class Checkpointer:
             InvalidURIError: a step or an item's name that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
+            UnsoundStoreError: the store does not keep what runs rest on.
             SaveError: the save before this one failed, and nobody was told; this one did not start.
                 From `SaveHandle.wait`: this one failed, for one because somebody else has saved the
                 step in the same attempt, whose files are left alone.

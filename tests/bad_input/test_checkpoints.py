@@ -46,9 +46,9 @@ LOADS = [
      "Name a step's folder"),
     ("gone", "StepNotFoundError", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("meta-gone", "CorruptionError", "the 18 files that its manifest names", "1 that are not",
+    ("meta-gone", "CorruptionError", "the 21 files that its manifest names", "2 that are not",
      "Restore the files from a backup, or use another step."),
-    ("model-gone", "CorruptionError", "the 18 files that its manifest names", "7 that are not",
+    ("model-gone", "CorruptionError", "the 21 files that its manifest names", "8 that are not",
      "Restore the files from a backup, or use another step."),
 ]  # fmt: skip
 
@@ -73,13 +73,13 @@ JOBS = [
     ("emptied", "convert", 422, "not-a-checkpoint", "commit_success.txt", "notes.txt", "Name a"),
     ("emptied", "gather", 422, "not-a-checkpoint", "commit_success.txt", "notes.txt", "Name a"),
     ("emptied", "restore", 500, "corrupt", "every file that its manifest names",
-     "18 that are not: _CHECKPOINT_METADATA (none of", "Fork from another step"),
+     "21 that are not: _CHECKPOINT_METADATA (none of", "Fork from another step"),
     ("gone", "convert", 404, "step-not-found", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("model-gone", "convert", 500, "corrupt", "the 18 files that its manifest names",
-     "7 that are not", "Restore the files from a backup, or use another step."),
+    ("model-gone", "convert", 500, "corrupt", "the 21 files that its manifest names",
+     "8 that are not", "Restore the files from a backup, or use another step."),
     ("model-gone", "restore", 500, "corrupt", "every file that its manifest names",
-     "7 that are not: model/_METADATA (none of", "Fork from another step"),
+     "8 that are not: model/_METADATA (none of", "Fork from another step"),
 ]  # fmt: skip
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from tests.gcs.errors import InvalidRequestError, NotModifiedError, PreconditionError
+
+
+def without_conditions(query: Mapping[str, str]) -> dict[str, str]:
+    """A query as a server sees it that knows no preconditions."""
+    return {name: text for name, text in query.items() if not re.fullmatch(r"if\w+Match", name)}
 
 
 class Versioned(Protocol):

@@ -26,6 +26,7 @@ Kind = Literal[
     "truncate",
     "lost_response",
     "stale_list",
+    "unconditional",
 ]
 KINDS: tuple[Kind, ...] = (
     "status",  # answers with `status` before anything happens
@@ -36,6 +37,7 @@ KINDS: tuple[Kind, ...] = (
     "truncate",  # answers with the first `nbytes` only, as if the object ended there
     "lost_response",  # does the work, then closes the connection without an answer
     "stale_list",  # lists the bucket as it was when the fault was ordered
+    "unconditional",  # does the work whatever the request's preconditions say
 )
 REASONS = {
     401: "required",

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.gcs.conditions import without_conditions
 from tests.gcs.errors import ApiError, ConnectionLostError, NotFoundError
 from tests.gcs.faults import Fault
 from tests.gcs.routes import Match, find
@@ -131,6 +132,8 @@ class Handler(BaseHTTPRequestHandler):
                     request.body.cut_after = fault.nbytes
                 elif fault.kind == "stale_list":
                     service = replace(service, store=fault.snapshot)
+                elif fault.kind == "unconditional":
+                    request = replace(request, query=without_conditions(request.query))
             response = match.handler(service, request)
         except ApiError as error:
             response = Response(status=304)

@@ -57,6 +57,15 @@ def test_create_only_write_and_stale_delete_lose(store):
     assert store.read("key").result().state == "missing"
 
 
+def test_double_can_be_ordered_to_forget_conditions(gcs, store):
+    first = store.write("key", b"1").result().generation
+    store.write("key", b"2").result()
+    gcs.faults.add("unconditional", operation="upload|objects.delete", count=None)
+    assert store.write("key", b"3", if_equal=first).result().generation
+    assert store.write("key", None, if_equal=first).result().generation
+    assert store.read("key").result().state == "missing"
+
+
 def test_listing_and_range_delete_keep_to_their_range(store):
     for name in ("a", "b/1", "b/2", "c"):
         store.write(name, name.encode()).result()

@@ -43,6 +43,7 @@ STATUSES = {
     "StoreFullError": 507,
     "StoreUnavailableError": 503,
     "TreeMismatchError": 422,
+    "UnsoundStoreError": 500,
     "UnsupportedFormatError": 422,
     "UnsupportedLeafError": 422,
 }
@@ -101,11 +102,9 @@ def test_detail_says_path_expected_found_and_next_step():
 def test_extension_members_carry_what_a_client_needs():
     held = storage_errors.LeaseHeldError("held", holder="me@host")
     assert problem_from(held, instance="/x").model_dump()["holder"] == "me@host"
-    mismatch = storage_errors.TreeMismatchError("no fit", problems=["a: missing", "b: shape"])
-    assert problem_from(mismatch, instance="/x").model_dump()["problems"] == [
-        "a: missing",
-        "b: shape",
-    ]
+    for kind in (storage_errors.TreeMismatchError, storage_errors.UnsoundStoreError):
+        several = problem_from(kind("no fit", problems=["a: missing", "b: shape"]), instance="/x")
+        assert several.model_dump()["problems"] == ["a: missing", "b: shape"]
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ PUBLIC = [
     "StepExistsError", "StepFacts", "StepInFlightError", "StepInUseError", "StepInfo",
     "StepNotFoundError", "StepState", "StorageError", "StoreFullError", "StoreURI",
     "StoreUnavailableError", "TensorSource", "Tombstone", "TreeMismatchError",
-    "UnsupportedFormatError", "UnsupportedLeafError", "VerifyReport", "Writer", "apply_retention",
-    "collect_garbage", "confine", "decide", "deletable_step", "delete_alias", "delete_step",
-    "find_garbage", "fork_run", "judge_retention", "list_runs", "parse_ref", "parse_uri",
-    "plan_shards", "promote_step", "resolve_checkpoint", "roll_back", "undelete_step",
+    "UnsoundStoreError", "UnsupportedFormatError", "UnsupportedLeafError", "VerifyReport", "Writer",
+    "apply_retention", "collect_garbage", "confine", "decide", "deletable_step", "delete_alias",
+    "delete_step", "find_garbage", "fork_run", "judge_retention", "list_runs", "parse_ref",
+    "parse_uri", "plan_shards", "promote_step", "resolve_checkpoint", "roll_back", "undelete_step",
     "verify_step", "write_index", "write_shard",
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ is one `StatefulCheckpointable`: it makes the folder, calls us, and commits. Imp
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from orbax.checkpoint import v1 as ocp
 
 from cairn.storage.arrays import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
 from cairn.storage.errors import InvalidURIError, SaveError, UnsupportedFormatError
+from cairn.storage.runs import COMMIT_FILE
 from cairn.storage.store import (
     ObjectStore,
     StoreURI,
@@ -158,12 +159,25 @@ class StepWrite:
                     for name, item in trees.items()
                 }
             self._written = {name: one.result() for name, one in writing.items()}
-        if jax.process_count() == 1:
+        if jax.process_count() > 1:
+            processes.meet(self._key, "written")
+        if not processes.is_primary():
             return
-        processes.meet(self._key, "written")
-        if processes.is_primary():
+        if jax.process_count() > 1:
             for name in trees:
                 merge_databases(folder / name, jax.process_count())
+        write_files(folder, self._markers([*trees, META_ITEM]))
+
+    def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
+        """What Orbax's older checkpointers want in each item on a bucket, which has no renames.
+
+        On a disk, too: what lies there may be copied to a bucket.
+        """
+        return {
+            f"{item}/{COMMIT_FILE}": b"Checkpoint commit was successful to "
+            + orbax_folder(self._folder / item).encode()
+            for item in items
+        }
 
     def _custom(self) -> dict[str, Any]:
         """Our part of Orbax's custom metadata: which items there are, and how leaves are stored."""

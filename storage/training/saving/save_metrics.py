@@ -4,7 +4,6 @@ The log is the logger "cairn.save": one line for each outcome, as key=value. The
 prometheus_client's default registry; nothing here serves them.
 """
 
-import functools
 import json
 import logging
 import threading
@@ -41,32 +40,71 @@ _started: WeakSet[SaveHandle] = WeakSet()
 _ended: WeakSet[SaveHandle] = WeakSet()
 
 
-@functools.cache
+_KEPT_AS: Final = "_cairn_save_metrics"
+
+
 def _metrics() -> SimpleNamespace:
-    """The metrics, made when the first save is recorded."""
+    """The metrics, made when the first save is recorded.
+
+    A registry takes each name once, and this module may be imported again, or by many threads at
+    the same time. So the registry itself keeps them; whoever is first registers what it made.
+    """
+    from prometheus_client import REGISTRY
+
+    kept: SimpleNamespace | None = vars(REGISTRY).get(_KEPT_AS)
+    if kept is not None:
+        return kept
+    made = _new_metrics()
+    kept = vars(REGISTRY).setdefault(_KEPT_AS, made)  # in one step, for all threads
+    if kept is made:
+        for metric in vars(made).values():
+            REGISTRY.register(metric)
+    return kept
+
+
+def _new_metrics() -> SimpleNamespace:
+    """The metrics, in no registry yet."""
     from prometheus_client import Counter, Gauge, Histogram
 
     return SimpleNamespace(
-        saves=Counter("cairn_saves", "Saves by what became of them.", ["outcome"]),
+        saves=Counter("cairn_saves", "Saves by what became of them.", ["outcome"], registry=None),
         seconds=Histogram(
-            "cairn_save_seconds", "From the start of a save until it was durable.", buckets=_SECONDS
+            "cairn_save_seconds",
+            "From the start of a save until it was durable.",
+            buckets=_SECONDS,
+            registry=None,
         ),
         blocked=Histogram(
-            "cairn_save_blocked_seconds", "How long a save kept training.", buckets=_SECONDS
+            "cairn_save_blocked_seconds",
+            "How long a save kept training.",
+            buckets=_SECONDS,
+            registry=None,
         ),
-        nbytes=Counter("cairn_save_bytes", "Bytes of the arrays of durable saves."),
+        nbytes=Counter("cairn_save_bytes", "Bytes of the arrays of durable saves.", registry=None),
+        last=Gauge(
+            "cairn_save_last_durable_step", "The step that became durable last.", registry=None
+        ),
+        deleted=Counter(
+            "cairn_retention_deleted_steps", "Steps that retention deleted.", registry=None
+        ),
+        retention_failures=Counter(
+            "cairn_retention_failures", "Retention passes that failed.", registry=None
+        ),
         shared=Counter(
-            "cairn_save_shared_bytes", "Bytes of files that steps share with the one before."
+            "cairn_save_shared_bytes",
+            "Bytes of files that steps share with the one before.",
+            registry=None,
         ),
         verified=Counter(
-            "cairn_save_verified_bytes", "Bytes of files that were read before they were shared."
+            "cairn_save_verified_bytes",
+            "Bytes of files that were read before they were shared.",
+            registry=None,
         ),
         damaged=Counter(
-            "cairn_save_damaged_files", "Files of earlier steps that were found damaged."
+            "cairn_save_damaged_files",
+            "Files of earlier steps that were found damaged.",
+            registry=None,
         ),
-        last=Gauge("cairn_save_last_durable_step", "The step that became durable last."),
-        deleted=Counter("cairn_retention_deleted_steps", "Steps that retention deleted."),
-        retention_failures=Counter("cairn_retention_failures", "Retention passes that failed."),
     )
 
 

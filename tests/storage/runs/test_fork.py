@@ -117,6 +117,23 @@ def test_interrupted_fork_lists_nothing_and_is_taken_up_where_it_stopped(parent,
     assert len(list_attempts(Run.open(child).objects)) == 1
 
 
+def test_copied_item_has_its_marker_only_once_it_is_whole(parent, root_uri):
+    expected = {entry.name for entry in open_files(parent.step_uri(parent.step(3))).walk()}
+    whole, seen = {}, []
+
+    def look(done, total):
+        found = {entry.name for entry in open_files(root_uri / "child/attempts/1/3").walk()}
+        for marker in [name for name in found if name.endswith("/commit_success.txt")]:
+            item, _, _ = marker.partition("/")
+            own = {name for name in expected if name.startswith(f"{item}/")}
+            whole[item] = whole.get(item, True) and own <= found
+        seen.append(set(whole))
+
+    fork_run(parent, parent.step(3), root_uri / "child", by=WRITER, progress=look)
+    assert whole == {"meta": True, "model": True}
+    assert set() in seen
+
+
 def test_finished_fork_is_found_again(parent, root_uri):
     once = fork_run(parent, parent.step(3), root_uri / "child", by=WRITER)
     assert fork_run(parent, parent.step(3), root_uri / "child", by=WRITER) == once

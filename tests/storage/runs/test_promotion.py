@@ -1,4 +1,5 @@
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, delete_step
 from cairn.storage.store.clock import rfc3339
+from tests.storage.held_names import HeldNames
 
 
 def promote(run, step, expect=None, **more):
@@ -27,6 +29,16 @@ def test_an_alias_comes_to_point_to_the_step_and_its_manifest(run):
     assert moved.manifest_digest == run.step(3).manifest_digest
     assert promote(run, 6, 1) == run.aliases.get("production")
     assert [event.by for event in run.aliases.history("production")] == ["ann", "ann"]
+
+
+def test_the_first_promotion_and_deletion_of_a_run_survive_a_power_failure(run, monkeypatch):
+    held = HeldNames(monkeypatch)
+    folder = Path(run.uri.local_path)
+    assert not (folder / "aliases").exists()
+    promote(run, 3)
+    assert held.lost(folder / "aliases", below=folder) == []
+    delete_step(run, run.step(9), by="me", clock=run.clock)
+    assert held.lost(folder / "trash", below=folder) == []
 
 
 def test_a_step_that_does_not_exist_cannot_be_promoted(run):

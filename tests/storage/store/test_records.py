@@ -14,6 +14,7 @@ from cairn.storage.runs.lease import Lease, begin_attempt
 from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.run import RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
+from cairn.storage.soundness.record import StoreRecord
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json
 
@@ -39,6 +40,7 @@ RECORDS = [
     Tombstone(at=AT, expires=AT, policy={"keep_last": 1}, judged=3),
     Intent(at=AT, by="job", reason="old", token="0" * 16),
     Hold(at=AT, by="job", reason="promote it", token="0" * 16),
+    StoreRecord(at=AT, cairn="1.0", checked=("lock",), store={"checksum": "sha256:" + "0" * 64}),
 ]
 
 

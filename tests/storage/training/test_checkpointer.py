@@ -33,6 +33,8 @@ from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.restore import read_meta, restore_item
 from cairn.storage.training.saving.engine import StepWrite, begin_step
+from tests.programs.program import run as run_program
+from tests.storage.held_names import HeldNames
 from tests.storage.states import abstract, assert_same, floats, put, raws, state
 
 
@@ -138,6 +140,17 @@ def test_every_name_that_leads_to_a_durable_step_is_on_the_disk(tmp_path, monkey
     with Checkpointer(tmp_path / "new/root/run", writer_id="job") as made:
         save(made, 1).wait()
         assert {str(tmp_path / name) for name in ("", "new", "new/root", "new/root/run")} <= after
+
+
+def test_every_folder_that_a_run_keeps_objects_in_is_on_the_disk(tmp_path, monkeypatch):
+    held = HeldNames(monkeypatch)
+    folder = tmp_path / "new/root/run"
+    with Checkpointer(folder, writer_id="job") as made:
+        save(made, 1, metrics={"loss": 1.0}, assets={"tokenizer.json": b"{}"}).wait()
+    folders = {path for path in folder.iterdir() if path.is_dir()}
+    assert {"annotations", "assets", "attempts", "manifests"} <= {one.name for one in folders}
+    for one in (*folders, folder / "attempts/1/1"):
+        assert held.lost(one, below=tmp_path) == []
 
 
 def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri):
@@ -707,3 +720,35 @@ def test_the_writer_id_is_the_same_over_restarts(monkeypatch):
     assert default_writer_id() == default_writer_id()
     monkeypatch.setenv("CAIRN_WRITER_ID", "job-7")
     assert default_writer_id() == "job-7"
+
+
+FIRST_AT_ONCE = """
+import sys
+import threading
+
+from cairn.storage.training import Checkpointer
+
+sys.setswitchinterval(1e-6)
+errors, ready = [], threading.Barrier(8)
+
+
+def make(number):
+    ready.wait()
+    try:
+        Checkpointer(f"{sys.argv[1]}/run{number}")
+    except BaseException as error:
+        errors.append(error)
+
+
+threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*errors, sep="\\n")
+"""
+
+
+def test_many_threads_make_the_first_checkpointers_of_a_process_at_once(tmp_path):
+    told = run_program(["-c", FIRST_AT_ONCE, str(tmp_path)])
+    assert (told.stdout.strip(), told.returncode) == ("", 0), told.stderr

@@ -19,6 +19,7 @@ from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.dtypes import dtype_named
 from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.leaf_forms import STORED_DTYPES
@@ -107,17 +108,42 @@ def test_plain_orbax_loads_numpy_arrays_and_numbers(save_here):
     assert raws(found) == raws(arrays)
 
 
-def test_the_legacy_checkpointers_restore_an_item(save_here):
+def test_the_legacy_checkpointers_restore_an_item(save):
+    """On a bucket, which has no renames, they want a marker in each item that they are given."""
     tree = state()["model"]
-    step = save_here(model=tree)
+    uri = save(model=tree)
+    item = (uri / "model").orbax_path()
     everywhere = NamedSharding(mesh(4), PartitionSpec())
     arguments = jax.tree.map(lambda _: legacy.ArrayRestoreArgs(sharding=everywhere), tree)
     with legacy.PyTreeCheckpointer() as checkpointer:
-        found = checkpointer.restore(step / "model", restore_args=arguments)
+        found = checkpointer.restore(item, restore_args=arguments)
     assert raws(found) == raws(tree)
     assert all(leaf.sharding == everywhere for leaf in jax.tree.leaves(found))
     with legacy.StandardCheckpointer() as checkpointer:
-        assert_same(checkpointer.restore(step / "model", abstract(tree)), tree)
+        assert_same(checkpointer.restore(item, abstract(tree)), tree)
+    with legacy.Checkpointer(legacy.JsonCheckpointHandler("data.json")) as checkpointer:
+        found = checkpointer.restore((uri / "meta").orbax_path())
+    assert found == {"step": 1}
+
+
+def test_every_item_ends_with_its_marker_and_the_manifest_names_it(gcs):
+    with Checkpointer(f"{gcs.bucket_uri}/run", writer_id="job") as checkpointer:
+        handle = checkpointer.save(1, {**state(), "empty": {}}, meta={"step": 1})
+        handle.wait()
+    written = [
+        request.name.removeprefix("run/attempts/1/1/")
+        for request in gcs.server.requests
+        if (request.bucket, request.operation) == (gcs.bucket, "upload")
+    ]
+    markers = {f"{item}/commit_success.txt" for item in ("model", "optimizer", "meta")}
+    assert {name for name in written if name.endswith("/commit_success.txt")} == markers
+    for marker in markers:
+        item, _, _ = marker.partition("/")
+        own = [name for name in written if name.startswith(f"{item}/")]
+        assert own[-1] == marker
+    assert written.index("commit_success.txt") > max(map(written.index, markers))
+    run = Run.open(f"{gcs.bucket_uri}/run")
+    assert markers < {record.name for record in run.manifest(run.step(1)).objects}
 
 
 def test_orbax_lists_the_steps_and_describes_the_arrays(save_here):

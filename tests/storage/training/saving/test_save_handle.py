@@ -1,3 +1,4 @@
+import importlib
 import logging
 import threading
 
@@ -6,6 +7,7 @@ from prometheus_client import REGISTRY
 
 from cairn.storage.errors import LeaseHeldError, SaveError, StepExistsError
 from cairn.storage.store.uri import parse_uri
+from cairn.storage.training.saving import save_metrics
 from cairn.storage.training.saving.save_handle import (
     SaveHandle,
     SaveState,
@@ -145,3 +147,15 @@ def test_how_long_training_was_kept_counts_once_for_each_save(handle):
     record_started(handle)
     assert counted("cairn_save_blocked_seconds_count") == before[0] + 1
     assert counted("cairn_save_blocked_seconds_sum") == before[1] + 0.5
+
+
+def test_the_metrics_outlive_a_second_import_of_the_module():
+    before = counted(outcome="skipped")
+    save_metrics.prepare_metrics()
+    again = importlib.util.module_from_spec(save_metrics.__spec__)
+    save_metrics.__spec__.loader.exec_module(again)
+    for module in (again, save_metrics):
+        skipped = SaveHandle(step=9, attempt=1, uri=RUN)
+        skipped.skip()
+        module.record_outcome(skipped)
+    assert counted(outcome="skipped") == before + 2

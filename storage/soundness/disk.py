@@ -1,0 +1,142 @@
+"""Whether a file system does what runs on a disk rest on: create, rename, link, lock and sync.
+
+All of it by one process on one host. What breaks between hosts alone is read off the mount.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from cairn.storage.soundness.mounts import Mount
+from cairn.storage.store import sync_path
+
+__all__ = ["disk_problems"]
+
+_NOT_OFFERED: Final = {
+    *(errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOLCK),
+}
+
+
+def disk_problems(folder: str, mount: Mount | None) -> list[str]:
+    """What the file system did that it must not, a line each.
+
+    Args:
+        folder: an empty folder that nobody else knows.
+        mount: on which it lies, if that is known.
+
+    Raises:
+        OSError: the disk failed, or has no room.
+    """
+    problems = [found for check in _CHECKS if (found := check(folder))]
+    links = _hard_links(folder, mount)
+    if links:
+        problems.append(links)
+    sync_path(folder)
+    return problems
+
+
+def _exclusive_creation(folder: str) -> str:
+    path = os.path.join(folder, "exclusive")
+    _create(path)
+    try:
+        _create(path)
+    except FileExistsError:
+        return ""
+    return "creating a file that exists: expected a refusal, found it done"
+
+
+def _create(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+
+
+def _renames(folder: str) -> str:
+    before, after = os.path.join(folder, "before"), os.path.join(folder, "after")
+    _write(after, b"old")
+    _write(before, b"new")
+    os.replace(before, after)
+    found = _read(after)
+    if found != b"new":
+        return f"renaming a file onto another: expected the new bytes there, found {found!r}"
+    if os.path.lexists(before):
+        return "renaming a file: expected its old name gone, found it"
+    return ""
+
+
+def _hard_links(folder: str, mount: Mount | None) -> str:
+    """A disk that offers none is fine, as files are copied then; one that gives false ones not."""
+    file, link = os.path.join(folder, "file"), os.path.join(folder, "link")
+    _write(file, b"kept")
+    try:
+        os.link(file, link)
+    except OSError as exc:
+        if exc.errno not in _NOT_OFFERED:
+            raise
+        if mount is not None and mount.is_in_user_space:
+            return (
+                f"a hard link on {mount.point} ({mount.kind}): expected it made, found "
+                f"{exc.strerror}: a mounted bucket has none, nor renames that are atomic; for one "
+                "of Google Cloud Storage give gs://BUCKET/…"
+            )
+        return ""
+    try:
+        os.link(file, link)
+    except FileExistsError:
+        pass
+    else:
+        return "a hard link to a name that exists: expected a refusal, found it done"
+    _write(os.path.join(folder, "other"), b"other")
+    os.replace(os.path.join(folder, "other"), file)
+    found = _read(link)
+    if found != b"kept":
+        return f"a hard link whose other name was replaced: expected b'kept', found {found!r}"
+    return ""
+
+
+def _locks(folder: str) -> str:
+    path = os.path.join(folder, "locked")
+    holder, other = (os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC) for _ in range(2))
+    try:
+        try:
+            _lock(holder)
+        except OSError as exc:
+            if exc.errno not in _NOT_OFFERED:
+                raise
+            return f"locking a file: expected it done, found {exc.strerror}; mount it with locks"
+        try:
+            _lock(other)
+        except (BlockingIOError, PermissionError):
+            return ""
+        return "locking a file that is locked: expected a refusal, found it done"
+    finally:
+        os.close(holder)
+        os.close(other)
+
+
+def _lock(descriptor: int) -> None:
+    """As TensorStore locks: for the open file, not for the process, where there is such a lock."""
+    if sys.platform == "linux":
+        whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
+            return
+        except OSError as exc:
+            if exc.errno != errno.EINVAL:  # a kernel without this kind
+                raise
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+_CHECKS: Final[tuple[Callable[[str], str], ...]] = (_exclusive_creation, _renames, _locks)

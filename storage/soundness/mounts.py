@@ -1,0 +1,98 @@
+"""On what kind of file system a path lies, and what its mount says of locks.
+
+Source: proc(5), `/proc/pid/mountinfo`; nfs(5), `local_lock`; mount.lustre(8), `localflock`;
+mount.cifs(8), `nobrl`; gfs2(5) and the kernel's `filesystems/ocfs2.rst`, `localflocks`.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Mount", "mount_of", "mount_problems"]
+
+_MOUNTS: Final = "/proc/self/mountinfo"
+_ESCAPE: Final = re.compile(r"\\([0-7]{3})")
+_LOCKS_OF_ONE_HOST: Final = {
+    "nfs": {"local_lock=all", "local_lock=posix"},
+    "nfs4": {"local_lock=all", "local_lock=posix"},
+    "lustre": {"localflock"},
+    "cifs": {"nobrl"},
+    "smb3": {"nobrl"},
+    "gfs2": {"localflocks"},
+    "ocfs2": {"localflocks"},
+}
+"""Options under which the kind of lock that TensorStore takes keeps out this host alone."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system.
+
+    Attributes:
+        point: absolute path of where it is mounted.
+        kind: such as "ext4", "nfs4" or "fuse.gcsfuse".
+        source: what is mounted, as the kernel tells it; of gcsfuse the bucket's name.
+        options: of the mount and of the file system.
+    """
+
+    point: str
+    kind: str
+    source: str
+    options: frozenset[str]
+
+    @property
+    def is_in_user_space(self) -> bool:
+        """Whether a program of somebody's serves it; "fuseblk" is a disk's."""
+        return self.kind == "fuse" or self.kind.startswith("fuse.")
+
+    @property
+    def local_locks(self) -> list[str]:
+        """The options, if any, by which its locks are unknown to other hosts."""
+        return sorted(self.options & _LOCKS_OF_ONE_HOST.get(self.kind, set()))
+
+
+def mount_of(path: str) -> Mount | None:
+    """The mount that `path` lies in, which need not exist; None where the kernel tells nothing."""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:  # not Linux, or a sandbox without it
+        return None
+    real = os.path.join(os.path.realpath(path), "")
+    found = None
+    for mount in filter(None, map(_parsed, lines)):  # of several at one point the last one shows
+        if real.startswith(os.path.join(mount.point, "")) and (
+            found is None or len(mount.point) >= len(found.point)
+        ):
+            found = mount
+    return found
+
+
+def _parsed(line: str) -> Mount | None:
+    ours, _, theirs = line.partition(" - ")
+    fields, rest = ours.split(" "), theirs.split(" ")
+    if len(fields) < 6 or len(rest) < 3:
+        return None
+    options = {*fields[5].split(","), *rest[2].split(",")}
+    return Mount(_plain(fields[4]), rest[0], _plain(rest[1]), frozenset(options))
+
+
+def _plain(text: str) -> str:
+    """Blanks and backslashes are told as three octal digits."""
+    return _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
+
+
+def mount_problems(mount: Mount) -> list[str]:
+    """What the mount itself says that runs can't rest on."""
+    if mount.kind == "fuse.gcsfuse" or "subtype=gcsfuse" in mount.options:
+        return [
+            f"the mount {mount.point}: expected a file system with atomic renames and with locks "
+            f"that all hosts see, found the bucket {mount.source} through gcsfuse; "
+            f"give the bucket itself, gs://{mount.source}/…"
+        ]
+    return [
+        f"the mount {mount.point} ({mount.kind}): expected locks that all hosts see, found "
+        f"the option {option}, by which they are this host's alone; mount it without"
+        for option in mount.local_locks
+    ]

@@ -1,0 +1,214 @@
+"""Asks a store, once for each root, whether it keeps what the run protocol rests on.
+
+A store that forgets a condition loses steps without a word: two writers are both told that they
+hold the run. So whoever takes a lease asks beside it, and is promised nothing before the answer.
+The root remembers a good one; a bad one is asked for again each time, as a store can be mended.
+
+    a root that remembers    1 request of each process that writes
+    one that does not        12, once: the record, a listing of leftovers, 9 to probe, the record
+"""
+
+import atexit
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+from concurrent.futures import Future, wait
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from cairn.storage.errors import (
+    PreconditionFailedError,
+    StorageError,
+    UnsoundStoreError,
+    translate,
+)
+from cairn.storage.soundness.conditions import condition_problems
+from cairn.storage.soundness.disk import disk_problems
+from cairn.storage.soundness.mounts import Mount, mount_of, mount_problems
+from cairn.storage.soundness.record import (
+    RECORD_FILE,
+    StoreRecord,
+    identity,
+    probe_name,
+    probed_at,
+)
+from cairn.storage.store import ObjectStore, StoreURI, rfc3339, utc_now
+
+__all__ = ["Probe", "begin_probe"]
+
+_OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
+_OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
+_LEFTOVER_SECONDS: Final = 3600
+"""After so long a probe has ended, or was killed, whatever the clocks say."""
+
+_EXIT_SECONDS: Final = 5.0
+"""How long a process that ends waits for probes: their threads must not be cut off in a call."""
+
+
+class Probe:
+    """The question whether a store is sound, under way or answered."""
+
+    def __init__(self, answer: Future[None]) -> None:
+        self._answer = answer
+
+    def ensure_sound(self) -> None:
+        """Wait for the answer; promise nothing to anybody before.
+
+        Raises:
+            UnsoundStoreError: the store does not keep what runs rest on.
+            StorageError: it gives no answer.
+        """
+        self._answer.result()
+
+
+_answers: dict[str, Future[None]] = {}
+_lock = threading.Lock()
+
+
+def begin_probe(run: StoreURI) -> Probe:
+    """Ask the store of a run, unless this process knows the answer; returns at once.
+
+    Args:
+        run: the run's folder, which is about to be written.
+    """
+    root = _root(run)
+    key = f"{identity(root, None)} {root}"
+    with _lock:
+        answer = _answers.get(key)
+        if answer is None or (answer.done() and answer.exception() is not None):
+            answer = _answers[key] = Future()
+            asked = threading.Thread(
+                target=_answer, args=(answer, run, root), name="cairn-probe", daemon=True
+            )
+            asked.start()
+    return Probe(answer)
+
+
+def _forget_answers() -> None:
+    """A forked child has none of the threads that would answer."""
+    global _lock
+    _lock = threading.Lock()
+    _answers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_answers)
+
+
+@atexit.register
+def _await_answers() -> None:
+    wait(list(_answers.values()), timeout=_EXIT_SECONDS)
+
+
+def _root(run: StoreURI) -> StoreURI:
+    """The folder that the run lies in; the run itself where that is of another store."""
+    if not run.path:
+        return run
+    if run.scheme == "file":
+        with contextlib.suppress(FileNotFoundError):
+            own, above = os.stat(run.local_path), os.stat(run.parent.local_path)
+            if own.st_dev != above.st_dev:
+                return run
+    return run.parent
+
+
+def _answer(answer: Future[None], run: StoreURI, root: StoreURI) -> None:
+    try:
+        try:
+            _ask(root)
+        except UnsoundStoreError:
+            raise
+        except StorageError:
+            if root == run:
+                raise
+            _ask(run)  # a root may be somebody else's to write
+    except BaseException as exc:
+        answer.set_exception(exc)
+    else:
+        answer.set_result(None)
+
+
+def _ask(folder: StoreURI) -> None:
+    """Do nothing if `folder` remembers a good answer; else ask, and remember it there.
+
+    Raises:
+        UnsoundStoreError: the answer is bad.
+        StorageError: there is none, or it can't be remembered here.
+    """
+    mount = mount_of(folder.local_path) if folder.scheme == "file" else None
+    if mount is not None and (problems := mount_problems(mount)):
+        raise _unsound(folder, problems)
+    objects = ObjectStore.open(folder)
+    checked = _OF_ALL + (_OF_DISKS if folder.scheme == "file" else ())
+    store = identity(folder, mount)
+    found = objects.read(RECORD_FILE)
+    if found is not None:
+        with contextlib.suppress(StorageError):  # what can't be read is no answer
+            known = StoreRecord.parse(found.value, folder / RECORD_FILE)
+            if known.store == store and set(checked) <= set(known.checked):
+                return
+    started = int(utc_now().timestamp())
+    name = probe_name(started, secrets.token_hex(8))
+    if folder.scheme == "file":
+        problems = _on_disk(folder, name, mount, started)
+    else:
+        _remove_leftovers(objects, started)
+        problems = condition_problems(objects, name)
+    if problems:
+        raise _unsound(folder, problems)
+    record = StoreRecord(at=rfc3339(utc_now()), cairn=_own_version(), checked=checked, store=store)
+    generation = None if found is None else found.generation
+    with contextlib.suppress(PreconditionFailedError):  # somebody else asked, too
+        objects.write_if(
+            RECORD_FILE, record.to_bytes(), generation=generation, same_is_success=True
+        )
+
+
+def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list[str]:
+    path = os.path.join(folder.local_path, name)
+    try:
+        os.makedirs(folder.local_path, exist_ok=True)
+        for left in os.listdir(folder.local_path):
+            if _is_left_over(left, now):
+                shutil.rmtree(os.path.join(folder.local_path, left), ignore_errors=True)
+        os.mkdir(path)
+        try:
+            problems = disk_problems(path, mount)
+            return problems or condition_problems(ObjectStore(folder / name), "object")
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as exc:
+        raise translate(exc, path=folder) from exc
+
+
+def _remove_leftovers(objects: ObjectStore, now: int) -> None:
+    with contextlib.suppress(StorageError):  # they harm nobody
+        for name in objects.list(".cairn-probe-"):
+            if _is_left_over(name, now):
+                objects.delete(name)
+
+
+def _is_left_over(name: str, now: int) -> bool:
+    began = probed_at(name)
+    return began is not None and began + _LEFTOVER_SECONDS < now
+
+
+def _unsound(folder: StoreURI, problems: list[str]) -> UnsoundStoreError:
+    return UnsoundStoreError(
+        "the store does not keep what runs rest on",
+        path=folder,
+        expected="conditional writes and deletions, and on a disk renames, links and locks, that "
+        "refuse all but one of two writers",
+        found=f"{len(problems)} of these broken" if len(problems) > 1 else "one of these broken",
+        next_step="Nothing was written that counts. Keep runs on another store, or mend this one: "
+        "see the page on stores.",
+        problems=problems,
+    )
+
+
+def _own_version() -> str:
+    try:
+        return version("cairn-checkpoints")
+    except PackageNotFoundError:
+        return "unknown"

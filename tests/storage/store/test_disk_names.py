@@ -1,0 +1,92 @@
+"""A file survives a power failure only if each folder above it was synced after it was made."""
+
+import os
+import shutil
+
+import pytest
+
+from cairn.storage.store import disk_names
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from tests.storage.held_names import HeldNames
+
+
+@pytest.fixture
+def held(monkeypatch):
+    return HeldNames(monkeypatch)
+
+
+def write_object(folder, name):
+    ObjectStore.open(folder).write_if(name, b"{}", generation=None)
+
+
+def write_file(folder, name):
+    with open_files(folder).open_write(name) as file:
+        file.write(b"{}")
+
+
+def delete_tree(folder):
+    open_files(folder.parent).delete_tree(folder.name)
+
+
+WRITES = pytest.mark.parametrize("write", [write_object, write_file])
+
+
+@WRITES
+def test_folders_that_a_write_made_are_held(tmp_path, held, write):
+    write(tmp_path / "root/run", "aliases/a.json")
+    assert held.lost(tmp_path / "root/run/aliases", below=tmp_path) == []
+    write(tmp_path / "root/run", "exports/1.1/kind/file")
+    assert held.lost(tmp_path / "root/run/exports/1.1/kind", below=tmp_path) == []
+
+
+@WRITES
+def test_folders_that_another_process_made_and_may_not_have_synced_are_held(tmp_path, held, write):
+    (tmp_path / "root/run/aliases").mkdir(parents=True)
+    write(tmp_path / "root/run", "aliases/a.json")
+    assert held.lost(tmp_path / "root/run/aliases", below=tmp_path) == []
+
+
+@WRITES
+@pytest.mark.parametrize("remove", [shutil.rmtree, delete_tree])
+def test_folders_that_were_removed_and_made_again_are_held(tmp_path, held, write, remove):
+    run = tmp_path / "root/run"
+    write(run, "aliases/a.json")
+    remove(run)
+    held.forget()
+    write(run, "aliases/a.json")
+    assert held.lost(run / "aliases", below=tmp_path / "root") == []
+
+
+def test_known_folders_are_not_synced_again(tmp_path, monkeypatch):
+    store = ObjectStore.open(tmp_path / "run")
+    store.write("aliases/a.json", b"1")
+    synced = []
+    monkeypatch.setattr(disk_names, "sync_path", synced.append)
+    store.write("aliases/a.json", b"2")
+    assert synced == []
+    store.write("trash/b.json", b"3")
+    assert synced == [str(tmp_path / "run")]
+
+
+def test_folders_above_that_are_not_ours_to_look_into_were_not_made_by_us(tmp_path, monkeypatch):
+    synced = []
+
+    def refused(path):
+        if path == str(tmp_path):
+            raise PermissionError(13, "no", path)
+        synced.append(path)
+
+    monkeypatch.setattr(disk_names, "sync_path", refused)
+    ObjectStore.open(tmp_path / "run").write("aliases/a.json", b"1")
+    assert synced == [str(tmp_path / "run")]
+
+
+def test_a_disk_that_fails_to_hold_a_name_fails_the_write(tmp_path, monkeypatch):
+    def failing(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError, match="the store is full") as caught:
+        ObjectStore.open(tmp_path / "run").write("aliases/a.json", b"1")
+    assert "aliases/a.json" in caught.value.path
