@@ -8,10 +8,17 @@ from .clock import from_rfc3339 as from_rfc3339
 from .clock import is_above_zero as is_above_zero
 from .clock import rfc3339 as rfc3339
 from .clock import utc_now as utc_now
+from .deadlines import Progress as Progress
+from .deadlines import ReadProgress as ReadProgress
+from .deadlines import WatchedCall as WatchedCall
+from .deadlines import outcome as outcome
+from .deadlines import own_seconds_left as own_seconds_left
+from .deadlines import within as within
 from .file_checksums import FileChecksum as FileChecksum
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry
 from .files import Files as Files
+from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned
 from .objects import patient_context as patient_context
