@@ -182,7 +182,7 @@ class _Window:
         try:
             yield
         except BaseException as exc:
-            self._error = self._error or exc
+            self._error = exc
             raise
         finally:
             with self._changed:

@@ -5,6 +5,7 @@ filesystem layer, which caches them and asks more often than it must.
 """
 
 import builtins
+import functools
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -113,20 +114,26 @@ class GcsFiles(RemoteFiles):
         copy = (target.uri.bucket, (target.uri / target._checked(target_rel)).path)
         query: dict[str, Any] = {}
         while True:  # a large object from one place to another takes many requests
-            done = asked(
-                self.uri / source,
-                self._fs.call,
-                "POST",
-                "b/{}/o/{}/rewriteTo/b/{}/o/{}",
-                *names,
-                *copy,
-                headers={"Content-Type": "application/json"},
-                json_out=True,
-                **query,
-            )
+            rewrite = functools.partial(self._rewritten, names, copy, query)
+            done = answer(rewrite, path=self.uri / source)
             if done["done"] is True:
                 return True
             query = {"rewriteToken": done["rewriteToken"]}
+
+    def _rewritten(
+        self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
+    ) -> dict[str, Any]:
+        """One request, whose failure is not mapped: it may be of either store."""
+        found: dict[str, Any] = self._fs.call(
+            "POST",
+            "b/{}/o/{}/rewriteTo/b/{}/o/{}",
+            *source,
+            *target,
+            headers={"Content-Type": "application/json"},
+            json_out=True,
+            **query,
+        )
+        return found
 
     def _prefix(self, rel: str) -> str:
         folder = self._checked_folder(rel)

@@ -125,7 +125,8 @@ class RemoteFiles(Files):
             return False
         if type(self._fs) is not type(target._fs):
             return False
-        asked(self.uri / source, self._fs.cp_file, self._path(source), target._path(target_rel))
+        paths = self._path(source), target._path(target_rel)
+        answer(lambda: self._fs.cp_file(*paths), path=self.uri / source)
         return True
 
     def _path(self, rel: str) -> str:
