@@ -162,6 +162,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
+        deadline: float | None = None,
     ) -> SaveHandle:
         """Saves the state as a checkpoint of a run; the arguments are `EasyDeLState.save_state`'s.
 
@@ -178,6 +179,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             labels=labels,
             extras=extras,
             compression=compression,
+            deadline=deadline,
         )
         return save_train_state(self, save_directory, arguments)
 

@@ -14,9 +14,9 @@ import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
-from cairn.storage.errors import StepExistsError
+from cairn.storage.errors import StepExistsError, StorageError
 from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import StoreURI, is_above_zero, parse_uri, within
 from cairn.storage.training import (
     Checkpointer,
     DueReason,
@@ -175,6 +175,7 @@ class RunSaver:
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
     ) -> SaveHandle | None:
         """Save the state if it is due. To be called after every training step.
 
@@ -187,17 +188,23 @@ class RunSaver:
             metrics: numbers of this step.
             labels: texts to keep with it, if it is saved.
             extras: JSON to keep with it, if it is saved.
+            deadline: how many seconds this call may take, if the state is saved. Past them the save
+                is refused, the save before goes on, and training may. None waits while there is
+                progress: a store that does not answer for 90 s is given up.
 
         Returns:
-            The save's handle, which may say superseded, or failed if it was abandoned; None if the
-            step was not due.
+            The save's handle, which may say superseded, or failed or refused if the process was
+            told to end and there was no time left; None if the step was not due.
 
         Raises:
-            SaveError: the save before this one failed, and nobody was told.
-            ArgumentError: the saver is closed.
+            SaveError: the save before this one failed, and nobody was told, or is still under way
+                at the deadline.
+            StoreUnavailableError: the store gives no answer in time.
+            ArgumentError: the saver is closed, or the deadline is not above 0.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
+        _check_deadline(deadline)
         before = self._due.previous
         if step is not None:
             number = operator.index(step)
@@ -219,7 +226,8 @@ class RunSaver:
             return self._save_before_end(state)
         if busy and self.policy.when_busy == "supersede":
             return self._supersede(number, reason)
-        return self._save(state, self._given, reason)
+        with within(deadline):
+            return self._save(state, self._given, reason)
 
     def save(
         self,
@@ -229,6 +237,7 @@ class RunSaver:
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
     ) -> SaveHandle:
         """Save the state whatever the policy says, such as the last one of training.
 
@@ -243,17 +252,21 @@ class RunSaver:
             metrics: numbers to keep with it.
             labels: texts to keep with it.
             extras: JSON to keep with it.
+            deadline: how many seconds this call may take; see `step`.
 
         Returns:
             The save's handle; that of the save before if it was of this very state and step.
 
         Raises:
-            SaveError: the save before this one failed, and nobody was told.
+            SaveError: the save before this one failed, and nobody was told, or is still under way
+                at the deadline.
             StepExistsError: this step was just saved, with another state or without what is given.
-            ArgumentError: the saver is closed.
+            StoreUnavailableError: the store gives no answer in time.
+            ArgumentError: the saver is closed, or the deadline is not above 0.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
+        _check_deadline(deadline)
         number = int(state.step) if step is None else operator.index(step)
         given = {"metrics": metrics, "labels": labels, "extras": extras}
         if self._begun is not None and self._has_saved(number):
@@ -263,7 +276,8 @@ class RunSaver:
             if not self._options.get("overwrite"):
                 raise self._saved_already(number, new)
         self._told = given
-        return self._save(state, number, DueReason.ASKED)
+        with within(deadline):
+            return self._save(state, number, DueReason.ASKED)
 
     def close(self) -> None:
         """Wait for the save under way, and give the run back to other writers.
@@ -377,7 +391,13 @@ class RunSaver:
             late.daemon = True
             late.start()
             try:
-                self._save(state, self._given, DueReason.PREEMPTION)
+                with within(max(0.0, deadline - time.monotonic())):
+                    self._save(state, self._given, DueReason.PREEMPTION)
+            except StorageError:
+                if time.monotonic() < deadline:
+                    raise
+                self._leave()
+                return self._last
             finally:
                 late.cancel()
         assert self._begun is not None
@@ -389,9 +409,12 @@ class RunSaver:
         """Give up on a save that has run out of time, and let the process end without it."""
         seconds = self.policy.deadline_seconds
         if handle.abandon(f"it was not durable {seconds:g} s after the process was told to end"):
-            self._abandoned = True
             record_outcome(handle)
-            exit_guard.leave()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._abandoned = True
+        exit_guard.leave()
 
     # -- closing -------------------------------------------------------------------------------
 
@@ -456,6 +479,16 @@ def _check_grace(seconds: Any) -> None:
             expected=f"seconds from 0 to {_LONGEST_GRACE_SECONDS:g}",
             found=repr(seconds),
             next_step="give a number, such as timedelta(days=7).total_seconds()",
+        )
+
+
+def _check_deadline(seconds: Any) -> None:
+    if seconds is not None and not is_above_zero(seconds):
+        raise ArgumentError(
+            path="deadline",
+            expected="seconds above 0, or None to wait while there is progress",
+            found=repr(seconds),
+            next_step="give a number, such as 30",
         )
 
 

@@ -26,7 +26,7 @@ from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
 from cairn.storage.runs import Annotation, ModelInfo, parse_ref
-from cairn.storage.store import StoreURI
+from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
 __all__ = ["SaveArguments", "SkippedSave", "save_easydel_state", "store"]
@@ -48,6 +48,7 @@ class SaveArguments:
     labels: Mapping[str, str] | None = None
     extras: Mapping[str, Any] | None = None
     compression: Compression | None = None
+    deadline: float | None = None
 
 
 class SkippedSave(SaveHandle):
@@ -133,6 +134,7 @@ def store(
         for name in ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite"):
             _flag(name, getattr(arguments, name))
         enabled = arguments.enable is None or _flag("enable", arguments.enable)
+        _refuse_no_time(arguments.deadline)
         Annotation.of(arguments.labels, None)  # raises, if it can't be kept
         _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
         step = _number(state_step) if arguments.step is None else arguments.step
@@ -165,26 +167,27 @@ def store(
     if not enabled:
         say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
         return SkippedSave(step=step, uri=run)
-    handle = Checkpointer.for_run(run).save(
-        step,
-        items,
-        meta=full_meta,
-        model=info,
-        assets=assets,
-        metrics=arguments.metrics,
-        labels=arguments.labels,
-        overwrite=bool(arguments.overwrite),
-        compression=arguments.compression,
-    )
-    nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
-    say(
-        arguments.verbose,
-        f"saving step {step} ({size_text(nbytes)}) to {handle.uri}; "
-        f"training waited {handle.blocked_seconds:.3f} s",
-    )
-    if arguments.wait:
-        handle.wait()
-        say(arguments.verbose, f"step {step} is durable")
+    with within(arguments.deadline):
+        handle = Checkpointer.for_run(run).save(
+            step,
+            items,
+            meta=full_meta,
+            model=info,
+            assets=assets,
+            metrics=arguments.metrics,
+            labels=arguments.labels,
+            overwrite=bool(arguments.overwrite),
+            compression=arguments.compression,
+        )
+        nbytes = sum(leaf_bytes(leaf) for leaf in jax.tree.leaves(dict(items)))
+        say(
+            arguments.verbose,
+            f"saving step {step} ({size_text(nbytes)}) to {handle.uri}; "
+            f"training waited {handle.blocked_seconds:.3f} s",
+        )
+        if arguments.wait:
+            handle.wait(own_seconds_left())
+            say(arguments.verbose, f"step {step} is durable")
     return handle
 
 
@@ -198,6 +201,16 @@ def _flag(name: str, value: Any) -> bool:
             next_step="convert it with bool() if that says what you mean",
         )
     return bool(value)
+
+
+def _refuse_no_time(deadline: Any) -> None:
+    if deadline is not None and not is_above_zero(deadline):
+        raise ArgumentError(
+            path="save_state: deadline",
+            expected="seconds above 0, or None to wait while there is progress",
+            found=repr(deadline),
+            next_step="give a number of seconds, such as 30",
+        )
 
 
 def _refuse_donated(leaves: Sequence[Any]) -> None:

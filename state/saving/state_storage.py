@@ -41,6 +41,7 @@ class StateStorageMixin:
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
+        deadline: float | None = None,
     ) -> SaveHandle:
         """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
 
@@ -66,6 +67,10 @@ class StateStorageMixin:
                 the data.
             compression: "zstd" stores floating weights in about a tenth less space and takes
                 several times as long; None stores the bytes as they are.
+            deadline: how many seconds this call may take: for the save before it, for the store,
+                and with `wait` for the checkpoint to be durable. Past them it raises, and the save
+                before goes on. None waits while there is progress: a store that does not answer
+                for 90 s is given up.
 
         Returns:
             A handle with `wait()`, `done`, `error`, `step` and `uri`.
@@ -78,7 +83,9 @@ class StateStorageMixin:
                 `labels`, `extras` or another argument differs between processes; on every
                 process. Of `metrics`, which may have been measured by each, those of process 0
                 are stored.
-            SaveError: if the save before this one failed.
+            SaveError: if the save before this one failed, or is still under way at the deadline.
+            StoreUnavailableError: if the store gives no answer in time; nothing is saved.
+            TimeoutError: with `wait`, if it is not durable at the deadline; it goes on.
         """
         arguments = SaveArguments(
             float_dtype=float_dtype,
@@ -93,6 +100,7 @@ class StateStorageMixin:
             labels=labels,
             extras=extras,
             compression=compression,
+            deadline=deadline,
         )
         return save_easydel_state(self, save_directory, arguments)
 

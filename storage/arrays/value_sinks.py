@@ -6,7 +6,9 @@ import fcntl
 import mmap
 import os
 import queue
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
@@ -28,6 +30,9 @@ DIRECT_IO: Final = "CAIRN_DIRECT_IO"
 
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
+_SOON_SECONDS: Final = 10.0
+"""If an object takes less, twice as many at a time take far less than a store may be silent."""
+
 _BUFFER_BYTES: Final = 4 << 20
 """Written to a disk at a time; one per writer."""
 
@@ -133,10 +138,13 @@ class _RemoteSink:
         self.writers = _REMOTE_WRITERS
         self._objects = ObjectStore(folder, patient=True)
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
+        self._window = _Window(_REMOTE_WRITERS)
 
     def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
-        wait = self._handing_over.submit(self._hand_over, name, list(buffers)).result()
-        wait()
+        parts = list(buffers)
+        with self._window.place():
+            wait = self._handing_over.submit(self._hand_over, name, parts).result()
+            wait()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -146,6 +154,42 @@ class _RemoteSink:
 
     def close(self) -> None:
         self._handing_over.shutdown()
+
+
+class _Window:
+    """How many objects are on their way at a time."""
+
+    def __init__(self, most: int) -> None:
+        """One at first, and `most` at most."""
+        self._most = most
+        self._wide, self._sent = 1, 0
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Send an object within this.
+
+        Raises:
+            BaseException: what the sending of another has raised.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or self._sent < self._wide)
+            if self._error is not None:
+                raise self._error
+            self._sent += 1
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as exc:
+            self._error = exc
+            raise
+        finally:
+            with self._changed:
+                self._sent -= 1
+                soon = time.monotonic() - began < _SOON_SECONDS
+                self._wide = min(2 * self._wide, self._most) if soon else max(1, self._wide // 2)
+                self._changed.notify_all()
 
 
 def _aligned_memory() -> memoryview:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
 from cairn.storage.arrays import (
     PIECE_BYTES,
@@ -22,6 +21,7 @@ from cairn.storage.arrays import (
     copy_permuted,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.limited_reads import LimitedReads
 
 __all__ = ["BlockPlan", "stream_blocks"]
 
@@ -87,7 +87,7 @@ class BlockPlan:
 
 
 def stream_blocks(
-    array: ts.TensorStore | PackedReads | CheckedReads,
+    array: LimitedReads | PackedReads | CheckedReads,
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:

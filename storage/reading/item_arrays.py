@@ -31,9 +31,10 @@ from cairn.storage.errors import (
     translate,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import StoredCut
 from cairn.storage.runs import LeafRecord
-from cairn.storage.store import StoreURI
+from cairn.storage.store import ReadProgress, StoreURI
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
 
@@ -96,6 +97,7 @@ class ItemArrays:
         self._records = records
         self._context = context
         self._open: dict[str, ts.TensorStore] = {}
+        self._progress = ReadProgress()
         self._digests = digests
         self._loaded: ChunkDigests | None = None
         self._known_whole: set[str] = set()
@@ -139,7 +141,7 @@ class ItemArrays:
         self._check(info)
         return info
 
-    def array(self, path: str) -> ts.TensorStore | PackedReads | CheckedReads:
+    def array(self, path: str) -> LimitedReads | PackedReads | CheckedReads:
         """The stored array of a leaf, open for reading, indexed as the leaf is.
 
         With digests, what is read of it is compared with them first.
@@ -149,10 +151,11 @@ class ItemArrays:
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
-        array: ts.TensorStore | PackedReads = stored
+        limited = LimitedReads(stored, self._progress)
+        array: LimitedReads | PackedReads = limited
         shape: tuple[int, ...] = tuple(stored.shape)
         if form is not None and form.kind == "packed":
-            array = PackedReads(stored, form.dtype, self._packed_axis(path, form, stored))
+            array = PackedReads(limited, form.dtype, self._packed_axis(path, form, stored))
             shape = form.shape
         record = self._records.get(path) if self._records is not None else None
         if self._digests is None or record is None or record.chunks is None:
@@ -327,10 +330,10 @@ class ItemArrays:
         closed = [path for path in paths if path not in self._open]
         for start in range(0, len(closed), _OPENS_AT_ONCE):
             window = closed[start : start + _OPENS_AT_ONCE]
-            pending = [(path, self._start_open(path)) for path in window]
-            self._open.update({path: self._result(future, path) for path, future in pending})
+            pending = [(path, self._opening(path)) for path in window]
+            self._open.update({path: self._result(one, path) for path, one in pending})
 
-    def _start_open(self, path: str) -> Any:
+    def _opening(self, path: str) -> LimitedRead:
         name = self.tree.arrays.get(path, array_name(path))
         base = self.uri.kvstore_spec()
         kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
@@ -342,11 +345,12 @@ class ItemArrays:
             # Without this an absent chunk reads as zeros.
             "fill_missing_data_reads": self.tree.sparse,
         }
-        return ts.open(spec, open=True, read=True, context=self._context)
+        opening = ts.open(spec, open=True, read=True, context=self._context)
+        return LimitedRead(opening, self._progress)
 
-    def _result(self, future: Any, path: str) -> Any:
+    def _result(self, pending: Any, path: str) -> Any:
         try:
-            return future.result()
+            return pending.result()
         except (ValueError, OSError) as exc:
             known = translate(exc, path=self.where(path))
             if isinstance(known, StoreUnavailableError):

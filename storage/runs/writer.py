@@ -30,9 +30,24 @@ from cairn.storage.runs.lease import (
 from cairn.storage.runs.manifest import Manifest
 from cairn.storage.runs.records import put_record, write_record
 from cairn.storage.runs.run import Run
-from cairn.storage.store import Clock, ObjectStore, StoreURI, sync_names, sync_path, utc_now
+from cairn.storage.store import (
+    Clock,
+    ObjectStore,
+    StoreURI,
+    own_seconds_left,
+    sync_names,
+    sync_path,
+    utc_now,
+    within,
+)
 
 __all__ = ["Writer", "publish_manifest", "sync_folder"]
+
+_RENEWAL_SECONDS = 1.0
+"""How long to wait for a renewal that is under way: it does nothing once the lease was taken."""
+
+_GIVING_BACK_SECONDS = 10.0
+"""How long to try to give a lease back, which else expires by itself."""
 
 
 class Writer:
@@ -64,6 +79,7 @@ class Writer:
         self._latest: int | None = None
         self._goes_back = False
         self._given_up = False
+        self._unsettled: tuple[int, int] | None = None
         self._starting = False
         self._fenced: FencedError | None = None
         self._stop = threading.Event()
@@ -109,7 +125,7 @@ class Writer:
     def _attempt_for(self, step: int, overwrite: bool) -> int:
         held = self.attempt
         if held is None:
-            self._latest = self._run.latest_step()
+            self._latest = self._latest_settled()
         below = self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
@@ -129,23 +145,28 @@ class Writer:
     def publish(self, manifest: Manifest, annotation: Annotation | None = None) -> None:
         """Make a step listed, durably; its data must be durable already.
 
+        If a store says nothing while the manifest is written, that may or may not be there. The
+        claim that follows, or `close`, sets it aside: a step that failed does not come back.
+
         Args:
             manifest: of the step that was claimed last, in the attempt that the claim gave.
             annotation: its labels and metrics, if any.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
-            SaveError: the run was given back, or the step was not claimed; nothing was written.
+            SaveError: the run was given back, or the step was not claimed, or was given up
+                meanwhile (`drop`); nothing was written.
+            StoreUnavailableError: the store gives no answer.
             PreconditionFailedError: another manifest is there already.
         """
         step = manifest.step
         self._refuse_unclaimed(manifest)
         if annotation is not None:
             put_record(self._objects, annotation_file(step, manifest.attempt), annotation)
-        publish_manifest(self._objects, manifest, self._fence)
+        publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
         note_durable(self._objects, self._held(), step)
         self._ensure_counts(manifest)
-        self._claimed = None
+        self._claimed = self._unsettled = None
         if self._goes_back:
             self._begin(lambda: step)
         self._latest = step
@@ -168,7 +189,11 @@ class Writer:
         """Give the lease back, so that another writer need not wait for it to expire."""
         self._pause()
         if self._attempt is not None and self._fenced is None:
-            with contextlib.suppress(StorageError):  # what was saved stays saved
+            # What was saved stays saved.
+            with contextlib.suppress(StorageError), within(_GIVING_BACK_SECONDS):
+                if self._unsettled is not None:
+                    self._begin(self._last_to_keep)
+                    self._pause()
                 release(self._objects, self._attempt, clock=self._clock)
         self._attempt = None
 
@@ -191,6 +216,7 @@ class Writer:
         )
         self._starting = False
         self._given_up = False
+        self._unsettled = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._keep, args=(self._attempt, self._stop), name="cairn-lease", daemon=True
@@ -200,8 +226,18 @@ class Writer:
 
     def _last_to_keep(self) -> int:
         """The latest step that the store shows, or the one noted in the lease if that is later."""
-        self._latest = self._run.latest_step()
-        return max(-1 if self._latest is None else self._latest, noted_step(self._objects))
+        self._latest = self._latest_settled()
+        noted = noted_step(self._objects)
+        if self._unsettled is not None and noted == self._unsettled[0]:
+            noted = -1
+        return max(-1 if self._latest is None else self._latest, noted)
+
+    def _latest_settled(self) -> int | None:
+        """The latest step that is listed, but for one that was given up while it was published."""
+        listed = self._run.step_attempts().items()
+        return max(
+            (step for step, number in listed if (step, number) != self._unsettled), default=None
+        )
 
     def _exists(self, step: int) -> StepExistsError:
         return StepExistsError(
@@ -219,6 +255,13 @@ class Writer:
         except FencedError as exc:
             self._fenced = exc
             raise
+
+    def _look_last(self, manifest: Manifest) -> None:
+        """Raise if the manifest must not be written; from then on it may be there."""
+        self._fence()
+        self._refuse_unclaimed(manifest)
+        if self._latest is None or manifest.step > self._latest:  # else it covers one that counts
+            self._unsettled = manifest.step, manifest.attempt
 
     def _refuse_unclaimed(self, manifest: Manifest) -> None:
         self._held()
@@ -273,7 +316,8 @@ class Writer:
     def _pause(self) -> None:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            left = own_seconds_left()
+            self._thread.join(_RENEWAL_SECONDS if left is None else min(left, _RENEWAL_SECONDS))
         self._thread = None
 
     def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
@@ -282,7 +326,8 @@ class Writer:
             try:
                 renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
             except FencedError as exc:
-                self._fenced = exc
+                if not stop.is_set():  # else it was replaced by this very writer
+                    self._fenced = exc
                 return
             except StorageError:
                 continue

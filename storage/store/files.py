@@ -7,18 +7,21 @@ commit. Listings are never cached.
 
 import abc
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate
+from cairn.storage.store.deadlines import answer
 from cairn.storage.store.uri import StoreURI, check_segment
 
 __all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files"]
 
 BLOCK_BYTES = 8 << 20
 """Size of the blocks that are streamed, in bytes."""
+
+T = TypeVar("T")
 
 
 class FileStat(NamedTuple):
@@ -201,3 +204,14 @@ def mapped(path: object) -> Iterator[None]:
         raise
     except Exception as exc:
         raise translate(exc, path=path) from exc
+
+
+def asked(path: object, call: Callable[..., T], *args: Any, **options: Any) -> T:
+    """What a call of fsspec's gives, which waits without a limit of its own.
+
+    Raises:
+        StoreUnavailableError: nothing was answered for too long.
+        StorageError: what else went wrong, for `path`.
+    """
+    with mapped(path):
+        return answer(lambda: call(*args, **options), path=path)

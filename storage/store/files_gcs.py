@@ -5,19 +5,24 @@ filesystem layer, which caches them and asks more often than it must.
 """
 
 import builtins
+import functools
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 import google_crc32c
 from typing_extensions import override
 
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.store.files import BLOCK_BYTES, Entry, FileStat, FileWriter, mapped
+from cairn.storage.store.deadlines import answer
+from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
 from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
 from cairn.storage.store.gcs import crc32c_of, filesystem, listed_pages
 from cairn.storage.store.objects import ObjectStore
 
 __all__ = ["GcsFiles"]
+
+_RANGE_BYTES: Final = 8 * BLOCK_BYTES
+"""Asked for at a time, as an answer has to come within the deadline."""
 
 
 class GcsFiles(RemoteFiles):
@@ -32,7 +37,10 @@ class GcsFiles(RemoteFiles):
         name = (self.uri / self._checked(rel)).path
         with mapped(self.uri / rel):
             try:
-                found = self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True)
+                found = answer(
+                    lambda: self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True),
+                    path=self.uri / rel,
+                )
             except FileNotFoundError as exc:
                 raise NotFoundError(
                     path=self.uri / rel, expected="a file", found="nothing"
@@ -66,9 +74,22 @@ class GcsFiles(RemoteFiles):
         if start >= end:
             self.stat(rel)
             return b""
+        parts: builtins.list[bytes] = []
+        for low in range(start, end, _RANGE_BYTES):
+            high = min(low + _RANGE_BYTES, end)
+            parts.append(self._part(rel, path, low, high))
+            if len(parts[-1]) < high - low:
+                break
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
+        """One request."""
         with mapped(self.uri / rel):
             try:
-                return bytes(self._fs.cat_file(path, start=start, end=end))
+                return answer(
+                    lambda: bytes(self._fs.cat_file(path, start=start, end=end)),
+                    path=self.uri / rel,
+                )
             except Exception as exc:
                 if getattr(exc, "code", None) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                     return b""  # it begins at or after the end of the file
@@ -76,8 +97,7 @@ class GcsFiles(RemoteFiles):
 
     @override
     def open_write(self, rel: str) -> FileWriter:
-        with mapped(self.uri / rel):
-            stream = self._fs.open(self._path(rel), "wb", block_size=BLOCK_BYTES, autocommit=True)
+        stream = asked(self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES)
         return _CheckedUpload(self, rel, stream)
 
     @override
@@ -85,6 +105,35 @@ class GcsFiles(RemoteFiles):
         objects = ObjectStore.open(self.uri)
         objects.delete(rel)
         objects.delete_prefix(f"{rel}/")
+
+    @override
+    def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
+        if not isinstance(target, GcsFiles):
+            return False
+        names = (self.uri.bucket, (self.uri / self._checked(source)).path)
+        copy = (target.uri.bucket, (target.uri / target._checked(target_rel)).path)
+        query: dict[str, Any] = {}
+        while True:  # a large object from one place to another takes many requests
+            rewrite = functools.partial(self._rewritten, names, copy, query)
+            done = answer(rewrite, path=self.uri / source)
+            if done["done"] is True:
+                return True
+            query = {"rewriteToken": done["rewriteToken"]}
+
+    def _rewritten(
+        self, source: tuple[str, str], target: tuple[str, str], query: dict[str, Any]
+    ) -> dict[str, Any]:
+        """One request, whose failure is not mapped: it may be of either store."""
+        found: dict[str, Any] = self._fs.call(
+            "POST",
+            "b/{}/o/{}/rewriteTo/b/{}/o/{}",
+            *source,
+            *target,
+            headers={"Content-Type": "application/json"},
+            json_out=True,
+            **query,
+        )
+        return found
 
     def _prefix(self, rel: str) -> str:
         folder = self._checked_folder(rel)

@@ -2,16 +2,21 @@
 
 import builtins
 import contextlib
+import io
 from typing import Any, BinaryIO, cast
 
 import fsspec
 from typing_extensions import override
 
 from cairn.storage.errors import NotFoundError, StoreUnavailableError
-from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, mapped
+from cairn.storage.store.deadlines import answer, within
+from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
 from cairn.storage.store.uri import StoreURI
 
 __all__ = ["RemoteFiles", "UploadWriter"]
+
+_DISCARD_SECONDS = 5.0
+"""How long to try to tell a store that an upload will not be finished."""
 
 _PROTOCOLS = {"s3": "s3", "memory": "memory"}
 
@@ -38,8 +43,7 @@ class RemoteFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        with mapped(self.uri / rel):
-            found = self._fs.info(self._path(rel))
+        found = asked(self.uri / rel, self._fs.info, self._path(rel))
         if found["type"] != "file":
             raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
         etag = found.get("ETag") or found.get("etag")
@@ -50,7 +54,9 @@ class RemoteFiles(Files):
         folder = self._folder(rel)
         with mapped(folder):
             try:
-                found = self._fs.ls(folder, detail=True, refresh=True)
+                found = answer(
+                    lambda: self._fs.ls(folder, detail=True, refresh=True), path=self.uri
+                )
             except (FileNotFoundError, NotADirectoryError):
                 return []
         entries = []
@@ -67,7 +73,7 @@ class RemoteFiles(Files):
         with mapped(folder):
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(folder, detail=True)
+                found = answer(lambda: self._fs.find(folder, detail=True), path=self.uri)
             except FileNotFoundError:
                 return []
         prefix = f"{folder.strip('/')}/" if folder else ""
@@ -79,11 +85,15 @@ class RemoteFiles(Files):
 
     @override
     def open_read(self, rel: str) -> BinaryIO:
-        with mapped(self.uri / rel):
-            stream = self._fs.open(
-                self._path(rel), "rb", block_size=BLOCK_BYTES, cache_type="readahead"
-            )
-        return cast("BinaryIO", stream)
+        stream = asked(
+            self.uri / rel,
+            self._fs.open,
+            self._path(rel),
+            "rb",
+            block_size=BLOCK_BYTES,
+            cache_type="readahead",
+        )
+        return cast("BinaryIO", io.BufferedReader(_Stream(stream, self.uri / rel)))
 
     @override
     def read_range(self, rel: str, start: int, end: int) -> bytes:
@@ -91,23 +101,21 @@ class RemoteFiles(Files):
         low, high = min(start, size), min(end, size)
         if low >= high:
             return b""
-        with mapped(self.uri / rel):
-            return bytes(self._fs.cat_file(self._path(rel), start=low, end=high))
+        return bytes(asked(self.uri / rel, self._fs.cat_file, self._path(rel), start=low, end=high))
 
     @override
     def open_write(self, rel: str) -> FileWriter:
         path = self._path(rel)
         if self.uri.scheme == "memory":
             return _MemoryWriter(self._fs, path)
-        with mapped(self.uri / rel):
-            stream = self._fs.open(path, "wb", block_size=BLOCK_BYTES, autocommit=True)
+        stream = asked(self.uri / rel, self._fs.open, path, "wb", block_size=BLOCK_BYTES)
         return UploadWriter(stream, self.uri / rel)
 
     @override
     def delete_tree(self, rel: str) -> None:
         with mapped(self.uri / rel):
             try:
-                self._fs.rm(self._path(rel), recursive=True)
+                answer(lambda: self._fs.rm(self._path(rel), recursive=True), path=self.uri / rel)
             except FileNotFoundError:
                 return
 
@@ -117,7 +125,8 @@ class RemoteFiles(Files):
             return False
         if type(self._fs) is not type(target._fs):
             return False
-        self._fs.cp_file(self._path(source), target._path(target_rel))
+        paths = self._path(source), target._path(target_rel)
+        answer(lambda: self._fs.cp_file(*paths), path=self.uri / source)
         return True
 
     def _path(self, rel: str) -> str:
@@ -125,6 +134,41 @@ class RemoteFiles(Files):
 
     def _folder(self, rel: str) -> str:
         return "/".join(filter(None, (self._root, self._checked_folder(rel))))
+
+
+class _Stream(io.RawIOBase):
+    """An fsspec file being read, each read with a limit."""
+
+    def __init__(self, stream: Any, shown: StoreURI) -> None:
+        self._stream = stream
+        self._shown = shown
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def seekable(self) -> bool:
+        return True
+
+    @override
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._stream.seek(offset, whence))
+
+    @override
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        data: bytes = asked(self._shown, self._stream.read, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    @override
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
 
 
 class UploadWriter(FileWriter):
@@ -137,13 +181,11 @@ class UploadWriter(FileWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        with mapped(self._shown):
-            return int(self._stream.write(data))
+        return int(asked(self._shown, self._stream.write, data))
 
     @override
     def commit(self) -> None:
-        with mapped(self._shown):
-            self._stream.close()
+        asked(self._shown, self._stream.close)
         self._finished = True
 
     @override
@@ -151,8 +193,8 @@ class UploadWriter(FileWriter):
         if self._finished:
             return
         self._finished = True
-        with contextlib.suppress(Exception):  # an upload left open is dropped by the store
-            self._stream.discard()
+        with contextlib.suppress(Exception), within(_DISCARD_SECONDS):
+            answer(self._stream.discard, path=self._shown)  # else the store drops it by itself
         # A buffered file that is collected would otherwise finish its upload.
         self._stream.closed = True
 

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from cairn.storage.store.files import mapped
+from cairn.storage.store import deadlines
+from cairn.storage.store.files import asked, mapped
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["crc32c_of", "filesystem", "listed_pages"]
+__all__ = ["crc32c_of", "filesystem", "limit_etils", "listed_pages"]
 
 _CONNECT_SECONDS = 20.0
-_SILENCE_SECONDS = 60.0
 _connect_lock = threading.Lock()
 
 
@@ -29,13 +29,19 @@ def filesystem(uri: StoreURI) -> Any:
     emulator = os.environ.get("STORAGE_EMULATOR_HOST") or None
     if emulator and "://" not in emulator:
         emulator = f"http://{emulator}"
+    import aiohttp
+
     with _connect_lock, mapped(uri):
-        return _connected(emulator.rstrip("/") if emulator else None)
+        connected = _connected(emulator.rstrip("/") if emulator else None)
+    # gcsfs asks again after a silence of `sock_read`, and not once all time is spent.
+    connected.requests_timeout = aiohttp.ClientTimeout(
+        total=deadlines.DEADLINE_SECONDS, sock_connect=_CONNECT_SECONDS
+    )
+    return connected
 
 
 @functools.cache
 def _connected(emulator: str | None) -> Any:
-    import aiohttp
     from gcsfs.core import GCSFileSystem
 
     credentials = {"token": "anon"} if emulator else {}  # else as fsspec is configured
@@ -43,11 +49,24 @@ def _connected(emulator: str | None) -> Any:
         project=os.environ.get("GOOGLE_CLOUD_PROJECT", "none"),
         endpoint_url=emulator,
         use_listings_cache=False,
-        requests_timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
-        ),
         **credentials,
     )
+
+
+def limit_etils() -> None:
+    """Have the requests end that Orbax makes by way of etils: those of its file system have no end.
+
+    That a save does not wait for them is seen to elsewhere. This frees their threads, some time
+    later: etils may also serve large files, of which nobody knows how long they take.
+    """
+    import aiohttp
+    import fsspec
+
+    shared = fsspec.filesystem("gcs", finalize_on_close=True)  # as etils asks for it: the very same
+    if shared.requests_timeout is None:
+        shared.requests_timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_SECONDS, sock_read=deadlines.DEADLINE_SECONDS
+        )
 
 
 def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
@@ -65,8 +84,9 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     query: dict[str, Any] = {"prefix": prefix or None, "fields": fields, **options}
     while True:
         fs = filesystem(uri)
-        with mapped(uri):
-            page = fs.call("GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query)
+        page = asked(
+            uri, fs.call, "GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query
+        )
         yield page
         if not page.get("nextPageToken"):
             return

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,9 +18,9 @@ import tensorstore as ts
 from cairn.storage.errors import (
     InvalidURIError,
     PreconditionFailedError,
-    StoreUnavailableError,
     translate,
 )
+from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk_names import names_held
 from cairn.storage.store.files import mapped
 from cairn.storage.store.files_local import LocalFiles
@@ -29,19 +30,14 @@ from cairn.storage.store.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.uri import StoreURI, check_segment, parse_uri
 
 __all__ = [
-    "DEADLINE_SECONDS",
     "ObjectStore",
     "Versioned",
     "patient_context",
     "store_context",
 ]
 
-DEADLINE_SECONDS = 90.0
-"""How long one call may take, retries included, before the store counts as unavailable."""
-
 _RETRIES = {"max_retries": 8, "initial_delay": "100ms", "max_delay": "4s"}
-_PATIENT_RETRIES = {"max_retries": 10, "initial_delay": "500ms", "max_delay": "16s"}
-_PATIENT_DEADLINE_SECONDS = 600.0
+_PATIENT_RETRIES = {"max_retries": 9, "initial_delay": "500ms", "max_delay": "16s"}
 _SILENCE = {
     "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "20",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
@@ -79,7 +75,7 @@ def store_context() -> ts.Context:
 
 @functools.cache
 def patient_context() -> ts.Context:
-    """For the arrays of a save, too long to be given up lightly: it asks for about two minutes."""
+    """For the arrays of a save, too long to be given up lightly: it asks for more than a minute."""
     retries = {"gcs_request_retries": _PATIENT_RETRIES, "s3_request_retries": _PATIENT_RETRIES}
     return ts.Context(retries, parent=store_context())
 
@@ -107,15 +103,16 @@ class ObjectStore:
 
         Args:
             uri: it need not exist.
-            patient: ask a store that fails for minutes, not for seconds.
+            patient: ask a store that fails for a minute, not for seconds. What is written at a time
+                counts as one call: an answer to one write is progress of all.
         """
         self.uri = uri
-        self._patient = patient
+        self._progress = Progress() if patient else None
         self._parsed: dict[tuple[str, Any], tuple[bytes, Any]] = {}
         spec = uri.kvstore_spec()
         context = patient_context() if patient else store_context()
         try:
-            self._kv = ts.KvStore.open(spec, context=context).result(timeout=self._deadline())
+            self._kv = outcome(ts.KvStore.open(spec, context=context))
         except (ValueError, OSError) as exc:
             raise translate(exc, path=uri) from exc
 
@@ -406,21 +403,13 @@ class ObjectStore:
             check_segment(segment, within=f"{self.uri}/{key}")
         return key
 
-    def _deadline(self) -> float:
-        return _PATIENT_DEADLINE_SECONDS if self._patient else DEADLINE_SECONDS
-
     def _wait(self, future: Any, key: str) -> Any:
+        began = time.monotonic()
         try:
-            return future.result(timeout=self._deadline())
+            return outcome(future, self._progress)
         except TimeoutError as exc:
-            future.cancel()
-            raise StoreUnavailableError(
-                "the store does not answer",
-                path=f"{self.uri}/{key}",
-                expected=f"an answer within {self._deadline():g} s",
-                found="none; a write may or may not have been done",
-                next_step="Check that the store can be reached from here, then try again.",
-            ) from exc
+            found = "none; a write may or may not have been done"
+            raise silence(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
         except (ValueError, OSError) as exc:
             raise translate(exc, path=f"{self.uri}/{key}") from exc
 

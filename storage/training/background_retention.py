@@ -13,7 +13,7 @@ from cairn.storage.runs import (
     collect_garbage,
     read_tombstones,
 )
-from cairn.storage.store import Clock, utc_now
+from cairn.storage.store import Clock, Progress, utc_now
 from cairn.storage.training import exit_guard
 from cairn.storage.training.saving import record_retention
 
@@ -67,11 +67,15 @@ class RunRetention:
                 exit_guard.guard(self)
 
     def close(self) -> None:
-        """Return once nothing is under way. What is started later needs another `close`."""
+        """Return once nothing is under way. What is started later needs another `close`.
+
+        A pass that goes on for longer than a store may be silent is left to itself: it may ask a
+        store that does not answer about one step after another. The next pass does what is left.
+        """
         exit_guard.release(self)
         thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(Progress().seconds_left())
 
     def _work(self) -> None:
         while True:

@@ -7,12 +7,13 @@ One save is in flight at a time; the next waits for it. Nothing is skipped. Ever
 ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 """
 
+import contextlib
 import getpass
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -25,7 +26,15 @@ from cairn.storage.runs import (
     Writer,
     step_dir,
 )
-from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
+from cairn.storage.store import (
+    Clock,
+    StoreURI,
+    is_above_zero,
+    own_seconds_left,
+    parse_uri,
+    utc_now,
+    within,
+)
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.saving import (
     FileOrigins,
@@ -33,6 +42,7 @@ from cairn.storage.training.saving import (
     Save,
     SaveHandle,
     SaveJob,
+    SaveState,
     SharingPolicy,
     Unchanged,
     begin_step,
@@ -182,6 +192,7 @@ class Checkpointer:
         labels: Mapping[str, str] | None = None,
         overwrite: bool = False,
         compression: Compression | None = None,
+        deadline: float | None = None,
     ) -> SaveHandle:
         """Start to save `step`; when this returns, the arrays may be donated or deleted.
 
@@ -199,6 +210,9 @@ class Checkpointer:
                 durable; until then they stay listed.
             compression: "zstd" makes floating weights about a tenth smaller, and the save several
                 times slower; restores then go through TensorStore's decoder.
+            deadline: how long this may wait for the save before it and for the store, in seconds.
+                Past it nothing is saved, and the save before goes on. By default it may wait for as
+                long as that one gets on: a store that does not answer is given up after 90 s.
 
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
@@ -210,7 +224,10 @@ class Checkpointer:
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             UnsoundStoreError: the store does not keep what runs rest on.
-            SaveError: the save before this one failed, and nobody was told; this one did not start.
+            PolicyError: a `deadline` that is no number of seconds above 0.
+            StoreUnavailableError: the store gives no answer; this save did not start.
+            SaveError: the save before this one failed, and nobody was told, or is still under way
+                at the deadline; this one did not start.
                 From `SaveHandle.wait`: this one failed, for one because somebody else has saved the
                 step in the same attempt, whose files are left alone.
         """
@@ -223,7 +240,10 @@ class Checkpointer:
             "compression": compression,
         }
         try:
-            handle = self._save(step, items, given, overwrite=overwrite)
+            if deadline is not None:
+                _check_seconds(deadline, path="deadline")
+            with within(deadline):
+                handle = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
             record_refusal(exc, step=step, uri=self.uri)
             raise
@@ -234,7 +254,7 @@ class Checkpointer:
         self, step: int, items: Mapping[str, Any], given: Mapping[str, Any], *, overwrite: bool
     ) -> SaveHandle:
         started = time.monotonic()
-        with self._lock:
+        with self._locked():
             save, arrays = processes.together(
                 lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
                 same={
@@ -253,6 +273,7 @@ class Checkpointer:
             handle = SaveHandle(step=step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
+            handle.when_done(self._drop_failed)
             try:
                 held = hold(arrays, self._known, save.compression)
                 self._start(
@@ -283,6 +304,11 @@ class Checkpointer:
         known = self._unchanged.setdefault(item, Unchanged(self._sharing, self._clock))
         known.sharing = self._sharing
         return known
+
+    def _drop_failed(self, handle: SaveHandle) -> None:
+        """What has failed, or was given up, is not published any more."""
+        if handle.state is SaveState.FAILED:
+            self._writer.drop()
 
     def wait_until_finished(self) -> None:
         """Return once nothing is in flight.
@@ -366,8 +392,13 @@ class Checkpointer:
         """Once the save before this one has ended."""
         self._refuse_fork()
         self._refuse_closed()
+        left = own_seconds_left()
+        if self._current is not None and not self._current.ended(left):
+            raise self._still_busy(f"the save of step {self._current.step} still under way")
         self._settle()
-        if self._work is not None and not self._work.over.wait(_ENDING_SECONDS):
+        if self._work is not None and not self._work.over.wait(
+            _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)
+        ):
             raise SaveError(
                 "a save that was given up is still being written",
                 path=self.uri,
@@ -376,6 +407,26 @@ class Checkpointer:
                 next_step="End this process: its next start goes on from the latest step.",
             )
         return prepare(step, items, **given)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        left = own_seconds_left()
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise self._still_busy("another thread's call under way")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _still_busy(self, found: str) -> SaveError:
+        return SaveError(
+            "the save can't begin in time",
+            path=self.uri,
+            expected="to begin within the deadline that the call set",
+            found=found,
+            next_step="Save a later step; what is under way goes on, and its handle tells how it "
+            "ends.",
+        )
 
     def _take_run(self) -> int:
         """The attempt that is held, begun after the latest step if there is none; process 0."""
@@ -423,6 +474,17 @@ def _checked_sharing(policy: Any) -> SharingPolicy:
             next_step="Leave it out, or make one, such as SharingPolicy(max_steps=1).",
         )
     return policy
+
+
+def _check_seconds(seconds: Any, *, path: str) -> None:
+    if not is_above_zero(seconds):
+        raise PolicyError(
+            "not a time to wait",
+            path=path,
+            expected="seconds above 0, or None to wait while there is progress",
+            found=repr(seconds),
+            next_step="Give a number of seconds, such as 30.",
+        )
 
 
 class _BackgroundWork:

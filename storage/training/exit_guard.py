@@ -6,7 +6,8 @@ before that of `concurrent.futures`; the exit status is set in `atexit`, after e
 was registered later has run.
 
 A process that was told to end, and has no time left for a save, says so by `leave`: then it waits
-for none.
+for none. What was given up because a store does not answer (`outlast`) is not waited for either: it
+may never end.
 """
 
 import atexit
@@ -18,9 +19,10 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["FAILED_STATUS", "LEAVE_SECONDS", "guard", "leave", "release"]
+__all__ = ["FAILED_STATUS", "LEAVE_SECONDS", "guard", "leave", "outlast", "release"]
 
 FAILED_STATUS: Final = 1
 """Exit status of a process whose last save failed without anyone having been told."""
@@ -37,6 +39,7 @@ class Closing(Protocol):
 
 
 _open: dict[int, Closing] = {}
+_endless: list[Callable[[], bool]] = []
 _lock = threading.Lock()
 _forked = False
 _failed = False
@@ -53,6 +56,17 @@ def release(closing: Closing) -> None:
     """Forget `closing`: it is closed."""
     with _lock:
         _open.pop(id(closing), None)
+
+
+def outlast(running: Callable[[], bool]) -> None:
+    """Have the process end, with a failure, although something still runs that was given up.
+
+    Args:
+        running: whether it does. If it has ended when the process does, nothing is changed.
+    """
+    with _lock:
+        _endless[:] = [one for one in _endless if one()]
+        _endless.append(running)
 
 
 def leave() -> None:
@@ -79,6 +93,8 @@ def _close_all() -> None:
         except BaseException:
             _failed = True
             traceback.print_exc()
+    if any(running() for running in _endless):
+        _leave()
     if _forked and multiprocessing.parent_process() is not None:
         _set_status()  # such a process ends without `atexit`
 
@@ -114,6 +130,7 @@ def _forget() -> None:
     global _lock, _forked, _failed, _leaving
     _lock, _forked, _failed, _leaving = threading.Lock(), True, False, False
     _open.clear()
+    _endless.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""Faults that tests order: errors, delays, cut connections, lost answers, stale lists, a quota.
+"""Faults that tests order: errors, delays, silence, cut connections, stale lists, a quota.
 
 A fault applies to requests that match it, `count` times, after letting `skip` of them pass.
 Without any, the double does what it is asked.
@@ -21,10 +21,13 @@ Kind = Literal[
     "status",
     "slow",
     "hold",
+    "hang",
     "cut_upload",
     "cut_download",
+    "stall_download",
     "truncate",
     "lost_response",
+    "mute",
     "stale_list",
     "unconditional",
 ]
@@ -32,10 +35,13 @@ KINDS: tuple[Kind, ...] = (
     "status",  # answers with `status` before anything happens
     "slow",  # waits `seconds` before anything happens
     "hold",  # waits until `release()`, then goes on as if nothing had happened
+    "hang",  # does nothing, and neither answers nor closes before it is released
     "cut_upload",  # closes the connection after `nbytes` of the request's body
     "cut_download",  # promises the whole object, closes the connection after `nbytes` of it
+    "stall_download",  # as `cut_download`, but does not close before it is released
     "truncate",  # answers with the first `nbytes` only, as if the object ended there
     "lost_response",  # does the work, then closes the connection without an answer
+    "mute",  # as `lost_response`, but does not close before it is released
     "stale_list",  # lists the bucket as it was when the fault was ordered
     "unconditional",  # does the work whatever the request's preconditions say
 )
@@ -67,7 +73,7 @@ class Fault:
         skip: how many matching requests pass first.
         status: for `status`.
         seconds: for `slow`.
-        nbytes: for `cut_upload`, `cut_download`, `truncate`.
+        nbytes: for `cut_upload`, `cut_download`, `stall_download`, `truncate`.
         fired: how often it has happened.
         snapshot: for `stale_list`.
     """
@@ -102,7 +108,7 @@ class Fault:
                 raise TimeoutError(f"{self} fired {self.fired} of {times} times in {timeout} s")
 
     def release(self) -> None:
-        """Lets go what a `hold` or `slow` fault holds back, now and from now on."""
+        """Lets go what this holds back, now and from now on."""
         self._released.set()
 
     def pause(self) -> None:

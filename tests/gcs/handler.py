@@ -126,6 +126,9 @@ class Handler(BaseHTTPRequestHandler):
             for fault in faults:
                 if fault.kind in ("slow", "hold"):
                     fault.pause()
+                elif fault.kind == "hang":
+                    fault.pause()
+                    raise ConnectionLostError("never answered, by a fault")
                 elif fault.kind == "status":
                     raise fault.error()
                 elif fault.kind == "cut_upload":
@@ -148,9 +151,13 @@ class Handler(BaseHTTPRequestHandler):
             self.host.failed(f"{request.method} {self.path}\n{trace}")
             broken = ApiError(500, "internalError", f"the double itself failed: {trace}")
             response = Response.json(broken.body(), broken.status)
-        if any(fault.kind == "lost_response" for fault in faults):
+        lost = [fault for fault in faults if fault.kind in ("lost_response", "mute")]
+        if lost:
             if response.file is not None:
                 response.file.close()
+            for fault in lost:
+                if fault.kind == "mute":
+                    fault.pause()
             raise ConnectionLostError("the answer is lost by a fault")
         return response, faults
 
@@ -165,12 +172,16 @@ class Handler(BaseHTTPRequestHandler):
         """
         length = promised = response.length
         cut = False
+        stalled: list[Fault] = []
         for fault in faults:
             if fault.kind == "truncate":
                 length = promised = min(length, fault.nbytes)
             elif fault.kind == "cut_download":
                 length = min(length, fault.nbytes)
                 cut = True
+            elif fault.kind == "stall_download":
+                length = min(length, fault.nbytes)
+                stalled.append(fault)
         self.send_response(response.status)
         for name, value in response.headers.items():
             self.send_header(name, value)
@@ -186,7 +197,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if response.file is not None and length:
             self._send_file(response.file.fileno(), response.offset, length)
-        if cut:
+        for fault in stalled:
+            fault.pause()
+        if cut or stalled:
             raise ConnectionLostError("cut by a fault")
 
     def _send_file(self, file: int, offset: int, length: int) -> None:

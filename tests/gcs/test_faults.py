@@ -136,6 +136,45 @@ def test_held_request_goes_on_when_released(gcs, plain):
     assert gcs.names() == ["key"]
 
 
+@pytest.mark.parametrize(("kind", "names"), [("hang", []), ("mute", ["key"])])
+def test_silent_request_is_never_answered_and_ends_when_released(gcs, plain, kind, names):
+    fault = gcs.faults.add(kind, operation="upload")
+    errors = []
+
+    def put():
+        try:
+            plain.put("key", b"value")
+        except (http.client.HTTPException, ConnectionError) as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    fault.wait()
+    thread.join(timeout=0.2)
+    assert thread.is_alive()
+    assert not errors
+    fault.release()
+    thread.join(timeout=30)
+    assert errors
+    assert gcs.names() == names
+    assert plain.put("key", b"value")[0] == 200
+
+
+def test_stalled_download_sends_its_part_and_no_end(gcs, plain):
+    plain.put("key", b"0123456789")
+    fault = gcs.faults.add("stall_download", nbytes=4)
+    connection = http.client.HTTPConnection(gcs.server.host, gcs.server.port)
+    connection.request("GET", f"/{gcs.bucket}/key")
+    answer = connection.getresponse()
+    assert (answer.headers["Content-Length"], answer.read(4)) == ("10", b"0123")
+    connection.sock.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        answer.read(1)
+    fault.release()
+    connection.close()
+    assert plain.get("key") == (200, b"0123456789")
+
+
 def test_clearing_lets_held_requests_go(gcs, plain):
     fault = gcs.faults.add("hold", count=None)
     thread = threading.Thread(target=plain.put, args=("key", b"value"))

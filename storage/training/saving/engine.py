@@ -6,25 +6,33 @@ is one `StatefulCheckpointable`: it makes the folder, calls us, and commits. Imp
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
 from cairn.storage.arrays import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
-from cairn.storage.errors import InvalidURIError, SaveError, UnsupportedFormatError
+from cairn.storage.errors import (
+    InvalidURIError,
+    SaveError,
+    StoreUnavailableError,
+    UnsupportedFormatError,
+)
 from cairn.storage.runs import COMMIT_FILE
 from cairn.storage.store import (
     ObjectStore,
+    Progress,
     StoreURI,
+    WatchedCall,
     canonical_json,
+    limit_etils,
     open_files,
     parse_uri,
     sha256_of,
 )
-from cairn.storage.training import processes
+from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.saving.item_writer import (
     HeldItem,
     WrittenItem,
@@ -36,6 +44,11 @@ from cairn.storage.training.saving.item_writer import (
 __all__ = ["TEMPORARY", "StepWrite", "begin_step", "orbax_folder"]
 
 _TIMEOUT_SECONDS: Final = 3600
+
+_ENDING_SECONDS: Final = 10.0
+"""How long Orbax may take to end a save of which our part has failed."""
+
+R = TypeVar("R")
 
 TEMPORARY: Final = ".orbax-checkpoint-tmp"
 """What Orbax adds to the name of a step's folder until the step is complete."""
@@ -64,6 +77,8 @@ class StepWrite:
     Attributes:
         begun: whether this may have written anything; before, what lies there is not its own.
         committed: whether Orbax has given the folder its final name for this.
+        given_up: whether Orbax was left waiting for a store that does not answer. What it may still
+            do there nobody looks at, and of ours nothing is written any more.
     """
 
     def __init__(
@@ -81,7 +96,9 @@ class StepWrite:
         self._meta = meta
         self._written: dict[str, WrittenItem] = {}
         self._response: ocp.AsyncResponse[None] | None = None
-        self.begun = self.committed = False
+        self._progress = Progress()
+        self._failure: Exception | None = None
+        self.begun = self.committed = self.given_up = False
 
     def begin(self) -> None:
         """Have Orbax begin; all processes call this.
@@ -91,18 +108,14 @@ class StepWrite:
 
         Raises:
             SaveError: the step's folder is there already; nothing was written.
+            StoreUnavailableError: the store gives no answer.
         """
         if processes.is_primary():
             _refuse_taken(self._folder)
         self.begun = True
         # From here on devices are used for all: one that failed on the way must not be waited for.
         processes.meet(self._key, "start")
-        with _context():
-            self._response = ocp.save_checkpointables_async(
-                orbax_folder(self._folder),
-                {META_ITEM: self},
-                custom_metadata={CUSTOM_KEY: self._custom()},
-            )
+        self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenItem]:
         """What this process wrote, by item, once Orbax has committed. Begins, if nobody did.
@@ -113,11 +126,42 @@ class StepWrite:
         if self._response is None:
             self.begin()
         assert self._response is not None
-        self._response.result()
+        self._watched(self._response.result)
         self.committed = True
         if processes.is_primary():
             self._record_readers()
         return self._written
+
+    def _open(self) -> ocp.AsyncResponse[None]:
+        if self._folder.scheme == "gs":
+            limit_etils()
+        with _context():
+            return ocp.save_checkpointables_async(
+                orbax_folder(self._folder),
+                {META_ITEM: self},
+                custom_metadata={CUSTOM_KEY: self._custom()},
+            )
+
+    def _watched(self, call: Callable[[], R]) -> R:
+        """What a call of Orbax's gives, which looks for paths without any limit where they are far.
+
+        Raises:
+            StoreUnavailableError: nothing was answered for too long.
+            Exception: what failed, of ours or of Orbax.
+        """
+        if self._folder.scheme == "file":
+            return call()
+        self._progress.made()
+        watched = WatchedCall(call, path=self._folder)
+        try:
+            return watched.result(self._progress)
+        except StoreUnavailableError:
+            self.given_up = watched.running
+            if self.given_up:
+                exit_guard.outlast(lambda: watched.running)
+            if self._failure is not None:
+                raise self._failure from None
+            raise
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Called by Orbax: what writes the items once it has made the folder."""
@@ -143,10 +187,21 @@ class StepWrite:
 
     async def _save(self, directory: Any) -> None:
         made = await directory.await_creation()  # in process 0, which makes the folder
-        await asyncio.to_thread(self._write, parse_uri(str(made)).parent)
+        await asyncio.to_thread(self._write_watched, parse_uri(str(made)).parent)
+
+    def _write_watched(self, folder: StoreURI) -> None:
+        try:
+            with self._progress.elsewhere():  # every wait of ours has a limit
+                self._write(folder)
+        except Exception as exc:
+            self._failure = exc
+            self._progress.end_within(_ENDING_SECONDS)
+            raise
 
     def _write(self, folder: StoreURI) -> None:
         """Write all items; returns or raises once nothing is under way any more."""
+        if self.given_up:
+            raise SaveError("the save was given up", path=self._folder)
         processes.meet(self._key, "made")
         if processes.is_primary():
             text = json.dumps(self._meta).encode()

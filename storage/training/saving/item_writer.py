@@ -49,7 +49,7 @@ from cairn.storage.arrays import (
     write_value_files,
 )
 from cairn.storage.errors import translate
-from cairn.storage.store import ObjectStore, StoreURI, patient_context
+from cairn.storage.store import ObjectStore, Progress, StoreURI, outcome, patient_context
 from cairn.storage.training.saving.held_arrays import HeldArray
 from cairn.storage.training.saving.unchanged import SavedItem, SavedShard, Unchanged
 
@@ -183,7 +183,7 @@ def merge_databases(folder: StoreURI, count: int) -> None:
     Raises:
         StoreUnavailableError: the store gives no answer.
     """
-    context = patient_context()
+    context, progress = patient_context(), Progress()
     spec = {
         "driver": "ocdbt",
         "base": folder.kvstore_spec(),
@@ -197,7 +197,7 @@ def merge_databases(folder: StoreURI, count: int) -> None:
         "version_tree_node_data_prefix": f"{NODE_FOLDER}/",
     }
     try:
-        whole = ts.KvStore.open(spec, context=context).result()
+        whole = outcome(ts.KvStore.open(spec, context=context), progress)
         parts = [
             ts.KvStore.open(
                 {"driver": "ocdbt", "base": (folder / _PROCESS_FOLDER.format(n)).kvstore_spec()},
@@ -207,9 +207,10 @@ def merge_databases(folder: StoreURI, count: int) -> None:
         ]
         transaction = ts.Transaction(atomic=True)
         merged = whole.with_transaction(transaction)
-        for copied in [part.result().experimental_copy_range_to(merged) for part in parts]:
-            copied.result()
-        transaction.commit_sync()
+        opened = [outcome(part, progress) for part in parts]
+        for copied in [part.experimental_copy_range_to(merged) for part in opened]:
+            outcome(copied, progress)
+        outcome(transaction.commit_async(), progress)
     except (ValueError, OSError) as exc:
         raise translate(exc, path=folder) from exc
 
@@ -225,9 +226,12 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> None:
     """Write small files that nobody else writes. On a disk they are synced with the step."""
     if folder.scheme != "file":
         objects = ObjectStore(folder, patient=True)
-        with ThreadPoolExecutor(min(8, len(files))) as pool:
+        pool = ThreadPoolExecutor(min(8, len(files)))
+        try:
             for done in [pool.submit(objects.write, *item) for item in files.items()]:
                 done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
         return
     for name, data in files.items():
         path = os.path.join(folder.local_path, name)

@@ -155,7 +155,9 @@ class SaveHandle:
     def abandon(self, reason: str) -> bool:
         """Give up on a save that is still under way: it has failed, for all who wait.
 
-        What it has begun goes on for as long as the process lives, and may yet be listed.
+        What it has begun goes on for as long as the process lives, but for the last: its manifest
+        is not written any more, so that it will not be listed. If that is being written just now,
+        the run's next save sets it aside.
 
         Returns:
             False if it had ended already.

@@ -29,7 +29,15 @@ from cairn.storage.runs import (
     step_dir,
     sync_folder,
 )
-from cairn.storage.store import Clock, ObjectStore, StoreURI, open_files, read_files, rfc3339
+from cairn.storage.store import (
+    Clock,
+    ObjectStore,
+    StoreURI,
+    open_files,
+    read_files,
+    rfc3339,
+    within,
+)
 from cairn.storage.training import processes
 from cairn.storage.training.saving.engine import TEMPORARY, StepWrite
 from cairn.storage.training.saving.file_origins import FileOrigins
@@ -42,6 +50,9 @@ __all__ = ["SaveJob", "failure", "job_environment", "outcome_key"]
 _PACKAGES: Final = (
     *("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy"),
 )
+
+_REMOVAL_SECONDS: Final = 10.0
+"""How long to try to remove what a failed save has left."""
 
 
 @dataclass(frozen=True)
@@ -199,12 +210,13 @@ def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite
     lie there since. With several processes the others may still be writing: what is left then is
     for `cairn gc`.
     """
-    if jax.process_count() > 1 or not write.begun:
+    if jax.process_count() > 1 or not write.begun or write.given_up:
         return
     folder = handle.uri
     try:
         if folder.scheme != "file":
-            objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
+            with within(_REMOVAL_SECONDS):  # the store may be what failed
+                objects.delete_prefix(f"{step_dir(handle.attempt, handle.step)}/")
             return
         parent = folder.parent.local_path
         for name in os.listdir(parent):

@@ -41,6 +41,7 @@ from tests.state.my_model import my_model
 ROOT = Path(__file__).parents[3]
 TX = optax.sgd(1e-1)
 WAIT_SECONDS = 60
+BACK = {"overwrite": True}
 
 
 @pytest.fixture
@@ -383,6 +384,66 @@ def test_a_save_that_does_not_end_in_time_takes_the_last_step_with_it(uri, stuck
     assert before.state is SaveState.FAILED
     with pytest.raises(SaveError, match="abandoned"):
         saver.close()
+
+
+def test_the_next_step_waits_no_longer_than_its_deadline_and_training_goes_on(uri, stuck):
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        first = saver.step(at(1))
+        with pytest.raises(SaveError, match="step 1 still under way"):
+            saver.step(at(2), deadline=0.1)
+        assert (saver.last.state, saver.last.step) == (SaveState.REFUSED, 2)
+        with pytest.raises(SaveError, match="step 1 still under way"):
+            saver.save(at(2), deadline=0.1)
+        assert not first.done
+        stuck.set()
+        assert saver.step(at(3), deadline=WAIT_SECONDS).ended(WAIT_SECONDS)
+    assert listed(uri) == [1, 3]
+
+
+def test_a_deadline_may_be_given_for_every_step(uri, stuck):
+    with RunSaver(uri, SavePolicy(every_steps=1), save_options={"deadline": 0.1}) as saver:
+        saver.step(at(1))
+        with pytest.raises(SaveError, match="step 1 still under way"):
+            saver.step(at(2))
+        stuck.set()
+
+
+@pytest.mark.parametrize("deadline", [0, "5", float("inf")])
+def test_a_deadline_that_is_no_time_is_refused(uri, deadline):
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        for call in (saver.step, saver.save):
+            with pytest.raises(ArgumentError, match="deadline"):
+                call(at(1), deadline=deadline)
+        with pytest.raises(ArgumentError, match="deadline"):
+            at(1).save_state(uri, deadline=deadline)
+
+
+def test_a_state_that_is_saved_at_once_waits_no_longer_than_its_deadline(uri, stuck):
+    with pytest.raises(TimeoutError, match="the save goes on"):
+        at(1).save_state(uri, wait=True, deadline=0.5, verbose=False)
+    with pytest.raises(SaveError, match="step 1 still under way"):
+        at(2).save_state(uri, deadline=0.1, verbose=False)
+    stuck.set()
+    Checkpointer.for_run(uri).close()
+    assert listed(uri) == [1]
+
+
+def test_a_job_that_is_told_to_end_waits_for_a_silent_store_no_longer_than_it_has(
+    gcs, stuck, caplog
+):
+    uri = f"{gcs.bucket_uri}/run"
+    saver = RunSaver(uri, SavePolicy(every_steps=100, deadline_seconds=0.5), save_options=BACK)
+    stuck.set()
+    saver.save(at(5)).wait()
+    hung = gcs.faults.add("hang", count=None)
+    terminate()
+    handle = saver.step(at(3), step=3)
+    assert hung.fired
+    assert handle.state in (SaveState.REFUSED, SaveState.FAILED)
+    assert saver.should_stop
+    assert exit_guard._leaving
+    gcs.faults.clear()
+    saver.close()
 
 
 class HeldUp:

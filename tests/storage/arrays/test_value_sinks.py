@@ -5,6 +5,8 @@ import fcntl
 import multiprocessing
 import os
 import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import open_sink
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store import deadlines
 from cairn.storage.store.uri import parse_uri
 
 MEMORY = 16 * 4096
@@ -138,3 +142,47 @@ def test_a_forked_child_writes_with_memory_of_its_own(tmp_path):
     child.join(60)
     assert child.exitcode == 0
     assert (tmp_path / "child" / "d" / "file").read_bytes() == content
+
+
+@pytest.fixture
+def sending(gcs):
+    """Eight objects on their way to a store, and what holds the uploads back."""
+
+    def send(kind):
+        fault = gcs.faults.add(kind, operation="upload", count=None)
+        sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
+        pool = ThreadPoolExecutor(8)
+        sent = [pool.submit(sink.write, f"d/{number}", [b"value"]) for number in range(8)]
+        fault.wait()
+        time.sleep(0.2)
+        assert fault.fired == 1
+        return sink, fault, sent
+
+    return send
+
+
+def test_more_objects_are_sent_at_a_time_as_they_are_answered_soon(sending, gcs):
+    sink, held, sent = sending("hold")
+    held.release()
+    for one in sent:
+        one.result().result()
+    assert len(gcs.names("item/d/")) == 8
+    assert sink._window._wide == 8
+
+
+def test_a_slow_line_brings_one_object_at_a_time(sending, monkeypatch):
+    monkeypatch.setattr(value_sinks, "_SOON_SECONDS", 0)
+    sink, held, sent = sending("hold")
+    held.release()
+    for one in sent:
+        one.result().result()
+    assert sink._window._wide == 1
+
+
+def test_nothing_more_is_sent_to_a_store_that_does_not_answer(sending, monkeypatch):
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 0.5)
+    _, hung, sent = sending("hang")
+    for one in sent:
+        with pytest.raises(StoreUnavailableError):
+            one.result()
+    assert hung.fired == 1

@@ -13,6 +13,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
+from cairn.storage.store import deadlines
 from cairn.storage.store import objects as objects_module
 from cairn.storage.store.objects import ObjectStore
 
@@ -273,7 +274,7 @@ def test_passing_failures_of_the_store_are_ridden_out(gcs):
 def test_a_store_that_keeps_failing_is_unavailable_soon(gcs, monkeypatch):
     store = ObjectStore.open(f"{gcs.bucket_uri}/run")
     gcs.faults.add("hold", count=None)
-    monkeypatch.setattr(objects_module, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 0.5)
     with pytest.raises(StoreUnavailableError, match=r"run/x.*within 0\.5 s"):
         store.read("x")
 

@@ -1,5 +1,6 @@
 import os
 import threading
+import time
 from importlib.metadata import version
 
 import jax
@@ -28,7 +29,7 @@ from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.writer import publish_manifest
-from cairn.storage.store import open_files
+from cairn.storage.store import deadlines, open_files
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.training.checkpointer import Checkpointer, default_writer_id
 from cairn.storage.training.restore import read_meta, restore_item
@@ -578,6 +579,87 @@ def test_wait_gives_up_after_its_timeout_and_the_save_goes_on(tmp_path, monkeypa
         assert not handle.done
         release.set()
         handle.wait()
+
+
+def test_a_save_waits_for_the_one_before_no_longer_than_its_deadline(gcs):
+    with Checkpointer(f"{gcs.bucket_uri}/run", writer_id="job") as made:
+        made.begin()
+        held = gcs.faults.add("hold", operation="upload", count=None)
+        first = save(made, 1)
+        started = time.monotonic()
+        with pytest.raises(SaveError, match=r"begin within the deadline.*save of step 1 still"):
+            save(made, 2, deadline=0.3)
+        assert time.monotonic() - started < deadlines.DEADLINE_SECONDS / 3
+        assert not first.done
+        held.release()
+        first.wait()
+        save(made, 3, deadline=60).wait()
+        assert [info.step for info in Run.open(made.uri).steps()] == [1, 3]
+
+
+@pytest.mark.parametrize("skip", [0, 1, 3, 6, 9, 12])
+def test_a_save_waits_for_a_silent_store_no_longer_than_its_deadline(gcs, skip):
+    with Checkpointer(f"{gcs.bucket_uri}/run", writer_id="job") as made:
+        hung = gcs.faults.add("hang", skip=skip, count=None)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match=r"does not answer: gs://"):
+            save(made, 1, deadline=0.5)
+        assert time.monotonic() - started < deadlines.DEADLINE_SECONDS / 3
+        assert hung.fired
+        gcs.faults.clear()
+        save(made, 1, deadline=60).wait()
+        assert [info.step for info in Run.open(made.uri).steps()] == [1]
+
+
+def test_a_renewal_that_hangs_does_not_hold_the_next_save_nor_replace_the_writer(gcs):
+    uri = f"{gcs.bucket_uri}/run"
+    with Checkpointer(uri, writer_id="job", lease_ttl=0.6) as made:
+        save(made, 2).wait()
+        hung = gcs.faults.add("hang", operation=r"media\.get", name="/lease", count=1)
+        hung.wait()
+        save(made, 1, overwrite=True).wait()  # begins an attempt
+        gcs.faults.clear()
+        save(made, 2).wait()
+        assert [info.step for info in Run.open(uri).steps()] == [1, 2]
+
+
+@pytest.mark.parametrize("deadline", [0, -1, "5", float("nan"), True])
+def test_a_deadline_that_is_no_time_is_refused(checkpointer, deadline):
+    with pytest.raises(PolicyError, match="deadline"):
+        save(checkpointer, 1, deadline=deadline)
+
+
+def test_a_step_that_failed_while_it_was_published_does_not_come_back(gcs, monkeypatch):
+    uri = f"{gcs.bucket_uri}/run"
+    with Checkpointer(uri, writer_id="job") as made:
+        save(made, 1).wait()
+        monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 0.5)
+        held = gcs.faults.add("hold", operation="upload", name="manifests/2", count=None)
+        with pytest.raises(SaveError, match="does not answer"):
+            save(made, 2).wait()
+        monkeypatch.undo()
+        held.release()
+        while "run/manifests/2.1.json" not in gcs.names():  # the store did it after all
+            time.sleep(0.01)
+        gcs.faults.clear()
+        save(made, 2).wait()
+        info = Run.open(uri).step(2)
+        assert info.attempt == 2
+
+
+def test_a_step_that_failed_while_it_was_published_is_set_aside_at_the_end(gcs, monkeypatch):
+    uri = f"{gcs.bucket_uri}/run"
+    with Checkpointer(uri, writer_id="job") as made:
+        save(made, 1).wait()
+        monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", 0.5)
+        gcs.faults.add("mute", operation="upload", name="manifests/2", count=1)
+        with pytest.raises(SaveError, match="does not answer"):
+            save(made, 2).wait()
+        gcs.faults.clear()
+        monkeypatch.undo()
+    assert [info.step for info in Run.open(uri).steps()] == [1]
+    with Checkpointer(uri, writer_id="another") as other:
+        other.begin()
 
 
 def test_a_full_remote_store_leaves_what_was_there_and_the_next_save_works(gcs):

@@ -8,7 +8,7 @@ import pytest
 
 from cairn.storage.errors import SaveError, StorageError, StoreFullError, StoreUnavailableError
 from cairn.storage.runs.run import Run
-from cairn.storage.store import objects
+from cairn.storage.store import deadlines, objects
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
@@ -101,13 +101,13 @@ def test_a_patient_store_is_asked_again_where_another_gives_up(gcs, retries):
     assert ObjectStore(folder).read("slow").value == b"2"
 
 
-def test_saves_ask_a_store_for_about_two_minutes_and_not_for_ever():
+def test_saves_ask_a_store_for_more_than_a_minute_and_not_for_ever():
     spec = objects.patient_context().spec.to_json()
     for driver in ("gcs", "s3"):
         retries = spec[f"{driver}_request_retries"]
         first, last = (_seconds(retries[name]) for name in ("initial_delay", "max_delay"))
         waits = [min(last, first * 2**number) for number in range(retries["max_retries"])]
-        assert 60 <= sum(waits) <= 180
+        assert 60 <= sum(waits) < deadlines.DEADLINE_SECONDS
 
 
 def _seconds(text):

@@ -9,6 +9,7 @@ import pytest
 
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
+from cairn.storage.training import exit_guard
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from tests.programs.program import Program
@@ -108,6 +109,57 @@ except SaveError as error:
     status, out, err = run(script, tmp_path / "run")
     assert status == 0, err
     assert "told: the save failed" in out
+
+
+HUNG = """
+from cairn.storage.store import deadlines
+deadlines.DEADLINE_SECONDS = 1.0
+save(1).wait()
+handle = save(2)
+"""
+TOLD = """
+try:
+    handle.wait()
+except SaveError as error:
+    print("told:", error, flush=True)
+"""
+
+
+def never_answered(gcs, operation, **options):
+    """Requests about the second step that the store takes and leaves at that."""
+    return gcs.faults.add(
+        "hang", operation=operation, predicate=lambda r: "/1/2" in f"{r.name} {r.query}", **options
+    )
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(r"objects\.list", id="ours"),
+        pytest.param(r"objects\.get", id="Orbax's"),  # whether the folder is there
+        pytest.param("upload", id="arrays"),
+    ],
+)
+def test_a_script_whose_store_never_answers_its_last_save_ends_with_a_failure(gcs, operation):
+    uri = f"{gcs.bucket_uri}/run"
+    hung = never_answered(gcs, operation, count=None)
+    status, _, err = run(HUNG, uri)
+    assert hung.fired
+    assert status == exit_guard.FAILED_STATUS, err
+    assert "does not answer" in err
+    gcs.faults.clear()
+    assert listed(uri) == [1]
+
+
+def test_what_was_given_up_and_still_hangs_does_not_hold_the_process(gcs):
+    uri = f"{gcs.bucket_uri}/run"
+    never_answered(gcs, r"objects\.get", count=None)
+    status, out, err = run(HUNG + TOLD + "save(3).wait(); print('the next is durable')", uri)
+    assert "told: " in out
+    assert "the next is durable" in out
+    assert status == exit_guard.FAILED_STATUS, err
+    assert "does not wait for it" in err
+    assert listed(uri) == [1, 3]
 
 
 def test_an_unhandled_error_after_a_save_still_leaves_the_save_durable(tmp_path):

@@ -1,0 +1,66 @@
+"""A GCS that takes a request and never answers it: every call ends, with an error that says so."""
+
+from random import Random
+
+import pytest
+
+from tests.faults import report
+from tests.faults.hangs import READS, Hangs, short_deadline
+
+pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
+
+SHORT_SAMPLES = 4
+
+
+@pytest.fixture
+def hangs(gcs):
+    made = Hangs(gcs, f"{gcs.bucket_uri}/run")
+    with short_deadline():
+        yield made
+
+
+def indices(count, name):
+    """Every request in the long run; else some, of which the last is where most has happened."""
+    if report.is_long():
+        return range(count)
+    chosen = Random(f"{report.seed()} {name}").sample(range(count), min(SHORT_SAMPLES, count))
+    return sorted(chosen)
+
+
+def recorded(hangs, name, trials):
+    lost = len({problem.partition(":")[0] for problem in hangs.problems})
+    report.record(
+        fault=f"h {name} of a store that never answers",
+        store="gcs",
+        trials=trials,
+        survived=trials - lost,
+        lost=lost,
+        note=f"{hangs.hung} met a request that hung",
+    )
+    assert hangs.hung > 0
+    assert not hangs.problems, "\n".join(hangs.problems)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("hang", None), ("hang", 1), ("mute", 1), ("stall_download", None)],
+)
+def test_a_save_whose_store_falls_silent_fails_and_is_never_published(hangs, kind, count):
+    requests = hangs.begin()
+    if kind == "stall_download":
+        requests //= 3  # of which so many are downloads, about
+    chosen = indices(requests, f"save {kind} {count}")
+    for at in chosen:
+        hangs.save(at, kind, count)
+    recorded(hangs, f"save {kind}" + (" at one request" if count == 1 else ""), len(chosen))
+
+
+@pytest.mark.parametrize("kind", ["hang", "stall_download"])
+@pytest.mark.parametrize("name", READS)
+def test_a_call_whose_store_falls_silent_ends(hangs, name, kind):
+    hangs.begin()
+    requests = hangs.requests(lambda: READS[name](hangs.uri, 1))
+    chosen = indices(max(1, requests // 2) if kind == "stall_download" else requests, name)
+    for at in chosen:
+        hangs.read(name, at, kind, None)
+    recorded(hangs, f"{name} {kind}", len(chosen))

@@ -1,0 +1,187 @@
+"""Waits end once nothing is answered, not while something is, and when the caller's time does."""
+
+import threading
+import time
+
+import pytest
+import tensorstore as ts
+
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.store import deadlines
+from cairn.storage.store.deadlines import (
+    Progress,
+    ReadProgress,
+    WatchedCall,
+    answer,
+    outcome,
+    own_seconds_left,
+    within,
+)
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
+
+SECONDS = 0.4
+WAIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", SECONDS)
+
+
+@pytest.fixture
+def endless():
+    """A future of TensorStore's that nobody ends but the test."""
+    return ts.Promise.new()
+
+
+@pytest.fixture
+def never():
+    """Waits until the test ends."""
+    event = threading.Event()
+    yield lambda: event.wait(WAIT_SECONDS)
+    event.set()
+
+
+def test_the_deadline_is_ninety_seconds_unless_it_is_patched(monkeypatch):
+    monkeypatch.undo()
+    assert deadlines.DEADLINE_SECONDS == 90
+
+
+def test_a_future_that_nothing_comes_of_is_cancelled(endless):
+    _, future = endless
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.4"):
+        outcome(future)
+    assert future.cancelled()
+
+
+def test_a_future_is_waited_for_while_others_that_belong_to_it_are_answered(endless):
+    promise, future = endless
+    progress = Progress()
+
+    def answered():
+        for _ in range(6):
+            time.sleep(SECONDS / 2)
+            progress.made()
+        promise.set_result(7)
+
+    threading.Thread(target=answered).start()
+    assert outcome(future, progress) == 7
+
+
+def test_a_read_is_waited_for_while_bytes_arrive_and_not_for_small_change(endless, tmp_path):
+    promise, future = endless
+    store = ts.KvStore.open(f"file://{tmp_path}/").result()
+    store["large"], store["small"] = bytes(2 << 20), b"lease"
+
+    def reads(key, times):
+        for _ in range(times):
+            time.sleep(SECONDS / 4)
+            store.read(key).result()
+
+    reading = threading.Thread(target=lambda: (reads("large", 10), promise.set_result(7)))
+    reading.start()
+    assert outcome(future, ReadProgress()) == 7
+    reading.join()
+    small = threading.Thread(target=reads, args=("small", 10))
+    small.start()
+    unkept, silent = ts.Promise.new()
+    with pytest.raises(TimeoutError):
+        outcome(silent, ReadProgress())
+    small.join()
+    unkept.set_result(None)
+
+
+def test_a_call_that_waits_for_good_is_given_up_and_named(never):
+    watched = WatchedCall(never, path="gs://bucket/step")
+    with pytest.raises(StoreUnavailableError, match=r"gs://bucket/step: .*within 0\.4"):
+        watched.result()
+    assert watched.running
+
+
+def test_a_call_is_waited_for_while_what_it_does_elsewhere_goes_on():
+    progress = Progress()
+
+    def call():
+        with progress.elsewhere():
+            time.sleep(3 * SECONDS)
+        return 7
+
+    assert WatchedCall(call, path="x").result(progress) == 7
+
+
+def test_a_call_is_given_up_soon_once_its_end_is_all_that_is_missing(never, monkeypatch):
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
+    progress = Progress()
+    watched = WatchedCall(lambda: (progress.end_within(0.1), never()), path="x")
+    monkeypatch.setattr(deadlines, "_LOOKS", 1000)
+    with pytest.raises(StoreUnavailableError):
+        watched.result(progress)
+
+
+def test_what_a_call_raises_is_raised():
+    def broken():
+        raise OSError(5, "broken")
+
+    with pytest.raises(OSError, match="broken"):
+        answer(broken, path="x")
+
+
+def test_the_soonest_of_nested_times_counts_and_only_in_its_thread(endless, monkeypatch):
+    monkeypatch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
+    assert own_seconds_left() is None
+    others = []
+    with within(0.2), within(50), within(None):
+        thread = threading.Thread(target=lambda: others.append(own_seconds_left()))
+        thread.start()
+        thread.join()
+        with pytest.raises(TimeoutError, match="no answer"):
+            outcome(endless[1])
+        with pytest.raises(StoreUnavailableError):
+            answer(lambda: time.sleep(1), path="x")
+    assert others == [None]
+    assert own_seconds_left() is None
+
+
+FILE_CALLS = {
+    "stat": lambda files: files.stat("file"),
+    "list": lambda files: files.list(),
+    "walk": lambda files: files.walk(),
+    "read_range": lambda files: files.read_range("file", 0, 10),
+    "open_read": lambda files: files.open_read("file").read(),
+    "write": lambda files: _written(files),
+    "copy": lambda files: files.copy("file", files, "other"),
+    "delete_tree": lambda files: files.delete_tree("file"),
+}
+
+
+def _written(files):
+    with files.open_write("new") as sink:
+        sink.write(bytes(20 << 20))
+
+
+@pytest.mark.parametrize("call", FILE_CALLS)
+def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call):
+    files = open_files(f"{gcs.bucket_uri}/folder")
+    ObjectStore(parse_uri(files.uri)).write("file", b"0123456789")
+    gcs.server.requests.clear()
+    FILE_CALLS[call](files)
+    for at in range(len(gcs.server.requests)):
+        ObjectStore(files.uri).write("file", b"0123456789")
+        fault = gcs.faults.add("hang", skip=at, count=None)
+        with pytest.raises(StoreUnavailableError, match="gs://"):
+            FILE_CALLS[call](files)
+        assert fault.fired
+        gcs.faults.clear()
+
+
+def test_the_end_of_a_stream_that_was_read_in_parts_is_its_end(gcs):
+    files = open_files(f"{gcs.bucket_uri}/folder")
+    data = bytes(range(256)) * 1000
+    ObjectStore(files.uri).write("file", data)
+    with files.open_read("file") as stream:
+        assert stream.read(1000) == data[:1000]
+        stream.seek(-500, 2)
+        assert stream.read() == data[-500:]
+        assert stream.read(10) == b""
