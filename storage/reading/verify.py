@@ -18,6 +18,7 @@ from cairn.storage.arrays import (
     STEP_METADATA,
     TREE_METADATA,
     ChunkDigests,
+    StoredTree,
     digest_text,
     parse_digest,
     parse_step_metadata,
@@ -240,11 +241,13 @@ class _StepCheck:
             forms = step.forms.get(item, {})
             found = {path for path, form in forms.items() if form.kind == "empty"}
             described = self._read(name)
+            tree = StoredTree()
             if described is not None:
-                found |= set(parse_tree_metadata(described, path=name).arrays)
+                tree = parse_tree_metadata(described, path=name)
+                found |= set(tree.arrays)
             elif name in {record.name for record in self._manifest.objects}:
                 continue  # damaged, and listed as such
-            expected = {leaf.path for leaf in self._leaves_of(item)}
+            expected = {tree.current(leaf.path) for leaf in self._leaves_of(item)}
             for path in sorted(expected ^ found):
                 where = "the manifest" if path in expected else "Orbax's metadata"
                 yield f"{item}: {path}: only {where} has this leaf"

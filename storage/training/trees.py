@@ -1,16 +1,19 @@
-"""Pytrees as flat mappings from a "/"-joined path to a leaf, and back. Imports JAX.
+"""Pytrees as flat mappings from a path (see `path_of`) to a leaf, and back. Imports JAX.
 
 Every tree is stored as a nested plain dict with string keys, so that no container type needs to be
-known to read it. Containers come back from the target that the caller restores into.
+known to read it. Containers come back from the target that the caller restores into: whether a leaf
+lay at the position 0 of a list or under the key "0" of a dict is for the target to say, and the
+leaf at "0" is the same.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from cairn.storage.arrays import array_name, keys_of, path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store import is_text
 
@@ -26,26 +29,29 @@ def flatten(tree: Any) -> dict[str, Any]:
     stands for its value.
 
     Raises:
-        UnsupportedLeafError: a key is empty, contains "/" or ".", or has half a surrogate pair; or
-            two keys read alike. All such keys are listed.
+        UnsupportedLeafError: a key is empty, ".", "..", or no text that UTF-8 has a form for; or
+            two leaves have one path, or one name in Orbax, which joins keys by ".". All such keys
+            are listed.
     """
     leaves: dict[str, Any] = {}
     problems: list[str] = []
     for keys, leaf in _walk(tree):
         segments = [_segment(key) for key in keys]
-        path = "/".join(segments)
+        path = path_of(segments)
         if not _is_safe(segments):
-            problems.append(path)
+            problems.append(repr(path))
         elif path in leaves:
-            problems.append(f"{path} (twice)")
+            problems.append(f"{path!r} (twice)")
         leaves[path] = leaf
     prefixes = {path[:cut] for path in leaves for cut in _slashes(path)}
-    problems += sorted(f"{path} (also a container)" for path in prefixes & leaves.keys())
+    problems += sorted(f"{path!r} (also a container)" for path in prefixes & leaves.keys())
+    problems += _alike_in_orbax(leaves)
     if problems:
         raise UnsupportedLeafError(
             "keys that can't be stored",
-            path=", ".join(repr(path) for path in problems),
-            expected='keys that are not empty, have no "/" and no ".", are valid text and differ',
+            path=", ".join(problems),
+            expected='keys that are valid text without "\\0", not empty, "." or "..", and paths '
+            'that differ, also when joined by "."',
             found=f"{len(problems)} that do not",
             next_step="Rename these keys before saving.",
         )
@@ -54,7 +60,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 def paths(tree: Any) -> list[str]:
     """The path of every leaf, in the order of `jax.tree.leaves`."""
-    return ["/".join(_segment(key) for key in keys) for keys, _ in _walk(tree)]
+    return [path_of(map(_segment, keys)) for keys, _ in _walk(tree)]
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
@@ -89,7 +95,7 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Nested plain dicts with the leaves at their paths: the form in which trees are stored."""
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
-        *folders, name = path.split("/")
+        *folders, name = keys_of(path)
         node = root
         for folder in folders:
             node = node.setdefault(folder, {})
@@ -101,7 +107,7 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """What `nest` was given: leaves by path. Anything but a mapping is a leaf."""
     leaves: dict[str, Any] = {}
     for key, node in tree.items():
-        path = f"{prefix}{key}"
+        path = f"{prefix}{path_of((key,))}"
         if isinstance(node, Mapping):
             leaves.update(unnest(node, f"{path}/"))
         else:
@@ -138,10 +144,25 @@ def _segment(key: Any) -> str:
 
 
 def _is_safe(segments: list[str]) -> bool:
-    """Orbax joins keys by "." and we by "/"; a bare leaf has no path at all."""
+    """A bare leaf has no path at all; "." and ".." mean something else where paths are walked."""
     return bool(segments) and all(
-        segment and not set(segment) & set("/.\x00") and is_text(segment) for segment in segments
+        segment not in ("", ".", "..") and "\x00" not in segment and is_text(segment)
+        for segment in segments
     )
+
+
+def _alike_in_orbax(paths: Collection[str]) -> list[str]:
+    """One line for each path whose array Orbax would call as it calls that of another."""
+    if not any("." in path for path in paths):
+        return []
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        by_name.setdefault(array_name(path), []).append(path)
+    return [
+        f"{path!r} (as {name!r} in Orbax, like {others[0]!r})"
+        for name, (*others, path) in by_name.items()
+        if others
+    ]
 
 
 def _slashes(path: str) -> list[int]:

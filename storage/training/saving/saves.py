@@ -55,7 +55,7 @@ class LeafDraft(NamedTuple):
 
     Attributes:
         item: the item it belongs to.
-        path: "/"-joined.
+        path: as `path_of` makes it of the keys.
         shape: logical global shape.
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
