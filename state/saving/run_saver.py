@@ -1,21 +1,20 @@
 """Saves the steps of a training loop as a policy says, and answers when the process is to end."""
 
 import logging
-import operator
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, SupportsIndex
 
 import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
 from cairn.storage.errors import StepExistsError
-from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
+from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run, check_step
 from cairn.storage.store import StoreURI, parse_uri
 from cairn.storage.training import (
     Checkpointer,
@@ -165,7 +164,7 @@ class RunSaver:
         self,
         state: Saveable,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
@@ -194,7 +193,7 @@ class RunSaver:
         self._check_open()
         before = self._due.previous
         if step is not None:
-            number = operator.index(step)
+            number = check_step(step)
         else:
             number = int(state.step) if before is None else before + 1
         self._state = weakref.ref(state)
@@ -219,7 +218,7 @@ class RunSaver:
         self,
         state: Saveable,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
@@ -248,7 +247,7 @@ class RunSaver:
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
-        number = int(state.step) if step is None else operator.index(step)
+        number = int(state.step) if step is None else check_step(step)
         given = {"metrics": metrics, "labels": labels, "extras": extras}
         if self._begun is not None and self._has_saved(number):
             new = self._new_in(state, given)

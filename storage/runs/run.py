@@ -6,7 +6,7 @@ Nothing here opens checkpoint data: states are read off names and small objects.
 import contextlib
 import os
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, SupportsIndex
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,7 @@ from cairn.storage.runs.layout import (
     TRASH,
     CheckpointRef,
     check_run_name,
+    check_step,
     is_run_name,
     manifest_file,
     parse_manifest_file,
@@ -342,13 +343,15 @@ class Run:
         step = max(held)
         return self._describe(step, held[step], StepState.LISTED)
 
-    def step(self, number: int) -> StepInfo:
+    def step(self, number: SupportsIndex) -> StepInfo:
         """The listed step `number`.
 
         Raises:
+            InvalidURIError: it is no step's number.
             StepInFlightError: it is being written now.
             StepNotFoundError: it is not listed; the error names the steps that are.
         """
+        number = check_step(number)
         found = self._listed(number)
         if found is not None:
             return found

@@ -14,15 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import PolicyError, SaveError
+from cairn.storage.errors import InvalidURIError, PolicyError, SaveError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     ModelInfo,
     Run,
     Writer,
+    check_step,
     step_dir,
 )
 from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
@@ -152,7 +153,7 @@ class Checkpointer:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         items: Mapping[str, Any],
         *,
         meta: Mapping[str, Any],
@@ -204,13 +205,18 @@ class Checkpointer:
         try:
             handle = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
-            record_refusal(exc, step=step, uri=self.uri)
+            record_refusal(exc, step=_number_of(step), uri=self.uri)
             raise
         record_started(handle)
         return handle
 
     def _save(
-        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any], *, overwrite: bool
+        self,
+        step: SupportsIndex,
+        items: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        overwrite: bool,
     ) -> SaveHandle:
         started = time.monotonic()
         with self._lock:
@@ -218,7 +224,7 @@ class Checkpointer:
                 lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
                 same={
                     "run": lambda _: str(self.uri),
-                    "step": lambda _: step,
+                    "step": lambda made: made[0].step,
                     "overwrite": lambda _: bool(overwrite),
                     "labels": lambda _: dict(given["labels"] or {}),
                     "meta": lambda made: made[0].meta,
@@ -227,9 +233,9 @@ class Checkpointer:
                     "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
                 },
             )
-            number = processes.agree(lambda: self._claim(step, bool(overwrite)))
-            folder = self.uri / step_dir(number, step)
-            handle = SaveHandle(step=step, attempt=number, uri=folder)
+            number = processes.agree(lambda: self._claim(save.step, bool(overwrite)))
+            folder = self.uri / step_dir(number, save.step)
+            handle = SaveHandle(step=save.step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             try:
@@ -333,7 +339,7 @@ class Checkpointer:
                 self._current = None
 
     def _prepared(
-        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any]
+        self, step: SupportsIndex, items: Mapping[str, Any], given: Mapping[str, Any]
     ) -> tuple[Save, dict[str, Item]]:
         """Once the save before this one has ended."""
         self._refuse_fork()
@@ -371,6 +377,14 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
+
+
+def _number_of(step: SupportsIndex) -> int:
+    """The step's number, as far as it has one: -1 stands for none."""
+    try:
+        return check_step(step)
+    except InvalidURIError:
+        return -1
 
 
 def _check_ttl(seconds: Any) -> None:

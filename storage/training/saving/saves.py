@@ -9,7 +9,7 @@ import math
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, SupportsIndex, get_args
 
 import jax
 import numpy as np
@@ -114,7 +114,7 @@ class Item(NamedTuple):
 
 
 def prepare(
-    step: int,
+    step: SupportsIndex,
     items: Mapping[str, Any],
     *,
     meta: Mapping[str, Any],
@@ -136,7 +136,7 @@ def prepare(
             not JSON, labels that are no text, metrics that are no numbers, or a `compression` that
             is not one we know.
     """
-    check_step(step)
+    number = check_step(step)
     _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
     _check_type("items", items, (Mapping,), 'trees by name, such as {"model": params}')
     _check_type("meta", meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say")
@@ -173,7 +173,7 @@ def prepare(
         for leaf in _draft_leaves(name, item, stored[name], compression)
     ]
     save = Save(
-        step=step,
+        step=number,
         names=tuple(sorted([*items, META_ITEM])),
         leaves=tuple(leaves),
         nbytes=sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values()),
