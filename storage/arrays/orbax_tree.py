@@ -104,7 +104,7 @@ class StoredTree:
 
 def array_name(path: str) -> str:
     """The name by which Orbax knows the array of the leaf at `path`."""
-    return ".".join(keys_of(path))
+    return ".".join(keys_of(path)) if "%" in path else path.replace("/", ".")
 
 
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self, SupportsIndex
 
@@ -28,7 +29,9 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, StoreURI, is_above_zero, parse_uri, utc_now
 from cairn.storage.training import exit_guard, processes
+from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.saving import (
+    HeldItems,
     Item,
     Save,
     SaveHandle,
@@ -36,8 +39,8 @@ from cairn.storage.training.saving import (
     Unchanged,
     begin_step,
     failure,
-    hold,
     job_environment,
+    kinds_of_leaves,
     orbax_folder,
     outcome_key,
     prepare,
@@ -219,9 +222,9 @@ class Checkpointer:
         overwrite: bool,
     ) -> SaveHandle:
         started = time.monotonic()
-        with self._lock:
+        with self._lock, ExitStack() as stack:
             save, arrays = processes.together(
-                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
+                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
                 same={
                     "run": lambda _: str(self.uri),
                     "step": lambda made: made[0].step,
@@ -230,7 +233,7 @@ class Checkpointer:
                     "meta": lambda made: made[0].meta,
                     "assets": lambda made: sorted(made[0].assets),
                     "compression": lambda made: made[0].compression,
-                    "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
+                    "items": lambda made: kinds_of_leaves(made[1]),
                 },
             )
             number = processes.agree(lambda: self._claim(save.step, bool(overwrite)))
@@ -239,7 +242,7 @@ class Checkpointer:
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             try:
-                held = hold(arrays, self._unchanged, save.compression)
+                held = HeldItems(arrays, self._unchanged, save.compression)
                 self._start(
                     SaveJob(
                         handle=handle,
@@ -339,9 +342,13 @@ class Checkpointer:
                 self._current = None
 
     def _prepared(
-        self, step: SupportsIndex, items: Mapping[str, Any], given: Mapping[str, Any]
+        self,
+        step: SupportsIndex,
+        items: Mapping[str, Any],
+        given: Mapping[str, Any],
+        stack: ExitStack,
     ) -> tuple[Save, dict[str, Item]]:
-        """Once the save before this one has ended."""
+        """Once the save before this one has ended; `stack` is the rest of the call."""
         self._refuse_fork()
         self._refuse_closed()
         self._settle()
@@ -353,6 +360,7 @@ class Checkpointer:
                 found="it going on",
                 next_step="End this process: its next start goes on from the latest step.",
             )
+        stack.enter_context(no_collections())
         return prepare(step, items, **given)
 
     def _take_run(self) -> int:

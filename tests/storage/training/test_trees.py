@@ -1,3 +1,6 @@
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -9,6 +12,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.storage.arrays.leaf_paths import path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.training import trees
 
@@ -151,3 +155,44 @@ def test_all_differences_are_listed_at_once():
         "d: stored, not in the target",
         "e: stored, not in the target",
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Record:
+    """A node that JAX opens, not we."""
+
+    first: object
+    second: object
+
+
+class Scaled(NamedTuple):
+    scale: object
+
+
+ANY_TREE = st.recursive(
+    st.one_of(st.integers(0, 99), st.none()),
+    lambda inner: st.one_of(
+        st.dictionaries(st.text("ab/.%2F", min_size=1), inner, max_size=3),
+        st.dictionaries(st.integers(0, 12), inner, max_size=3),
+        st.dictionaries(st.text("ab", min_size=1), inner, max_size=3).map(OrderedDict),
+        st.lists(inner, max_size=12),
+        st.tuples(inner, inner),
+        st.builds(Pair, inner, inner),
+        st.builds(Scaled, inner),
+        st.builds(Record, inner, inner),
+    ),
+    max_leaves=20,
+)
+
+
+@given(ANY_TREE)
+def test_leaves_are_named_and_ordered_as_jax_does(tree):
+    named = jax.tree_util.tree_flatten_with_path(tree)[0]
+    assert trees.paths(tree) == [path_of(map(text_of, keys)) for keys, _ in named]
+    with contextlib.suppress(UnsupportedLeafError):
+        assert list(trees.flatten(tree).values()) == jax.tree.leaves(tree)
+
+
+def text_of(key):
+    return str(next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)))
