@@ -1,4 +1,7 @@
-"""Trees by the paths of their leaves: keys joined by "/", as rules and checkpoints see them."""
+"""Trees by the paths of their leaves: keys joined by "/", as rules and checkpoints see them.
+
+A "/" in a key is "%2F" there (see `cairn.storage.arrays.path_of`).
+"""
 
 from typing import Any
 

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, SupportsIndex
 
 import jax
 import optax
@@ -152,7 +152,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         self,
         save_directory: str | os.PathLike[str],
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         wait: bool = False,
         overwrite: bool = False,
         verbose: bool = True,
@@ -189,7 +189,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         load_directory: str | os.PathLike[str],
         target: Self,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         optimizer: Literal["require", "skip"] = "require",
     ) -> Self:
         """Loads a state into the form of another one, which stays as it is.

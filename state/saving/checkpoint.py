@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from cairn.storage.runs import (
     Run,
     StepInfo,
     StepState,
+    check_step,
     parse_ref,
     read_asset,
 )
@@ -59,7 +60,7 @@ class StoredCheckpoint:
 
     @classmethod
     def open(
-        cls, reference: str | os.PathLike[str], *, step: int | None = None
+        cls, reference: str | os.PathLike[str], *, step: SupportsIndex | None = None
     ) -> "StoredCheckpoint":
         """Opens the checkpoint that "run", "run@alias" or "run/steps/N" names.
 
@@ -79,13 +80,14 @@ class StoredCheckpoint:
             ref = parse_ref(reference)
             if step is None:
                 return ref
-            if ref.alias is not None or ref.step not in (None, step):
+            number = check_step(step)
+            if ref.alias is not None or ref.step not in (None, number):
                 raise ArgumentError(
                     path="step",
                     expected=f"no step= with {os.fspath(reference)!r}, which names one",
                     found=step,
                 )
-            return replace(ref, step=step)
+            return replace(ref, step=number)
 
         ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
         # Process 0 looks for all: what is the latest step may change while they look.

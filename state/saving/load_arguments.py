@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import jax
 import optax
@@ -94,7 +94,7 @@ class LoadArguments:
     quantization_pattern: str | None = None
     quantize_tensors: bool = True
     verbose: bool = True
-    step: int | None = None
+    step: SupportsIndex | None = None
     tx: optax.GradientTransformation | None = None
     tx_init: Mapping[str, Any] | None = None
     optimizer: Literal["require", "skip"] = "require"

@@ -12,6 +12,7 @@ from cairn.state.names import EasyDeLBackends, EasyDeLPlatforms
 from cairn.state.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
 from cairn.state.sharding import mesh_text
+from cairn.storage.arrays import path_of
 
 __all__ = [
     "apply_shard_fns",
@@ -134,7 +135,7 @@ def check_shard_fns(shard_fns: ShardFns | None, tree: Any) -> dict[str, Callable
         )
     known = {named.path for named in named_leaves(tree)}
     found: dict[str, Any] = {
-        key if isinstance(key, str) else "/".join(map(str, key)): function
+        key if isinstance(key, str) else path_of(map(str, key)): function
         for key, function in shard_fns.items()
     }
     problems = [f"{path}: no such leaf" for path in found if path not in known]

@@ -1,21 +1,20 @@
 """Saves the steps of a training loop as a policy says, and answers when the process is to end."""
 
 import logging
-import operator
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, SupportsIndex
 
 import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
 from cairn.storage.errors import StepExistsError, StorageError
-from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run
+from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run, check_step
 from cairn.storage.store import StoreURI, is_above_zero, parse_uri, within
 from cairn.storage.training import (
     Checkpointer,
@@ -171,7 +170,7 @@ class RunSaver:
         self,
         state: Saveable,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
@@ -207,7 +206,7 @@ class RunSaver:
         _check_deadline(deadline)
         before = self._due.previous
         if step is not None:
-            number = operator.index(step)
+            number = check_step(step)
         else:
             number = int(state.step) if before is None else before + 1
         self._state = weakref.ref(state)
@@ -233,7 +232,7 @@ class RunSaver:
         self,
         state: Saveable,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
@@ -267,7 +266,7 @@ class RunSaver:
         """
         self._check_open()
         _check_deadline(deadline)
-        number = int(state.step) if step is None else operator.index(step)
+        number = int(state.step) if step is None else check_step(step)
         given = {"metrics": metrics, "labels": labels, "extras": extras}
         if self._begun is not None and self._has_saved(number):
             new = self._new_in(state, given)

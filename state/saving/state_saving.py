@@ -8,7 +8,7 @@ state around them.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
-from cairn.storage.runs import Annotation, ModelInfo, parse_ref
+from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
@@ -41,7 +41,7 @@ class SaveArguments:
     mismatch_allowed: bool = True
     save_optimizer: bool = True
     enable: bool | None = None
-    step: int | None = None
+    step: SupportsIndex | None = None
     wait: bool = False
     overwrite: bool = False
     metrics: Mapping[str, float] | None = None
@@ -137,7 +137,7 @@ def store(
         _refuse_no_time(arguments.deadline)
         Annotation.of(arguments.labels, None)  # raises, if it can't be kept
         _refuse_donated([state_step, *jax.tree.leaves(dict(items))])
-        step = _number(state_step) if arguments.step is None else arguments.step
+        step = _number(state_step) if arguments.step is None else check_step(arguments.step)
         full_meta = {
             "format": META_FORMAT,
             "version": META_VERSION,

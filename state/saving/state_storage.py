@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
 from cairn.state.registry import shipped_decoder
@@ -34,7 +34,7 @@ class StateStorageMixin:
         save_optimizer: bool = True,
         enable: bool | None = None,
         *,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         wait: bool = False,
         overwrite: bool = False,
         metrics: Mapping[str, float] | None = None,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def save_train_state(
 
 
 def load_train_state(
-    target: Any, reference: str | os.PathLike[str], *, step: int | None, optimizer: str
+    target: Any, reference: str | os.PathLike[str], *, step: SupportsIndex | None, optimizer: str
 ) -> Any:
     """Returns the stored state in the form of the target; `TrainState.load_state` says how.
 

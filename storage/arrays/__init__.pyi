@@ -21,6 +21,8 @@ from .four_bits import pack as pack
 from .four_bits import packed_axis as packed_axis
 from .four_bits import packing_axis as packing_axis
 from .four_bits import unpacked_shape as unpacked_shape
+from .leaf_paths import keys_of as keys_of
+from .leaf_paths import path_of as path_of
 from .ocdbt import MANIFEST_FILE as MANIFEST_FILE
 from .ocdbt import MAX_INLINE_BYTES as MAX_INLINE_BYTES
 from .ocdbt import MAX_NODE_BYTES as MAX_NODE_BYTES

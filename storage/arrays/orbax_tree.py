@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cairn.storage.arrays.leaf_paths import keys_of, path_of
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 
 STEP_METADATA = "_CHECKPOINT_METADATA"
@@ -76,13 +77,15 @@ class StoredTree:
     """What an item's `_METADATA` says.
 
     Attributes:
-        arrays: path ("/"-joined keys) of each leaf that is an array -> the array's name.
+        arrays: path of each leaf that is an array -> the array's name.
         strings: path of each leaf that is text -> its key in `_strings.json`.
         empties: path of each empty container or None -> that value.
         sequences: paths of the containers that are lists or tuples.
         zarr3: the arrays are zarr version 3, else 2.
         ocdbt: the arrays lie in an OCDBT database, else each in a folder of its own.
         sparse: chunks equal to the fill value may be absent.
+        renamed: path of a leaf as manifests of before `leaf_paths` have it -> its path, where they
+            differ: keys were joined as they are.
     """
 
     arrays: Mapping[str, str] = field(default_factory=dict)
@@ -92,11 +95,16 @@ class StoredTree:
     zarr3: bool = True
     ocdbt: bool = True
     sparse: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    def current(self, path: str) -> str:
+        """The path of the leaf that a manifest, be it an old one, has at `path`."""
+        return path if path in self.arrays else self.renamed.get(path, path)
 
 
 def array_name(path: str) -> str:
     """The name by which Orbax knows the array of the leaf at `path`."""
-    return path.replace("/", ".")
+    return ".".join(keys_of(path)) if "%" in path else path.replace("/", ".")
 
 
 def parse_step_metadata(data: bytes, *, path: object) -> StepMetadata:
@@ -149,20 +157,23 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
     strings: dict[str, str] = {}
     empties: dict[str, Any] = {}
     sequences: set[str] = set()
+    renamed: dict[str, str] = {}
     try:
         for entry in parsed["tree_metadata"].values():
             keys = [(str(key["key"]), key["key_type"]) for key in entry["key_metadata"]]
-            leaf = "/".join(name for name, _ in keys)
+            leaf = path_of(name for name, _ in keys)
+            if (joined := "/".join(name for name, _ in keys)) != leaf:
+                renamed[joined] = leaf
             if leaf in arrays or leaf in strings or leaf in empties:
                 raise UnsupportedFormatError(
                     "ambiguous tree",
                     path=path,
                     expected="one leaf per path",
                     found=f"two leaves at {leaf!r}",
-                    next_step="Save again with keys that hold no '/'.",
+                    next_step="Save again with keys that are not empty, each a text of its own.",
                 )
             sequences.update(
-                "/".join(name for name, _ in keys[:depth])
+                path_of(name for name, _ in keys[:depth])
                 for depth, (_, kind) in enumerate(keys)
                 if kind == _SEQUENCE_KEY
             )
@@ -182,6 +193,7 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
             zarr3=bool(parsed.get("use_zarr3", False)),
             ocdbt=bool(parsed.get("use_ocdbt", True)),
             sparse=not parsed.get("store_array_data_equal_to_fill_value", False),
+            renamed=renamed,
         )
     except (KeyError, TypeError, AttributeError) as exc:
         expected = "tree_metadata with key_metadata and value_metadata per leaf"
@@ -211,7 +223,7 @@ def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:
     }
     if "" in sequences:
         return [inner[head] for head in sorted(inner, key=int)]
-    return inner
+    return {head and keys_of(head)[0]: value for head, value in inner.items()}
 
 
 def parse_json_object(data: bytes, *, path: object) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class LeafInfo:
     """What is known of a leaf without reading it.
 
     Attributes:
-        path: keys joined by "/".
+        path: as `path_of` makes it of the keys.
         shape: global shape; () for a scalar.
         dtype: as it is read; typed PRNG keys are the uint32 words they hold.
         chunks: shape of the smallest part that can be decoded; None if nothing is stored
@@ -195,7 +195,7 @@ class ItemArrays:
         chunks = record.chunks
         digests = self._digests_of(record, shape)
         return StoredCut(
-            name=array_name(path),
+            name=self._name(path),
             dtype=dtype,
             cut=ChunkShapes(record.shards, chunks),
             expected=lambda index: digests.expected(path, chunks, index),
@@ -333,8 +333,12 @@ class ItemArrays:
             pending = [(path, self._opening(path)) for path in window]
             self._open.update({path: self._result(one, path) for path, one in pending})
 
+    def _name(self, path: str) -> str:
+        """Orbax's name of a leaf's array."""
+        return self.tree.arrays.get(self.tree.current(path), array_name(path))
+
     def _opening(self, path: str) -> LimitedRead:
-        name = self.tree.arrays.get(path, array_name(path))
+        name = self._name(path)
         base = self.uri.kvstore_spec()
         kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
         if self.tree.ocdbt:

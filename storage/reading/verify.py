@@ -11,13 +11,14 @@ are read, also what `CheckpointReader.iter_blocks` holds. None grows with the si
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, SupportsIndex
 
 from cairn.storage.arrays import (
     FILE_PREFIX,
     STEP_METADATA,
     TREE_METADATA,
     ChunkDigests,
+    StoredTree,
     digest_text,
     parse_digest,
     parse_step_metadata,
@@ -38,6 +39,7 @@ from cairn.storage.runs import (
     ObjectRecord,
     Run,
     StepInfo,
+    check_step,
     manifest_file,
     read_asset,
 )
@@ -101,7 +103,7 @@ class VerifyReport:
 
 
 def verify_step(
-    run: Run, step: int | StepInfo, *, progress: Progress | None = None
+    run: Run, step: SupportsIndex | StepInfo, *, progress: Progress | None = None
 ) -> VerifyReport:
     """Compare a stored step with its manifest, byte by byte; what was found, good or bad.
 
@@ -111,13 +113,15 @@ def verify_step(
         progress: called now and then with (bytes read, bytes in all); what it raises ends it.
 
     Raises:
+        InvalidURIError: `step` is no step's number.
         StepNotFoundError: there is no such step.
         StepInFlightError: it is being written now.
         StoreUnavailableError: the store gives no answer.
     """
     started = time.monotonic()
+    step = step if isinstance(step, StepInfo) else check_step(step)
     try:
-        info = run.step(step) if isinstance(step, int) else step
+        info = step if isinstance(step, StepInfo) else run.step(step)
         manifest = run.manifest(info)
     except (CorruptionError, UnsupportedFormatError) as exc:
         number, attempt = _key(run, step)
@@ -240,11 +244,13 @@ class _StepCheck:
             forms = step.forms.get(item, {})
             found = {path for path, form in forms.items() if form.kind == "empty"}
             described = self._read(name)
+            tree = StoredTree()
             if described is not None:
-                found |= set(parse_tree_metadata(described, path=name).arrays)
+                tree = parse_tree_metadata(described, path=name)
+                found |= set(tree.arrays)
             elif name in {record.name for record in self._manifest.objects}:
                 continue  # damaged, and listed as such
-            expected = {leaf.path for leaf in self._leaves_of(item)}
+            expected = {tree.current(leaf.path) for leaf in self._leaves_of(item)}
             for path in sorted(expected ^ found):
                 where = "the manifest" if path in expected else "Orbax's metadata"
                 yield f"{item}: {path}: only {where} has this leaf"

@@ -5,10 +5,12 @@ name of any other form gives None. Numbers are plain decimal: no sign, no leadin
 is addressed as "run", "run@alias", "run@latest" or "run/steps/N".
 """
 
+import contextlib
+import operator
 import os
 import re
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, SupportsIndex
 
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import StoreURI, parse_uri
@@ -121,8 +123,8 @@ class ExportManifestName(NamedTuple):
     digest: str
 
 
-def check_step(step: int) -> int:
-    """`step` itself, if it can be stored.
+def check_step(step: SupportsIndex) -> int:
+    """`step` as a plain integer, if it can be stored; integers of NumPy and JAX are taken too.
 
     Raises:
         InvalidURIError: negative, above 10**18 - 1, or no integer.
@@ -130,8 +132,8 @@ def check_step(step: int) -> int:
     return _check_number(step, "step")
 
 
-def check_attempt(attempt: int) -> int:
-    """`attempt` itself, if it can be stored.
+def check_attempt(attempt: SupportsIndex) -> int:
+    """`attempt` as a plain integer, if it can be stored.
 
     Raises:
         InvalidURIError: negative, above 10**18 - 1, or no integer.
@@ -139,14 +141,18 @@ def check_attempt(attempt: int) -> int:
     return _check_number(attempt, "attempt")
 
 
-def _check_number(number: int, what: str) -> int:
-    if type(number) is not int or not 0 <= number <= MAX_NUMBER:
+def _check_number(number: SupportsIndex, what: str) -> int:
+    plain = -1
+    if not isinstance(number, bool):
+        with contextlib.suppress(TypeError):  # no integer: a float, a text, an array of several
+            plain = operator.index(number)
+    if not 0 <= plain <= MAX_NUMBER:
         raise InvalidURIError(
             f"invalid {what}",
             expected=f"an integer from 0 to {MAX_NUMBER}",
             found=repr(number),
         )
-    return number
+    return plain
 
 
 def _check(pattern: re.Pattern[str], text: str, what: str, rule: str) -> str:
@@ -349,11 +355,18 @@ class CheckpointRef:
         run: the run's folder.
         alias: alias name, or None.
         step: step number, or None.
+
+    Raises:
+        InvalidURIError: `step` is no step's number.
     """
 
     run: StoreURI
     alias: str | None = None
     step: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            object.__setattr__(self, "step", check_step(self.step))
 
     def __str__(self) -> str:
         if self.alias is not None:

@@ -43,7 +43,7 @@ class LeafRecord(_Part):
 
     Attributes:
         item: "model", "optimizer", ….
-        path: keys joined by "/".
+        path: keys joined by "/", as `leaf_paths` says.
         shape: the global shape; () for a scalar.
         dtype: name such as "bfloat16".
         spec: per axis: mesh axis, list of them, or None; None if not sharded by name.

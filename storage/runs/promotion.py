@@ -1,5 +1,7 @@
 """Promotion: an alias moves to a step, which is held meanwhile so that no deletion of it begins."""
 
+from typing import SupportsIndex
+
 from cairn.storage.runs.aliases import Alias, AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import held
@@ -8,7 +10,7 @@ __all__ = ["delete_alias", "promote_step"]
 
 
 def promote_step(
-    run: Run, step: int, alias: str, *, by: str = "", reason: str = "", expect: int | None
+    run: Run, step: SupportsIndex, alias: str, *, by: str = "", reason: str = "", expect: int | None
 ) -> Alias:
     """Point `alias` at a listed step, if it is still as the caller last saw it.
 
@@ -25,7 +27,7 @@ def promote_step(
         StepInFlightError: it is being written.
         PreconditionFailedError: the alias changed; `current` is the `Alias` or None.
         StepChangedError: the step was deleted meanwhile, or is about to be; the alias is as before.
-        InvalidURIError: `alias` can't be an alias.
+        InvalidURIError: `alias` can't be an alias, or `step` is no step's number.
     """
     info = run.step(step)
     with held(run, (info.step, info.attempt), by=by, reason=f"promote it to {alias!r}"):

@@ -5,9 +5,11 @@ The step is held meanwhile, so that no deletion of it begins.
 
 import secrets
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
 from cairn.storage.runs.attempts import Attempt, counting
+from cairn.storage.runs.layout import check_step
 from cairn.storage.runs.lease import begin_attempt, release
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
@@ -33,7 +35,9 @@ class Rollback:
     aliases: tuple[str, ...]
 
 
-def roll_back(run: Run, step: StepInfo | int, *, by: str, request: str | None = None) -> Rollback:
+def roll_back(
+    run: Run, step: StepInfo | SupportsIndex, *, by: str, request: str | None = None
+) -> Rollback:
     """Make a listed step the latest; the steps after it are set aside.
 
     Args:
@@ -50,7 +54,7 @@ def roll_back(run: Run, step: StepInfo | int, *, by: str, request: str | None = 
         PreconditionFailedError: the request was one for another step.
         UnsoundStoreError: the store does not keep what runs rest on.
     """
-    number = step if isinstance(step, int) else step.step
+    number = step.step if isinstance(step, StepInfo) else check_step(step)
     # Never `by` alone: a job of that id would lose its lease, and be taken for this rollback.
     writer = f"{by}/{secrets.token_hex(8) if request is None else request}"
     attempt = None if request is None else _begun(run, writer, number, request)
@@ -88,8 +92,8 @@ def _begin(run: Run, listed: StepInfo, writer: str) -> Attempt:
     return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock)
 
 
-def _refuse_other(run: Run, asked: StepInfo | int, listed: StepInfo) -> None:
-    if isinstance(asked, int) or asked.attempt == listed.attempt:
+def _refuse_other(run: Run, asked: StepInfo | SupportsIndex, listed: StepInfo) -> None:
+    if not isinstance(asked, StepInfo) or asked.attempt == listed.attempt:
         return
     raise StepNotFoundError(
         "the step was saved anew",

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
@@ -38,6 +38,7 @@ from cairn.storage.runs.layout import (
     RUN_FOLDERS,
     CheckpointRef,
     check_run_name,
+    check_step,
     is_run_name,
     manifest_file,
     parse_attempt_file,
@@ -408,15 +409,17 @@ class Run:
         latest = self.history().latest()
         return None if latest is None else self._describe(*latest, StepState.LISTED)
 
-    def step(self, number: int) -> StepInfo:
+    def step(self, number: SupportsIndex) -> StepInfo:
         """The listed step `number`.
 
         Raises:
+            InvalidURIError: it is no step's number.
             StepInFlightError: it is being written now.
             StepNotFoundError: it is not listed; the error names the steps that are.
             UnsupportedFormatError, CorruptionError: a record is amiss without which it can't be
                 told whether it is, or the step's manifest can't be read.
         """
+        number = check_step(number)
         found = self._listed(number)
         if found is not None:
             return found

@@ -21,7 +21,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, SupportsIndex
 
 from pydantic import Field
 
@@ -36,6 +36,8 @@ from cairn.storage.errors import (
 from cairn.storage.runs.attempts import Attempt
 from cairn.storage.runs.layout import (
     TRASH,
+    check_attempt,
+    check_step,
     hold_file,
     intent_file,
     manifest_file,
@@ -226,7 +228,7 @@ class RunUse(NamedTuple):
         ]
 
 
-def deletable_step(run: Run, step: int, attempt: int | None = None) -> StepInfo:
+def deletable_step(run: Run, step: SupportsIndex, attempt: SupportsIndex | None = None) -> StepInfo:
     """The step that a deletion means: a listed one, or one that was set aside.
 
     Told from names alone, so that one whose manifest is damaged can be deleted too.
@@ -237,9 +239,11 @@ def deletable_step(run: Run, step: int, attempt: int | None = None) -> StepInfo:
         attempt: the attempt that saved it; None: the one that is listed.
 
     Raises:
+        InvalidURIError: `step` or `attempt` is no number of one.
         StepNotFoundError: there is no such step, or it was deleted already.
         StepInFlightError: it is being written.
     """
+    step, attempt = check_step(step), None if attempt is None else check_attempt(attempt)
     held = run.step_attempts().get(step)
     if attempt is None and held is None:
         return run.step(step)  # raises, unless it was published just now

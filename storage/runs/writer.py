@@ -11,12 +11,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
+from typing import SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
 from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.attempts import Attempt, ensure_newest, judge_attempts, set_aside
-from cairn.storage.runs.layout import annotation_file, manifest_file
+from cairn.storage.runs.layout import annotation_file, check_step, manifest_file
 from cairn.storage.runs.lease import (
     LEASE_TTL_SECONDS,
     begin_attempt,
@@ -102,7 +103,7 @@ class Writer:
         held = self.attempt
         return self._begin(self._last_to_keep).number if held is None else held.number
 
-    def claim(self, step: int, *, overwrite: bool = False) -> int:
+    def claim(self, step: SupportsIndex, *, overwrite: bool = False) -> int:
         """The attempt to write `step` in; it takes the place of an earlier claim.
 
         Args:
@@ -110,12 +111,14 @@ class Writer:
             overwrite: if the step exists or later ones do, set them aside once it is published.
 
         Raises:
+            InvalidURIError: `step` is no step's number.
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
             LeaseHeldError: another writer holds the run.
             FencedError: this writer was replaced earlier.
             UnsoundStoreError: the store does not keep what runs rest on.
         """
         self.check()
+        step = check_step(step)
         self._claimed = None
         self._goes_back = False
         number = self._attempt_for(step, overwrite)

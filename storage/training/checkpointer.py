@@ -14,16 +14,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 from cairn.storage.arrays import Compression
-from cairn.storage.errors import PolicyError, SaveError
+from cairn.storage.errors import InvalidURIError, PolicyError, SaveError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
     ModelInfo,
     Run,
     Writer,
+    check_step,
     step_dir,
 )
 from cairn.storage.store import (
@@ -36,8 +38,10 @@ from cairn.storage.store import (
     within,
 )
 from cairn.storage.training import exit_guard, processes
+from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.saving import (
     FileOrigins,
+    HeldItems,
     Item,
     Save,
     SaveHandle,
@@ -47,8 +51,8 @@ from cairn.storage.training.saving import (
     Unchanged,
     begin_step,
     failure,
-    hold,
     job_environment,
+    kinds_of_leaves,
     orbax_folder,
     outcome_key,
     prepare,
@@ -182,7 +186,7 @@ class Checkpointer:
 
     def save(
         self,
-        step: int,
+        step: SupportsIndex,
         items: Mapping[str, Any],
         *,
         meta: Mapping[str, Any],
@@ -245,37 +249,42 @@ class Checkpointer:
             with within(deadline):
                 handle = self._save(step, items, given, overwrite=overwrite)
         except Exception as exc:
-            record_refusal(exc, step=step, uri=self.uri)
+            record_refusal(exc, step=_number_of(step), uri=self.uri)
             raise
         record_started(handle)
         return handle
 
     def _save(
-        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any], *, overwrite: bool
+        self,
+        step: SupportsIndex,
+        items: Mapping[str, Any],
+        given: Mapping[str, Any],
+        *,
+        overwrite: bool,
     ) -> SaveHandle:
         started = time.monotonic()
-        with self._locked():
+        with self._locked(), ExitStack() as stack:
             save, arrays = processes.together(
-                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}),
+                lambda: self._prepared(step, items, {**given, "overwrite": overwrite}, stack),
                 same={
                     "run": lambda _: str(self.uri),
-                    "step": lambda _: step,
+                    "step": lambda made: made[0].step,
                     "overwrite": lambda _: bool(overwrite),
                     "labels": lambda _: dict(given["labels"] or {}),
                     "meta": lambda made: made[0].meta,
                     "assets": lambda made: sorted(made[0].assets),
                     "compression": lambda made: made[0].compression,
-                    "items": lambda made: [leaf[:4] for leaf in made[0].leaves],
+                    "items": lambda made: kinds_of_leaves(made[1]),
                 },
             )
-            number = processes.agree(lambda: self._claim(step, bool(overwrite)))
-            folder = self.uri / step_dir(number, step)
-            handle = SaveHandle(step=step, attempt=number, uri=folder)
+            number = processes.agree(lambda: self._claim(save.step, bool(overwrite)))
+            folder = self.uri / step_dir(number, save.step)
+            handle = SaveHandle(step=save.step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
             try:
-                held = hold(arrays, self._known, save.compression)
+                held = HeldItems(arrays, self._known, save.compression)
                 self._start(
                     SaveJob(
                         handle=handle,
@@ -387,9 +396,13 @@ class Checkpointer:
                 self._current = None
 
     def _prepared(
-        self, step: int, items: Mapping[str, Any], given: Mapping[str, Any]
+        self,
+        step: SupportsIndex,
+        items: Mapping[str, Any],
+        given: Mapping[str, Any],
+        stack: ExitStack,
     ) -> tuple[Save, dict[str, Item]]:
-        """Once the save before this one has ended."""
+        """Once the save before this one has ended; `stack` is the rest of the call."""
         self._refuse_fork()
         self._refuse_closed()
         left = own_seconds_left()
@@ -406,6 +419,7 @@ class Checkpointer:
                 found="it going on",
                 next_step="End this process: its next start goes on from the latest step.",
             )
+        stack.enter_context(no_collections())
         return prepare(step, items, **given)
 
     @contextlib.contextmanager
@@ -450,6 +464,14 @@ def _forget_runs() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_runs)
+
+
+def _number_of(step: SupportsIndex) -> int:
+    """The step's number, as far as it has one: -1 stands for none."""
+    try:
+        return check_step(step)
+    except InvalidURIError:
+        return -1
 
 
 def _check_ttl(seconds: Any) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "dtype_name",
     "is_key_dtype",
     "store_form",
+    "why_no_plain_array",
 ]
 
 STORED_DTYPES: Final = frozenset(
@@ -52,6 +53,15 @@ def is_key_dtype(dtype: Any) -> bool:
 def dtype_name(dtype: Any) -> str:
     """The name under which a dtype is recorded, such as "bfloat16" or "key<fry>"."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
+
+
+def why_no_plain_array(array: np.ndarray[Any, Any]) -> str | None:
+    """Why a NumPy array is more than its elements, which is all that can be stored; else None."""
+    if isinstance(array, np.ma.MaskedArray):
+        return "a masked array, whose mask would be lost; store its data and its mask"
+    if type(array) in (np.ndarray, np.memmap):
+        return None
+    return f"{type(array).__name__} is more than an array; store np.asarray of it"
 
 
 def store_form(leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, StoredForm]]:
@@ -136,6 +146,9 @@ def _plain(leaf: Any) -> tuple[Any, str | None]:
     if isinstance(leaf, jax.Array):
         return leaf, _why_not_array(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
+        reason = why_no_plain_array(leaf) if isinstance(leaf, np.ndarray) else None
+        if reason is not None:
+            return None, reason
         array = np.asarray(leaf)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         return native, _why_not_dtype(native.dtype)

@@ -32,7 +32,7 @@ from cairn.storage.reading import (
 from cairn.storage.runs import Manifest, manifest_file, read_record
 from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
-from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype
+from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 
 __all__ = [
     "PlacedLeaf",
@@ -202,9 +202,12 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         if sharding is None:
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             committed = False
-        return TargetLeaf(tuple(leaf.shape), leaf.dtype, sharding, None, committed)
+        return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed)
     if isinstance(leaf, np.ndarray):
-        return TargetLeaf(leaf.shape, leaf.dtype, None, None)
+        reason = why_no_plain_array(leaf)
+        if reason is not None:
+            raise TypeError(f"a restore target's leaf: {reason}")
+        return TargetLeaf(leaf.shape, _native(leaf.dtype), None, None)
     if isinstance(leaf, np.generic):
         return TargetLeaf((), leaf.dtype, None, type(leaf))
     if type(leaf) in _KINDS:
@@ -213,6 +216,11 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         f"a restore target's leaf is {type(leaf).__name__}: expected jax.ShapeDtypeStruct, "
         "jax.Array, a NumPy array or scalar, or a Python number"
     )
+
+
+def _native(dtype: Any) -> Any:
+    """The dtype in this machine's byte order, in which everything is stored."""
+    return dtype if is_key_dtype(dtype) else np.dtype(dtype).newbyteorder("=")
 
 
 _STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
@@ -261,7 +269,8 @@ def stored_tree(step: Step, item: str) -> dict[str, jax.ShapeDtypeStruct]:
         CorruptionError: the metadata can't be read.
     """
     arrays = _arrays(_opened(step), item, step)
-    return {path: _logical(arrays, info) for path, info in arrays.infos().items()}
+    infos = arrays.infos()
+    return {arrays.tree.current(path): _logical(arrays, info) for path, info in infos.items()}
 
 
 def read_meta(step: Step) -> dict[str, Any]:
@@ -417,7 +426,7 @@ def _fitted(
 ) -> tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]]:
     """What is stored and what is wanted, if they fit."""
     arrays = _arrays(_opened(step), item, where)
-    infos = arrays.infos()
+    infos = {arrays.tree.current(path): info for path, info in arrays.infos().items()}
     stored = {path: _logical(arrays, info) for path, info in infos.items()}
     wanted = {path: target_leaf(leaf) for path, leaf in trees.flatten(target).items()}
     problems = trees.difference(list(wanted), stored)
@@ -447,9 +456,9 @@ class _Filling(NamedTuple):
     """A leaf whose parts are being read."""
 
     path: str
+    info: LeafInfo
     leaf: PlacedLeaf
     futures: list[Future[None]]
-    nbytes: int
 
 
 def _read(
@@ -470,10 +479,10 @@ def _read(
                 continue
             leaf = PlacedLeaf(target, info)
             futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
-            filling.append(_Filling(path, leaf, futures, info.nbytes))
+            filling.append(_Filling(path, info, leaf, futures))
             waiting += info.nbytes
             while filling and not leaf.stays and waiting > _HOST_BYTES:
-                waiting -= filling[0].nbytes
+                waiting -= filling[0].info.nbytes
                 _finish(arrays, filling, values)
         while filling:
             _finish(arrays, filling, values)
@@ -486,6 +495,6 @@ def _finish(arrays: ItemArrays, filling: deque[_Filling], values: dict[str, Any]
     for future in first.futures:
         future.result()
     filling.popleft()
-    form = arrays.form(first.path)
+    form = arrays.form(first.info.path)
     impl = form.dtype if form is not None and form.kind == "key" else None
     values[first.path] = first.leaf.value(key_impl=impl)

@@ -6,13 +6,13 @@ at or after each multiple of 100.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from cairn.storage.errors import PolicyError
-from cairn.storage.runs import BestSteps
+from cairn.storage.errors import InvalidURIError, PolicyError
+from cairn.storage.runs import BestSteps, check_step
 from cairn.storage.store import is_above_zero
 
 __all__ = ["BestSoFar", "DueReason", "SaveFacts", "SavePolicy"]
@@ -110,9 +110,10 @@ class SavePolicy:
             if value is not None and not is_above_zero(value)
         ]
         steps: Any = self.at_steps
-        if not isinstance(steps, Iterable) or any(
-            type(step) is not int or step < 0 for step in steps
-        ):
+        try:
+            at_steps = frozenset(map(check_step, steps))
+        except (TypeError, InvalidURIError):
+            at_steps = frozenset()
             problems.append(f"at_steps is {steps!r}, expected a list of integers from 0")
         if self.best is not best:
             problems.append(f"best is {self.best!r}, expected a BestSteps")
@@ -123,7 +124,7 @@ class SavePolicy:
         if self.when_busy not in ("wait", "supersede"):
             problems.append(f"when_busy is {self.when_busy!r}, expected 'wait' or 'supersede'")
         rules = (self.every_steps, self.every_minutes, self.best)
-        if not (self.on_preemption or self.at_steps or any(rule is not None for rule in rules)):
+        if not (self.on_preemption or at_steps or any(rule is not None for rule in rules)):
             problems.append("no rule ever saves")
         if problems:
             raise PolicyError(
@@ -132,7 +133,7 @@ class SavePolicy:
                 found="; ".join(problems),
                 next_step="Correct these, or leave them out.",
             )
-        object.__setattr__(self, "at_steps", frozenset(self.at_steps))
+        object.__setattr__(self, "at_steps", at_steps)
 
     def due(self, facts: SaveFacts) -> DueReason | None:
         """Why to save now, or None. Of several reasons the first as `DueReason` lists them."""

@@ -1,22 +1,26 @@
-"""Pytrees as flat mappings from a "/"-joined path to a leaf, and back. Imports JAX.
+"""Pytrees as flat mappings from a path (see `path_of`) to a leaf, and back. Imports JAX.
 
 Every tree is stored as a nested plain dict with string keys, so that no container type needs to be
-known to read it. Containers come back from the target that the caller restores into.
+known to read it. Containers come back from the target that the caller restores into: whether a leaf
+lay at the position 0 of a list or under the key "0" of a dict is for the target to say, and the
+leaf at "0" is the same.
 """
 
+import operator
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any, Final
 
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
+from cairn.storage.arrays import array_name, keys_of, path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store import is_text
 
 __all__ = ["difference", "flatten", "nest", "paths", "unflatten", "unnest"]
-
-KeyPath = tuple[Any, ...]
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -26,26 +30,21 @@ def flatten(tree: Any) -> dict[str, Any]:
     stands for its value.
 
     Raises:
-        UnsupportedLeafError: a key is empty, contains "/" or ".", or has half a surrogate pair; or
-            two keys read alike. All such keys are listed.
+        UnsupportedLeafError: a key is empty, ".", "..", or no text that UTF-8 has a form for; or
+            two leaves have one path, or one name in Orbax, which joins keys by ".". All such keys
+            are listed.
     """
-    leaves: dict[str, Any] = {}
-    problems: list[str] = []
-    for keys, leaf in _walk(tree):
-        segments = [_segment(key) for key in keys]
-        path = "/".join(segments)
-        if not _is_safe(segments):
-            problems.append(path)
-        elif path in leaves:
-            problems.append(f"{path} (twice)")
-        leaves[path] = leaf
-    prefixes = {path[:cut] for path in leaves for cut in _slashes(path)}
-    problems += sorted(f"{path} (also a container)" for path in prefixes & leaves.keys())
+    walk = _Walk(tree)
+    leaves = dict(zip(walk.paths, walk.leaves, strict=True))
+    problems = walk.odd + _twice(walk.paths, leaves)
+    problems += _alike_in_orbax(leaves) if walk.dotted else []
+    problems += sorted(f"{path!r} (also a container)" for path in walk.containers & leaves.keys())
     if problems:
         raise UnsupportedLeafError(
             "keys that can't be stored",
-            path=", ".join(repr(path) for path in problems),
-            expected='keys that are not empty, have no "/" and no ".", are valid text and differ',
+            path=", ".join(problems),
+            expected='keys that are valid text without "\\0", not empty, "." or "..", and paths '
+            'that differ, also when joined by "."',
             found=f"{len(problems)} that do not",
             next_step="Rename these keys before saving.",
         )
@@ -54,7 +53,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 def paths(tree: Any) -> list[str]:
     """The path of every leaf, in the order of `jax.tree.leaves`."""
-    return ["/".join(_segment(key) for key in keys) for keys, _ in _walk(tree)]
+    return _Walk(tree).paths
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:
@@ -89,7 +88,7 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Nested plain dicts with the leaves at their paths: the form in which trees are stored."""
     root: dict[str, Any] = {}
     for path, leaf in leaves.items():
-        *folders, name = path.split("/")
+        *folders, name = keys_of(path)
         node = root
         for folder in folders:
             node = node.setdefault(folder, {})
@@ -101,7 +100,7 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """What `nest` was given: leaves by path. Anything but a mapping is a leaf."""
     leaves: dict[str, Any] = {}
     for key, node in tree.items():
-        path = f"{prefix}{key}"
+        path = f"{prefix}{path_of((key,))}"
         if isinstance(node, Mapping):
             leaves.update(unnest(node, f"{path}/"))
         else:
@@ -109,14 +108,112 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _walk(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """(key path, leaf) in `jax.tree.leaves` order, without the key that leads into a Variable."""
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_variable)[0]:
-        if not _is_variable(leaf):
-            yield keys, leaf
-            continue
-        for inner, value in jax.tree_util.tree_flatten_with_path(leaf)[0]:
-            yield (*keys, *inner[1:]), value
+class _Kind(Enum):
+    """What becomes of a node."""
+
+    LEAF = 1
+    NOTHING = 2
+    DICT = 3
+    SEQUENCE = 4
+    OTHER = 5
+    """A node that JAX knows how to open, and we do not."""
+
+
+class _Walk:
+    """The leaves of a tree, in the order of `jax.tree.leaves`.
+
+    JAX takes some microseconds to name each leaf, more than it takes to hold a small one on the
+    host: a save of many leaves would wait mostly for that.
+
+    Attributes:
+        paths: of the leaves.
+        leaves: in the same order.
+        containers: paths of the nodes that they lie in.
+        odd: paths with a key that can't be stored, as they are told.
+        dotted: some key has a "." in it.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.paths: list[str] = []
+        self.leaves: list[Any] = []
+        self.containers: set[str] = set()
+        self.odd: list[str] = []
+        self.dotted = False
+        self._kinds: dict[type, _Kind] = {}
+        self._segments: dict[str, str] = {}
+        kind = self._kind_of(tree)
+        if kind is _Kind.LEAF:  # it has no path at all
+            self.paths, self.leaves, self.odd = [""], [tree], [repr("")]
+        elif kind is not _Kind.NOTHING:
+            self._open(tree, kind, "")
+
+    def _open(self, node: Any, kind: _Kind, prefix: str) -> None:
+        """Walk a container whose children's paths begin with `prefix`."""
+        children: Iterable[tuple[str, Any]]
+        if kind is _Kind.DICT and {*map(type, node)} <= {str}:
+            children = sorted(node.items(), key=_FIRST)
+        elif kind is _Kind.SEQUENCE:
+            children = ((str(number), child) for number, child in enumerate(node))
+        elif _is_variable(node):
+            self._open_variable(node, prefix)
+            return
+        else:
+            children = [(_segment(key), child) for key, child in _children(node)]
+        kinds, segments, paths, leaves = self._kinds, self._segments, self.paths, self.leaves
+        for key, child in children:
+            path = prefix + (segments.get(key) or self._checked(key, prefix))
+            found = kinds.get(type(child)) or self._kind_of(child)
+            if found is _Kind.LEAF:
+                paths.append(path)
+                leaves.append(child)
+            elif found is not _Kind.NOTHING:
+                self.containers.add(path)
+                self._open(child, found, f"{path}/")
+
+    def _open_variable(self, variable: Any, prefix: str) -> None:
+        """Walk a Variable: what is in it has its path, not one below."""
+        for _, child in _children(variable):
+            kind = self._kind_of(child)
+            if kind is _Kind.LEAF:
+                self.containers.discard(prefix[:-1])
+                self.paths.append(prefix[:-1])
+                self.leaves.append(child)
+            elif kind is not _Kind.NOTHING:
+                self._open(child, kind, prefix)
+
+    def _checked(self, key: str, prefix: str) -> str:
+        """A key as it is in paths; one that can be stored is looked at once."""
+        segment = path_of((key,))
+        self.dotted = self.dotted or "." in key
+        if _is_safe(key):
+            self._segments[key] = segment
+        else:
+            self.odd.append(repr(prefix + segment))
+        return segment
+
+    def _kind_of(self, node: Any) -> _Kind:
+        """What a node is, which all of its type are."""
+        kind = type(node)
+        if kind not in self._kinds:
+            self._kinds[kind] = _KINDS.get(kind) or (
+                _Kind.LEAF if jax.tree_util.all_leaves([node]) else _Kind.OTHER
+            )
+        return self._kinds[kind]
+
+
+_FIRST: Final = operator.itemgetter(0)
+_KINDS: Final = {
+    dict: _Kind.DICT,
+    list: _Kind.SEQUENCE,
+    tuple: _Kind.SEQUENCE,
+    type(None): _Kind.NOTHING,
+}
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """(key, child) of a node, as JAX opens it."""
+    opened = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda one: one is not node)[0]
+    return [(key, child) for (key,), child in opened]
 
 
 def _is_variable(node: Any) -> bool:
@@ -137,12 +234,26 @@ def _segment(key: Any) -> str:
             return str(key)
 
 
-def _is_safe(segments: list[str]) -> bool:
-    """Orbax joins keys by "." and we by "/"; a bare leaf has no path at all."""
-    return bool(segments) and all(
-        segment and not set(segment) & set("/.\x00") and is_text(segment) for segment in segments
-    )
+def _is_safe(key: str) -> bool:
+    """Whether a key can be stored; "." and ".." mean something else where paths are walked."""
+    return key not in ("", ".", "..") and "\x00" not in key and is_text(key)
 
 
-def _slashes(path: str) -> list[int]:
-    return [index for index, character in enumerate(path) if character == "/"]
+def _twice(paths: list[str], leaves: Mapping[str, Any]) -> list[str]:
+    if len(paths) == len(leaves):
+        return []
+    return [f"{path!r} (twice)" for path, count in Counter(paths).items() if count > 1]
+
+
+def _alike_in_orbax(paths: Collection[str]) -> list[str]:
+    """One line for each path whose array Orbax would call as it calls that of another."""
+    if len(set(map(array_name, paths))) == len(paths):
+        return []
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        by_name.setdefault(array_name(path), []).append(path)
+    return [
+        f"{path!r} (as {name!r} in Orbax, like {others[0]!r})"
+        for name, (*others, path) in by_name.items()
+        if others
+    ]

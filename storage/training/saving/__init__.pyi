@@ -13,9 +13,10 @@ from .save_metrics import record_outcome as record_outcome
 from .save_metrics import record_refusal as record_refusal
 from .save_metrics import record_retention as record_retention
 from .save_metrics import record_started as record_started
+from .saves import HeldItems as HeldItems
 from .saves import Item as Item
 from .saves import Save as Save
-from .saves import hold as hold
+from .saves import kinds_of_leaves as kinds_of_leaves
 from .saves import prepare as prepare
 from .sharing_policy import SharingPolicy as SharingPolicy
 from .unchanged import Unchanged as Unchanged

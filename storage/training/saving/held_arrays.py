@@ -5,6 +5,7 @@ it is donated meanwhile. From other devices all transfers are started before the
 for. Of an array that several processes hold, each writes its own part. Imports JAX. See ADR 0010.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Mapping
@@ -17,7 +18,16 @@ from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, oute
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.training.leaf_forms import is_key_dtype
 
-__all__ = ["ArrayLayout", "HeldArray", "HeldPart", "Transfers", "array_layout"]
+__all__ = [
+    "ArrayLayout",
+    "HeldArray",
+    "HeldPart",
+    "Transfers",
+    "array_layout",
+    "host_views",
+    "is_read_by_columns",
+    "viewed",
+]
 
 _LEAST_SPLIT_BYTES: Final = 1 << 20
 """What several processes hold is divided among them from this size on."""
@@ -84,6 +94,11 @@ class HeldArray(NamedTuple):
     key_impl: str | None
 
 
+def is_read_by_columns(item: str) -> bool:
+    """Whether readers read the arrays of an item by columns too."""
+    return item in _COLUMN_READ_ITEMS
+
+
 class Transfers:
     """The leaves of an item on their way to the host; the transfers of all run at once.
 
@@ -111,7 +126,7 @@ class Transfers:
             for path, leaf in leaves.items()
         }
         _refuse_local(self._leaves)
-        columns = item in _COLUMN_READ_ITEMS
+        columns = is_read_by_columns(item)
         self.layouts = {
             path: array_layout(leaf, columns=columns) for path, leaf in self._leaves.items()
         }
@@ -148,6 +163,48 @@ class Transfers:
             sharding=None if shards is None else leaf.sharding,
             key_impl=self._keys.get(path),
         )
+
+
+def host_views(leaves: Mapping[str, Any]) -> dict[str, memoryview]:
+    """The arrays, by path, that the host has already: their memory, held.
+
+    One CPU device has all of such an array, its elements are stored as they are, and there are some
+    of them. To hold many small leaves this way takes as long as `np.asarray` of each; what else is
+    to be known of them can wait, for they can be stored whatever it is.
+    """
+    if jax.process_count() > 1 or jax.default_backend() != "cpu":
+        return {}
+    kinds = {type(leaf): leaf for leaf in leaves.values()}
+    others = tuple(kind for kind, leaf in kinds.items() if not isinstance(leaf, jax.Array))
+    arrays = leaves
+    if others:
+        arrays = {path: leaf for path, leaf in leaves.items() if type(leaf) not in others}
+    views: dict[str, memoryview] = {}
+    try:
+        views.update(zip(arrays, map(memoryview, arrays.values()), strict=True))  # type: ignore[arg-type]
+    except (BufferError, TypeError):  # of several devices, of another kind, of a dtype of JAX's own
+        for path, leaf in arrays.items():
+            if path not in views:
+                with contextlib.suppress(BufferError, TypeError):
+                    views[path] = memoryview(leaf)
+    empty = [path for path, view in views.items() if not view.nbytes]
+    for path in empty:
+        del views[path]
+    return views
+
+
+def viewed(view: memoryview, sharding: jax.sharding.Sharding, *, columns: bool) -> HeldArray:
+    """What `host_views` holds of an array.
+
+    Args:
+        view: its memory.
+        sharding: the array's.
+        columns: whether readers also read it by columns.
+    """
+    values = np.asarray(view)
+    cut, (piece,) = _layout(values.shape, values.itemsize, sharding, columns)
+    part = HeldPart(values, piece.origin)
+    return HeldArray(values.shape, values.dtype, cut, (part,), sharding, None)
 
 
 def _refuse_local(leaves: Mapping[str, Any]) -> None:

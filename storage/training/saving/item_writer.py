@@ -42,6 +42,7 @@ from cairn.storage.arrays import (
     ValueRef,
     array_name,
     codecs,
+    keys_of,
     leaf_node,
     manifest,
     open_sink,
@@ -319,14 +320,14 @@ def shards_of(
 def _tree_metadata(held: Mapping[str, HeldArray]) -> bytes:
     entries = {}
     for path, array in held.items():
-        keys = path.split("/") if path else []
+        keys = keys_of(path)
         value: dict[str, Any] = {
             "value_type": "np.ndarray" if array.sharding is None else "jax.Array",
             "skip_deserialize": False,
         }
         if array.sharding is not None:
             value["write_shape"] = list(array.cut.shard)
-        entries[str(tuple(keys))] = {
+        entries[str(keys)] = {
             "key_metadata": [{"key": key, "key_type": _DICT_KEY} for key in keys],
             "value_metadata": value,
         }

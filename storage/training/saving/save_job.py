@@ -41,9 +41,9 @@ from cairn.storage.store import (
 from cairn.storage.training import processes
 from cairn.storage.training.saving.engine import TEMPORARY, StepWrite
 from cairn.storage.training.saving.file_origins import FileOrigins
-from cairn.storage.training.saving.item_writer import HeldItem, WrittenItem
+from cairn.storage.training.saving.item_writer import WrittenItem
 from cairn.storage.training.saving.save_handle import SaveHandle
-from cairn.storage.training.saving.saves import Save, leaf_records
+from cairn.storage.training.saving.saves import HeldItems, Save, leaf_records
 
 __all__ = ["SaveJob", "failure", "job_environment", "outcome_key"]
 
@@ -73,7 +73,7 @@ class SaveJob:
 
     handle: SaveHandle
     save: Save
-    items: Mapping[str, HeldItem]
+    items: HeldItems
     write: StepWrite
     objects: ObjectStore
     writer: Writer
@@ -87,6 +87,7 @@ class SaveJob:
         key = outcome_key(handle)
         written: Mapping[str, WrittenItem] | None = None
         try:
+            self.items.describe()
             written = processes.wait_for(self.write.result, key)
             if processes.is_primary():
                 self._publish(written)
@@ -123,7 +124,7 @@ class SaveJob:
             created=rfc3339(self.clock()),
             writer=self.by,
             items=self.save.names,
-            leaves=leaf_records(self.save.leaves, self._digests(written), path=self.handle.uri),
+            leaves=leaf_records(self.items.leaves, self._digests(written), path=self.handle.uri),
             objects=objects,
             assets=put_assets(self.objects, self.save.assets),
             model=self.save.model,

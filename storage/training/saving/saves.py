@@ -7,9 +7,9 @@ JAX.
 import json
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, SupportsIndex, get_args
 
 import jax
 import numpy as np
@@ -35,12 +35,18 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import canonical_json, check_segment, is_text
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
-from cairn.storage.training.saving.held_arrays import ArrayLayout, Transfers
+from cairn.storage.training.saving.held_arrays import (
+    HeldArray,
+    Transfers,
+    host_views,
+    is_read_by_columns,
+    viewed,
+)
 from cairn.storage.training.saving.item_writer import HeldItem
 from cairn.storage.training.saving.unchanged import Unchanged
 from cairn.storage.training.trees import flatten
 
-__all__ = ["Item", "LeafDraft", "Save", "hold", "leaf_records", "prepare"]
+__all__ = ["HeldItems", "Item", "LeafDraft", "Save", "kinds_of_leaves", "leaf_records", "prepare"]
 
 _RESERVED_ITEMS: Final = frozenset(
     {META_ITEM, "metrics", "descriptor", "default", "auto", COMMIT_FILE}
@@ -55,7 +61,7 @@ class LeafDraft(NamedTuple):
 
     Attributes:
         item: the item it belongs to.
-        path: "/"-joined.
+        path: as `path_of` makes it of the keys.
         shape: logical global shape.
         dtype: logical dtype by name.
         spec: mesh axes per axis of a named sharding, else None.
@@ -79,7 +85,6 @@ class Save:
     Attributes:
         step: step number.
         names: of all items, that of JSON too.
-        leaves: of all items.
         nbytes: bytes of all arrays, on all processes; of typed PRNG keys nothing.
         meta: the item of JSON.
         model: which model, for the manifest.
@@ -90,7 +95,6 @@ class Save:
 
     step: int
     names: tuple[str, ...]
-    leaves: tuple[LeafDraft, ...]
     nbytes: int
     meta: Mapping[str, Any]
     model: ModelInfo | None
@@ -104,17 +108,19 @@ class Item(NamedTuple):
 
     Attributes:
         given: the leaves as they were given, by path.
+        views: those that the host has already, held.
         forms: of those that are stored differently.
-        transfers: those that have elements, as they are stored.
+        transfers: the others that have elements, as they are stored.
     """
 
     given: Mapping[str, Any]
+    views: Mapping[str, memoryview]
     forms: Mapping[str, StoredForm]
     transfers: Transfers
 
 
 def prepare(
-    step: int,
+    step: SupportsIndex,
     items: Mapping[str, Any],
     *,
     meta: Mapping[str, Any],
@@ -136,7 +142,7 @@ def prepare(
             not JSON, labels that are no text, metrics that are no numbers, or a `compression` that
             is not one we know.
     """
-    check_step(step)
+    number = check_step(step)
     _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
     _check_type("items", items, (Mapping,), 'trees by name, such as {"model": params}')
     _check_type("meta", meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say")
@@ -150,12 +156,19 @@ def prepare(
             found=repr(compression),
         )
     flat: dict[str, dict[str, Any]] = {}
+    views: dict[str, dict[str, memoryview]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
     for name, tree in items.items():
         _check_name(name)
         flat[name] = flatten(tree)
-        stored[name], forms[name] = store_form(flat[name])
+        views[name] = host_views(flat[name])
+        rest = _without(flat[name], views[name])
+        stored[name], forms[name] = store_form(rest)
+        # What these are is told later; an array of NumPy could have another shape by then.
+        flat[name].update(
+            (path, leaf.view()) for path, leaf in rest.items() if isinstance(leaf, np.ndarray)
+        )
     copied: dict[str, Any] = json.loads(canonical_json(dict(meta), path=META_ITEM))
     annotation = Annotation.of(labels, metrics)
     if model is not None:  # the caller's dict may change while the save is under way
@@ -164,19 +177,15 @@ def prepare(
     checked = checked_assets(assets)
     # Last: from here on nothing is refused for what was given.
     prepared = {
-        name: Item(flat[name], forms[name], Transfers(name, leaves))
+        name: Item(flat[name], views[name], forms[name], Transfers(name, leaves))
         for name, leaves in stored.items()
     }
-    leaves = [
-        leaf
-        for name, item in prepared.items()
-        for leaf in _draft_leaves(name, item, stored[name], compression)
-    ]
+    nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
+    nbytes += sum(view.nbytes for one in views.values() for view in one.values())
     save = Save(
-        step=step,
+        step=number,
         names=tuple(sorted([*items, META_ITEM])),
-        leaves=tuple(leaves),
-        nbytes=sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values()),
+        nbytes=nbytes,
         meta=copied,
         model=model,
         annotation=annotation,
@@ -186,34 +195,97 @@ def prepare(
     return save, prepared
 
 
-def hold(
-    items: Mapping[str, Item],
-    unchanged: Callable[[str], Unchanged],
-    compression: Compression | None,
-) -> dict[str, HeldItem]:
-    """The items, once the host has all of their arrays.
+def _without(leaves: Mapping[str, Any], others: Collection[str]) -> dict[str, Any]:
+    if len(others) == len(leaves):
+        return {}
+    return {path: leaf for path, leaf in leaves.items() if path not in others}
 
-    Args:
-        items: as `prepare` gave them.
-        unchanged: gives what is known of an item over the saves of the run.
-        compression: of the stored chunks.
+
+def kinds_of_leaves(items: Mapping[str, Item]) -> list[tuple[str, str, tuple[int, ...], str]]:
+    """(item, path, shape, dtype) of all leaves: what is the same on all processes."""
+    return [
+        (name, path, tuple(np.shape(leaf)), _dtype_of(leaf))
+        for name, item in items.items()
+        for path, leaf in item.given.items()
+    ]
+
+
+class HeldItems(Mapping[str, HeldItem]):
+    """The items of a save by name, once the host has all of their arrays.
+
+    What follows from these alone is worked out when it is first asked for. The caller of `save`
+    need not wait for that, which takes longer than to hold a small leaf.
     """
-    held = {}
-    for name, item in items.items():
-        known = unchanged(name)
-        held[name] = HeldItem(
-            arrays=item.transfers.wait(),
-            forms=item.forms,
-            unchanged=known,
-            same=known.same(item.given),
-            leaves={
-                path: weakref.ref(leaf)
-                for path, leaf in item.given.items()
-                if isinstance(leaf, jax.Array)
-            },
-            compression=compression,
-        )
-    return held
+
+    def __init__(
+        self,
+        items: Mapping[str, Item],
+        unchanged: Callable[[str], Unchanged],
+        compression: Compression | None,
+    ) -> None:
+        """Wait for the arrays.
+
+        Args:
+            items: as `prepare` gave them.
+            unchanged: gives what is known of an item over the saves of the run.
+            compression: of the stored chunks.
+        """
+        self._given = dict(items)
+        self._waited = {name: item.transfers.wait() for name, item in items.items()}
+        self._known = {name: unchanged(name) for name in items}
+        self._compression = compression
+        self._items: dict[str, HeldItem] = {}
+        self._leaves: tuple[LeafDraft, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[LeafDraft, ...]:
+        """All leaves of all items, without their data."""
+        self.describe()
+        return self._leaves
+
+    def describe(self) -> None:
+        """Work out what there is to know of the leaves, and let go of those that were given."""
+        leaves: list[LeafDraft] = []
+        while self._given:
+            name, item = next(iter(self._given.items()))
+            arrays, known = _arrays(name, item, self._waited.pop(name)), self._known[name]
+            self._items[name] = HeldItem(
+                arrays=arrays,
+                forms=item.forms,
+                unchanged=known,
+                same=known.same(item.given),
+                leaves={
+                    path: weakref.ref(leaf)
+                    for path, leaf in item.given.items()
+                    if isinstance(leaf, jax.Array)
+                },
+                compression=self._compression,
+            )
+            leaves += _draft_leaves(name, item, arrays, self._compression)
+            del self._given[name]
+        self._leaves += tuple(leaves)
+
+    def __getitem__(self, name: str) -> HeldItem:
+        self.describe()
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:
+    """What is stored of an item, in the order of its leaves."""
+    columns = is_read_by_columns(name)
+    return {
+        path: viewed(item.views[path], leaf.sharding, columns=columns)
+        if path in item.views
+        else waited[path]
+        for path, leaf in item.given.items()
+        if path in item.views or path in waited
+    }
 
 
 def _check_type(argument: str, found: object, kinds: tuple[type, ...], expected: str) -> None:
@@ -256,18 +328,17 @@ def _bytes_of(leaf: Any) -> int:
 
 
 def _draft_leaves(
-    name: str, item: Item, stored: Mapping[str, Any], compression: Compression | None
+    name: str, item: Item, arrays: Mapping[str, HeldArray], compression: Compression | None
 ) -> list[LeafDraft]:
     """One draft per leaf."""
-    layouts: Mapping[str, ArrayLayout] = item.transfers.layouts
     packed = {
-        path: packed_axis(form.shape, stored[path].shape)
+        path: packed_axis(form.shape, arrays[path].shape)
         for path, form in item.forms.items()
         if form.kind == "packed"
     }
     drafts = []
     for path, leaf in item.given.items():
-        cut = layouts[path].cut if path in layouts else None
+        cut = arrays[path].cut if path in arrays else None
         if cut is not None and path in packed:
             cut = ChunkShapes(*(unpacked_shape(part, packed[path]) for part in cut))
         drafts.append(

@@ -106,6 +106,21 @@ def test_due_steps_of_any_state_are_saved_and_load(uri, make):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", [np.int64, jnp.int32])
+def test_steps_may_be_integers_of_numpy_or_jax(uri, kind):
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        stepped = saver.step(at(1), step=kind(1))
+        saved = saver.save(at(2), step=kind(2))
+        assert [(one.step, type(one.step)) for one in (stepped, saved)] == [(1, int), (2, int)]
+        with pytest.raises(InvalidURIError, match="invalid step"):
+            saver.save(at(3), step=True)
+    at(3).save_state(uri, step=kind(3)).wait()
+    assert listed(uri) == [1, 2, 3]
+    loaded = TrainState.load_state(uri, at(), step=kind(2))
+    np.testing.assert_array_equal(loaded.params["w"], np.full((4, 4), 2.0))
+    assert TrainState.load_state(f"{uri}/steps/1", at(), step=kind(1)).step == 1
+
+
 class Watched:
     """A state that counts how often its step, which is on the device, was asked for."""
 

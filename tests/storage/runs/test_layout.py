@@ -1,10 +1,14 @@
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.runs import layout
+from cairn.storage.store.uri import parse_uri
 
+RUN = parse_uri("gs://bucket/run")
 numbers = st.integers(0, layout.MAX_NUMBER)
 aliases = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(
     lambda text: not text.isdigit() and text != "latest"
@@ -144,3 +148,19 @@ def test_steps_are_plain_numbers(step):
 def test_export_names_are_checked(arguments):
     with pytest.raises(InvalidURIError):
         layout.export_dir(1, 1, *arguments)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.asarray, jnp.int32])
+def test_integers_of_numpy_and_jax_are_steps_and_become_plain_ones(kind):
+    for step in (layout.check_step(kind(12)), layout.CheckpointRef(RUN, step=kind(12)).step):
+        assert (step, type(step)) == (12, int)
+    assert layout.manifest_file(kind(12), kind(3)) == "manifests/12.3.json"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [np.True_, np.float64(1), np.array([1]), np.array([1, 2]), np.int64(-1), jnp.float32(1), None],
+)
+def test_what_only_looks_like_a_step_is_none(step):
+    with pytest.raises(InvalidURIError, match="invalid step"):
+        layout.check_step(step)

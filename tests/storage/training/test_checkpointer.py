@@ -22,12 +22,16 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
     UnsupportedLeafError,
 )
-from cairn.storage.runs.layout import attempt_file
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.layout import CheckpointRef, attempt_file
 from cairn.storage.runs.lease import begin_attempt, read_lease
 from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.retention import step_facts
+from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
+from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store import deadlines, open_files
 from cairn.storage.store.objects import ObjectStore
@@ -686,10 +690,36 @@ def test_a_reserved_or_unsafe_item_name_is_refused(checkpointer, name):
         save(checkpointer, 1, {name: {"a": floats(2)}})
 
 
-@pytest.mark.parametrize("step", [-1, 1.5, True, "3", 10**18])
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3", 10**18, np.True_, np.float32(2)])
 def test_a_step_that_is_no_step_is_refused(checkpointer, step):
     with pytest.raises(InvalidURIError, match="invalid step"):
         save(checkpointer, step, {"model": {"a": floats(2)}})
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint16, jnp.int32, np.asarray])
+def test_a_step_may_be_an_integer_of_numpy_or_jax(checkpointer, run_uri, kind):
+    items = {"model": {"a": floats(4)}}
+    for step in (1, 2, 3, 4):
+        handle = checkpointer.save(kind(step), items, meta={})
+        handle.wait()
+        assert (handle.step, type(handle.step)) == (step, int)
+    run = Run.open(run_uri)
+    assert [info.step for info in run.steps()] == [1, 2, 3, 4]
+    assert run.manifest(run.step(kind(4))).step == 4
+    assert type(run.step(kind(4)).step) is int
+    assert verify_step(run, kind(4)).problems == ()
+    with pytest.raises(StepExistsError, match="step 4"):
+        checkpointer.save(kind(4), items, meta={})
+    checkpointer.close()
+    alias = promote_step(run, kind(2), "best", expect=None)
+    assert run.resolve(CheckpointRef(run.uri, alias="best")).step == alias.step == 2
+    assert run.resolve(CheckpointRef(run.uri, step=kind(3))).step == 3
+    deleted = deletable_step(run, kind(3), kind(1))
+    assert (deleted.step, deleted.attempt, type(deleted.step)) == (3, 1, int)
+    delete_step(run, deleted, by="me")
+    undelete_step(run, kind(3), kind(1))
+    done = roll_back(run, kind(3), by="me")
+    assert (done.step, done.set_aside, type(done.step)) == (3, (4,), int)
 
 
 def test_everything_wrong_with_the_leaves_is_said_before_anything_is_written(checkpointer, run_uri):

@@ -3,6 +3,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import google_crc32c
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -24,6 +25,7 @@ from cairn.storage.errors import (
     UnsupportedLeafError,
 )
 from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
@@ -187,6 +189,118 @@ def test_foreign_byte_order_and_strides_are_kept_by_value(step):
     found = restore_item(step(model=tree), "model", {**tree, "big": whole})
     for name, leaf in found.items():
         np.testing.assert_array_equal(leaf, tree[name])
+
+
+@pytest.mark.parametrize("name", [">f4", "<f4", ">i2", ">c8", ">f8"])
+def test_an_array_of_any_byte_order_restores_into_its_own_kind_as_native_numbers(step, name):
+    tree = {"a": np.arange(6).reshape(2, 3).astype(name), "b": np.asarray(3, name)}
+    found = restore_item(step(model=tree), "model", tree)
+    for path, leaf in found.items():
+        np.testing.assert_array_equal(leaf, tree[path])
+        assert leaf.dtype.isnative
+
+
+def test_an_array_of_jax_can_be_asked_for_in_a_foreign_byte_order(step):
+    described = jax.ShapeDtypeStruct((2, 3), np.dtype(">f4"))
+    found = restore_item(step(model={"a": floats(2, 3)}), "model", {"a": described})
+    assert raw(found["a"]) == raw(floats(2, 3))
+
+
+FLAT = {
+    "model.layers.0.weight": floats(4, 6),  # as Hugging Face names parameters
+    "linear/~/w": floats(8),  # as Haiku does
+    "linear": {"~": {"w": floats(3, seed=1), "w/b": floats(2, seed=5)}, "~/w": floats(2, seed=2)},
+    "a%2Fb": floats(5, seed=3),
+    "100%": floats(1, seed=4),
+    "none/of.it": np.zeros((0, 2), np.float32),
+}
+
+
+def test_keys_with_slashes_and_dots_come_back(step, root_uri):
+    tree = {**FLAT, "key/1": jax.random.key(3), "w/by.rows": put(floats(16, 4), "fsdp", None)}
+    uri = step(root_uri / "run", model=tree)
+    assert_same(restore_item(uri, "model", abstract(tree)), tree)
+    assert stored_tree(uri, "model").keys() == raws(tree).keys()
+    run = Run.open(uri.parent.parent.parent)
+    assert verify_step(run, 1).problems == ()
+    reader = CheckpointReader.open(uri, run.manifest(run.step(1)))
+    assert raw(reader.read("model", "linear%2F~%2Fw")) == raw(FLAT["linear/~/w"])
+    assert raw(reader.read("model", "linear/~/w")) == raw(FLAT["linear"]["~"]["w"])
+
+
+def test_a_tree_is_never_restored_as_another_whose_keys_read_alike(step):
+    uri = step(model={"a/b": floats(3)})
+    with pytest.raises(TreeMismatchError) as caught:
+        restore_item(uri, "model", {"a": {"b": floats(3)}})
+    assert caught.value.problems == (
+        "a/b: expected by the target, not stored",
+        "a%2Fb: stored, not in the target",
+    )
+
+
+def test_numbered_leaves_come_back_by_number_whatever_holds_them(step):
+    many = [np.int32(number) for number in range(12)]
+    uri = step(model={"layers": many})
+    assert restore_item(uri, "model", {"layers": many}) == {"layers": many}
+    by_text = {str(number): np.int32(0) for number in range(12)}
+    found = restore_item(uri, "model", {"layers": by_text})
+    assert found == {"layers": {str(number): number for number in range(12)}}
+
+
+def test_flat_keys_of_a_manifest_of_an_older_release_are_read_by_both_its_paths(step):
+    """Keys were joined as they are; a checkpoint that was adopted could hold a "/" in one."""
+    uri = step(model={"a/b": floats(4), "c%2Fd": floats(3), "e": {"f": floats(2)}})
+    run = Run.open(uri.parent.parent.parent)
+    manifest = run.manifest(run.step(1))
+    older = {"a%2Fb": "a/b", "c%252Fd": "c%2Fd", "e/f": "e/f"}
+    leaves = [leaf.model_copy(update={"path": older[leaf.path]}) for leaf in manifest.leaves]
+    digests = Path(uri.local_path, "model/chunk_digests.process_0.json")
+    text = digests.read_text().replace("a%2Fb", "a/b").replace("c%252Fd", "c%2Fd")
+    digests.write_text(text)
+    objects = [
+        record.model_copy(
+            update={
+                "size": len(text),
+                "crc32c": f"{google_crc32c.value(text.encode()):08x}",
+                "content": None,
+            }
+        )
+        if record.name.endswith("chunk_digests.process_0.json")
+        else record
+        for record in manifest.objects
+    ]
+    update = {"leaves": tuple(leaves), "objects": tuple(objects)}
+    reader = CheckpointReader.open(uri, manifest.model_copy(update=update))
+    assert raw(reader.read("model", "a/b")) == raw(floats(4))
+    assert raw(reader.read("model", "c%2Fd")) == raw(floats(3))
+    tree = {"a/b": floats(4), "c%2Fd": floats(3), "e": {"f": floats(2)}}
+    assert_same(restore_item(reader, "model", tree), tree)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "reason"),
+    [
+        (np.ma.masked_array(np.ones(3), [True, False, False]), "whose mask would be lost"),
+        (np.ma.masked_array(np.ones(3)), "whose mask would be lost"),
+        (np.ones((2, 2)).view(np.matrix), "matrix is more than an array"),
+        (np.zeros(2, [("a", "i4")]).view(np.recarray), "recarray is more than an array"),
+        (np.zeros(2, [("a", "i4")]), "no lossless way to store dtype"),
+    ],
+)
+def test_an_array_that_is_more_than_its_elements_is_refused(step, leaf, reason):
+    with pytest.raises(UnsupportedLeafError, match=f"a: .*{reason}"):
+        step(model={"a": leaf})
+    uri = step(model={"a": floats(2, 2)})
+    if leaf.dtype.names is None:
+        with pytest.raises(TypeError, match=reason):
+            restore_item(uri, "model", {"a": leaf})
+
+
+def test_an_array_that_is_mapped_from_a_file_is_an_array(step, tmp_path):
+    floats(4, 4).tofile(tmp_path / "numbers")
+    mapped = np.memmap(tmp_path / "numbers", np.float32, "r", shape=(4, 4))
+    found = restore_item(step(model={"a": mapped}), "model", {"a": mapped})
+    assert raw(found["a"]) == raw(floats(4, 4))
 
 
 def test_an_nnx_state_comes_back_with_its_variables_and_names(step):

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ def test_every_n_steps_saves_at_multiples():
 def test_a_multiple_that_no_step_has_is_made_up_for_by_the_next_step():
     assert saved(SavePolicy(every_steps=10), [7, 14, 19, 21, 43]) == [14, 21, 43]
     assert saved(SavePolicy(at_steps=[3, 8, 9]), [1, 4, 5, 12, 13]) == [4, 12]
+    assert saved(SavePolicy(at_steps=np.array([3, 8, 9])), [1, 4, 5, 12, 13]) == [4, 12]
 
 
 def test_a_job_that_goes_on_owes_nothing_for_the_steps_before_its_first():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
@@ -106,6 +107,31 @@ def test_plain_orbax_loads_numpy_arrays_and_numbers(save_here):
     arrays = {name: np.asarray(leaf) for name, leaf in tree.items()}
     found = load(save_here(model=tree), jax.tree.map(np.zeros_like, arrays))
     assert raws(found) == raws(arrays)
+
+
+def test_plain_orbax_loads_keys_with_slashes_and_dots(save):
+    tree = {
+        "model.layers.0.weight": put(floats(8, 4), "fsdp", None),
+        "linear/~/w": put(floats(6)),
+        "linear": {"~": {"w": put(floats(5, seed=1))}},
+        "a%2Fb": put(floats(4, seed=2)),
+    }
+    path = save(model=tree).orbax_path()
+    assert_same(load(path, abstract(tree)), tree)
+
+
+def test_an_item_has_any_name_that_orbax_has_a_use_for_or_is_refused_at_once(save_here):
+    """Orbax registers handlers for some names; an item called so must still be a tree."""
+    registered = {name for _, name in ocp.handlers.global_registry().get_all_entries() if name}
+    assert registered >= {"state"}
+    for name in sorted({*registered, "pytree", "params", "json"} - {"metrics"}):
+        step = save_here(**{name: {"a": floats(3)}})
+        assert raws(ocp.load(step, checkpointable_name=name)) == raws({"a": floats(3)})
+        assert raws(ocp.load_checkpointables(step)[name]) == raws({"a": floats(3)})
+        assert_same(restore_item(parse_uri(step), name, {"a": floats(3)}), {"a": floats(3)})
+        shutil.rmtree(step.parent.parent.parent)
+    with pytest.raises(InvalidURIError, match="invalid item name"):
+        save_here(metrics={"a": floats(3)})
 
 
 def test_the_legacy_checkpointers_restore_an_item(save):

@@ -18,10 +18,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from cairn.storage.arrays import chunks as chunk_shape
 from cairn.storage.errors import UnsupportedLeafError
 from cairn.storage.runs.run import Run
+from cairn.storage.training import checkpointer as checkpointer_module
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
-from cairn.storage.training.saving import held_arrays, item_writer, save_job
-from cairn.storage.training.saving.held_arrays import Transfers
+from cairn.storage.training.saving import held_arrays, item_writer, save_job, saves
+from cairn.storage.training.saving.held_arrays import Transfers, host_views, viewed
 from tests.storage.states import assert_same, floats, mesh, put, raw
 
 
@@ -260,6 +261,96 @@ def test_deleting_or_donating_an_array_leaves_what_was_held():
         for array in held.values():
             assert_held(array, host)
         del others
+
+
+def test_what_the_host_has_already_is_held_as_it_lies_there():
+    """What can't be looked at where it lies goes the other way, as it would for `np.asarray`."""
+    seen = {
+        name: jnp.asarray(np.ones((2, 3), name))
+        for name in ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
+    }
+    seen |= {"point": jnp.float32(3), "elsewhere": jax.device_put(floats(4), jax.devices()[3])}
+    others = {
+        "bfloat16": jnp.ones(3, jnp.bfloat16),
+        "empty": jnp.ones((0, 3)),
+        "spread": put(floats(8, 8), "fsdp"),
+        "numpy": floats(3),
+        "number": 3,
+        "key": jax.random.key(0),
+    }
+    views = host_views({**others, **seen})
+    assert views.keys() == seen.keys()
+    for name, view in views.items():
+        assert raw(np.asarray(view)) == raw(seen[name])
+        held = viewed(view, seen[name].sharding, columns=False)
+        assert held == Transfers("optimizer", {"w": seen[name]}).wait()["w"]._replace(
+            parts=held.parts
+        )
+    for leaf in seen.values():
+        leaf.delete()
+    assert np.asarray(views["float32"]).tolist() == [[1.0] * 3] * 2
+    gone = jnp.ones(3)
+    gone.delete()
+    assert host_views({"gone": gone, "there": jnp.ones(3)}).keys() == {"there"}
+
+
+def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monkeypatch):
+    """What there is to say of each is worked out while training goes on."""
+    threads = []
+    described = saves.HeldItems.describe
+
+    def watched(items):
+        threads.append(threading.current_thread().name)
+        described(items)
+
+    monkeypatch.setattr(saves.HeldItems, "describe", watched)
+    tree = {"a": jnp.ones(3), "b": put(floats(8, 8), "fsdp"), "c": floats(2), "d": 3}
+    with Checkpointer(root_uri / "run") as checkpointer:
+        handle = checkpointer.save(1, {"model": tree}, meta={})
+        handle.wait()
+    assert threads[0] == "cairn-save-1"
+    assert threading.current_thread().name not in threads
+
+
+def test_a_numpy_array_of_another_shape_by_then_is_saved_as_it_was(root_uri, monkeypatch):
+    start, ready = threading.Event(), saves.HeldItems.describe
+
+    def later(items):
+        start.wait(60)
+        ready(items)
+
+    monkeypatch.setattr(saves.HeldItems, "describe", later)
+    given = floats(4, 6)
+    with Checkpointer(root_uri / "run") as checkpointer:
+        handle = checkpointer.save(1, {"model": {"a": given}}, meta={})
+        given.resize(24)
+        start.set()
+        handle.wait()
+    found = restore_item(handle.uri, "model", {"a": floats(4, 6)})
+    assert raw(found["a"]) == raw(floats(4, 6))
+
+
+def test_no_garbage_is_collected_while_leaves_are_held(root_uri, monkeypatch):
+    """A collection looks at every leaf: many of them would take longer than the leaves do."""
+    prepare, claim = checkpointer_module.prepare, Checkpointer._claim
+    seen = []
+
+    def watched(function):
+        def call(*args, **options):
+            seen.append(gc.isenabled())
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(checkpointer_module, "prepare", watched(prepare))
+    monkeypatch.setattr(Checkpointer, "_claim", watched(claim))
+    with Checkpointer(root_uri / "run") as checkpointer:
+        checkpointer.save(1, {"model": {"a": floats(3)}}, meta={})
+        assert gc.isenabled()
+        with pytest.raises(UnsupportedLeafError):
+            checkpointer.save(2, {"model": {"a": "text"}}, meta={})
+    assert gc.isenabled()
+    assert seen == [False, False, False]
 
 
 def test_changing_a_numpy_array_leaves_what_was_held():
