@@ -16,7 +16,7 @@ from cairn.service.command.watch import watch_operation
 from cairn.service.errors import ProblemResponseError, ServiceError
 from cairn.service.schemas import Operation
 from cairn.service.sizes import size_text
-from cairn.storage.runs.layout import attempt_dir
+from cairn.storage.runs.records.layout import attempt_dir
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cairn.storage.errors import StorageError
-from cairn.storage.runs.aliases import Alias
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.assets import read_asset
-from cairn.storage.runs.exports import ExportKey, ExportManifest
 from cairn.storage.runs.history import History, StepKey
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     ALIASES,
     ANNOTATIONS,
     COMMIT_FILE,
@@ -23,7 +19,15 @@ from cairn.storage.runs.layout import (
     LEASE_FILE,
     RUN_FILE,
     TRASH,
+    Alias,
+    Annotation,
+    ExportKey,
+    ExportManifest,
+    Lease,
+    Manifest,
+    RunInfo,
     asset_file,
+    judge_records,
     manifest_file,
     parse_alias_file,
     parse_annotation_file,
@@ -31,14 +35,11 @@ from cairn.storage.runs.layout import (
     parse_hold_file,
     parse_intent_file,
     parse_trash_file,
+    read_asset,
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.lease import Lease
-from cairn.storage.runs.manifest import Manifest
-from cairn.storage.runs.records import judge_records
 from cairn.storage.runs.run import Run, refuse_headless
-from cairn.storage.runs.run_info import RunInfo
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.store import Place, Record, sha256_of

@@ -11,26 +11,34 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNotFoundError
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.assets import read_asset
-from cairn.storage.runs.attempts import Attempt, ensure_newest, list_attempts
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     COMMIT_FILE,
     LEASE_FILE,
+    LEASE_TTL_SECONDS,
     MANIFESTS,
     RUN_FILE,
     RUN_FOLDERS,
+    Annotation,
+    Attempt,
+    Lineage,
+    Manifest,
+    ObjectRecord,
     annotation_file,
     asset_file,
+    begin_attempt,
+    ensure_newest,
+    list_attempts,
     manifest_file,
+    put_record,
+    read_asset,
+    read_lease,
+    read_record,
+    release,
+    renew,
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.lease import LEASE_TTL_SECONDS, begin_attempt, read_lease, release, renew
-from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.records import put_record, read_record
 from cairn.storage.runs.run import Run, refuse_inside_run
-from cairn.storage.runs.run_info import Lineage
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe

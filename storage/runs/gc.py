@@ -21,16 +21,23 @@ from cairn.storage.errors import (
     StorageError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.attempts import list_attempts, set_aside
-from cairn.storage.runs.exports import ExportKey, ExportManifest, find_export
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     EXPORTS,
+    ExportKey,
+    ExportManifest,
     annotation_file,
+    begin_attempt,
+    find_export,
+    is_dead,
+    list_attempts,
     manifest_file,
+    noted_step,
     parse_export_manifest,
+    read_lease,
+    release,
+    set_aside,
     step_dir,
 )
-from cairn.storage.runs.lease import begin_attempt, is_dead, noted_step, read_lease, release
 from cairn.storage.runs.retention import PolicyJudge
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState

@@ -6,29 +6,28 @@ still says for certain is judged; what it does not is never guessed.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cairn.storage.errors import CorruptionError, StorageError
-from cairn.storage.runs.attempts import (
-    Attempt,
-    AttemptsFound,
-    counting,
-    judge_attempts,
-)
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     LEASE_FILE,
     MANIFESTS,
     MAX_NUMBER,
     TRASH,
+    UNREADABLE,
+    Attempt,
+    AttemptsFound,
+    Lease,
     attempt_file,
+    counting,
+    judge_attempts,
     manifest_file,
     parse_manifest_file,
     parse_trash_file,
+    read_lease,
     trash_file,
 )
-from cairn.storage.runs.lease import Lease, read_lease
-from cairn.storage.runs.records import UNREADABLE
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store import ObjectStore
 
@@ -103,6 +102,11 @@ class History:
         """The attempt that holds each step that is listed for certain, by step."""
         judged = self.states(undeleted=undeleted)
         return {step: number for (step, number), state in judged if state is StepState.LISTED}
+
+    def without(self, key: StepKey | None) -> "History":
+        """The history as it would be if the step `key` had never been published."""
+        published = tuple(one for one in self.published if one != key)
+        return replace(self, published=published, lost=None if self.lost == key else self.lost)
 
     def latest(self) -> StepKey | None:
         """The highest listed step, None without any.

@@ -2,7 +2,10 @@
 
 from typing import SupportsIndex
 
-from cairn.storage.runs.aliases import Alias, AliasWriter
+from cairn.storage.runs.records import (
+    Alias,
+    AliasWriter,
+)
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import held
 

@@ -13,16 +13,22 @@ from functools import partial
 from typing import Final
 
 from cairn.storage.errors import CorruptionError, LeaseHeldError
-from cairn.storage.runs.aliases import Alias
-from cairn.storage.runs.attempts import AttemptRecord
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.history import judge_lease, read_history
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     ALIASES,
     ATTEMPTS,
     DAMAGED,
     LEASE_FILE,
+    LEASE_TTL_SECONDS,
     RUN_FILE,
+    Alias,
+    AttemptRecord,
+    Lease,
+    Manifest,
+    RunInfo,
+    forget_durable,
+    judge_records,
     manifest_file,
     parse_alias_file,
     parse_annotation_file,
@@ -32,12 +38,9 @@ from cairn.storage.runs.layout import (
     parse_intent_file,
     parse_manifest_file,
     parse_trash_file,
+    write_record,
 )
-from cairn.storage.runs.lease import LEASE_TTL_SECONDS, Lease, forget_durable
-from cairn.storage.runs.manifest import Manifest
-from cairn.storage.runs.records import judge_records, write_record
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_info import RunInfo
 from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
 from cairn.storage.store import Clock, Place, Record, rfc3339, sha256_of, utc_now
 

@@ -15,10 +15,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from cairn.storage.errors import CorruptionError, PolicyError, StepInUseError, StorageError
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.attempts import Attempt, newest_number
-from cairn.storage.runs.layout import annotation_file
-from cairn.storage.runs.records import read_records
+from cairn.storage.runs.records import (
+    Annotation,
+    Attempt,
+    annotation_file,
+    newest_number,
+    read_records,
+)
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import (

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 from cairn.storage.errors import PreconditionFailedError, StepNotFoundError
-from cairn.storage.runs.attempts import Attempt, counting
-from cairn.storage.runs.layout import check_step
-from cairn.storage.runs.lease import begin_attempt, release
+from cairn.storage.runs.records import (
+    Attempt,
+    begin_attempt,
+    check_step,
+    counting,
+    release,
+)
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held

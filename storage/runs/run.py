@@ -21,8 +21,6 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
-from cairn.storage.runs.aliases import Aliases
-from cairn.storage.runs.attempts import Attempt, counting, judge_attempts, list_attempts
 from cairn.storage.runs.history import (
     History,
     StepKey,
@@ -31,26 +29,35 @@ from cairn.storage.runs.history import (
     read_history,
     trashed_steps,
 )
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     ATTEMPTS,
     LEASE_FILE,
     RUN_FILE,
     RUN_FOLDERS,
+    Aliases,
+    Attempt,
     CheckpointRef,
+    Lineage,
+    Manifest,
+    ManifestSummary,
+    RunInfo,
     check_run_name,
     check_step,
+    counting,
     is_run_name,
+    judge_attempts,
+    judge_records,
+    list_attempts,
     manifest_file,
     parse_attempt_file,
+    parse_record,
     parse_ref,
+    read_lease,
+    read_records,
     step_dir,
     step_of,
     trash_file,
 )
-from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.manifest import Manifest, ManifestSummary
-from cairn.storage.runs.records import judge_records, parse_record, read_records
-from cairn.storage.runs.run_info import Lineage, RunInfo
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
 from cairn.storage.store import (
     Clock,

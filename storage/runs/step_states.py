@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from cairn.storage.runs.attempts import Attempt, set_aside
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     ATTEMPTS,
     COMMIT_FILE,
+    UNREADABLE,
+    Attempt,
     attempt_dir,
     parse_attempt_file,
     parse_step_folder,
+    read_lease,
+    set_aside,
     step_dir,
 )
-from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.records import UNREADABLE
 from cairn.storage.store import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]

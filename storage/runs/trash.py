@@ -33,22 +33,27 @@ from cairn.storage.errors import (
     StepNotFoundError,
     StorageError,
 )
-from cairn.storage.runs.attempts import Attempt
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records import (
     TRASH,
+    Attempt,
+    Lease,
     check_attempt,
     check_step,
+    forget_durable,
     hold_file,
     intent_file,
     manifest_file,
     parse_hold_file,
     parse_intent_file,
+    parse_record,
     parse_trash_file,
+    read_lease,
+    read_record,
+    read_records,
     step_dir,
     trash_file,
+    write_record,
 )
-from cairn.storage.runs.lease import Lease, forget_durable, read_lease
-from cairn.storage.runs.records import parse_record, read_record, read_records, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store import (

@@ -15,21 +15,27 @@ from typing import SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.attempts import Attempt, ensure_newest, judge_attempts, set_aside
-from cairn.storage.runs.layout import annotation_file, check_step, manifest_file
-from cairn.storage.runs.lease import (
+from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
+    Annotation,
+    Attempt,
+    Manifest,
+    annotation_file,
     begin_attempt,
+    check_step,
+    ensure_newest,
     holds_lease,
     interrupted_start,
+    judge_attempts,
+    manifest_file,
     note_durable,
     noted_step,
+    put_record,
     release,
     renew,
+    set_aside,
+    write_record,
 )
-from cairn.storage.runs.manifest import Manifest
-from cairn.storage.runs.records import put_record, write_record
 from cairn.storage.runs.run import Run
 from cairn.storage.store import (
     Clock,
@@ -237,10 +243,8 @@ class Writer:
 
     def _latest_settled(self) -> int | None:
         """The latest step that is listed, but for one that was given up while it was published."""
-        listed = self._run.step_attempts().items()
-        return max(
-            (step for step, number in listed if (step, number) != self._unsettled), default=None
-        )
+        latest = self._run.history().without(self._unsettled).latest()
+        return None if latest is None else latest[0]
 
     def _exists(self, step: int) -> StepExistsError:
         return StepExistsError(

@@ -10,7 +10,7 @@ import pytest
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import TreeStructureError
 from cairn.storage.errors import SaveError, StepExistsError
-from cairn.storage.runs.annotations import Annotation
+from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import sync_folder
 from cairn.storage.training.checkpointer import Checkpointer

@@ -22,8 +22,8 @@ from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION, StoredCheck
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.layout import manifest_file, step_dir
-from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.records.layout import manifest_file, step_dir
+from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.training import trees
 from cairn.storage.training.checkpointer import Checkpointer

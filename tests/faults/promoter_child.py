@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 

@@ -11,7 +11,7 @@ import pytest
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
-from cairn.storage.runs.aliases import HISTORY_KEPT
+from cairn.storage.runs.records.aliases import HISTORY_KEPT
 from cairn.storage.store.uri import parse_uri
 from tests.faults import report
 from tests.service.servers import serve

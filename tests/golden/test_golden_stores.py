@@ -35,10 +35,10 @@ from cairn import (
     undelete_step,
     verify_step,
 )
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.assets import read_asset
-from cairn.storage.runs.exports import ExportKey, ExportManifest, find_export
-from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
+from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.training import trees
 from cairn.storage.training.restore import open_step, restore_item, stored_tree
 from tests.storage.states import mesh

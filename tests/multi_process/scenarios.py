@@ -16,8 +16,8 @@ from flax import nnx
 from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
 from cairn.state.sharding.gather import gather_tree
 from cairn.state.sharding.mesh import mesh_of
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import processes

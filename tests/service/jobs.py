@@ -19,7 +19,7 @@ from cairn.service.jobs import engine
 from cairn.service.routes import operations
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
-from cairn.storage.runs.manifest import ModelInfo
+from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
 from tests.programs.program import Program

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.attempts import Attempt
-from cairn.storage.runs.layout import annotation_file, step_dir, trash_file
-from cairn.storage.runs.lease import begin_attempt, release
-from cairn.storage.runs.manifest import LeafRecord, Manifest, ModelInfo
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import Attempt
+from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
+from cairn.storage.runs.records.lease import begin_attempt, release
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import rfc3339, utc_now

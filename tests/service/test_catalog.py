@@ -16,7 +16,7 @@ from cairn.service.catalog.refresh import Index, Rebuilt
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import SettingsError
-from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.store.records import Place
 from cairn.storage.store.uri import parse_uri

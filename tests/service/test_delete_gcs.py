@@ -1,6 +1,6 @@
 """Deletion, retention and garbage in a store that is no disk."""
 
-from cairn.storage.runs.layout import manifest_file, step_dir, trash_file
+from cairn.storage.runs.records.layout import manifest_file, step_dir, trash_file
 from tests.service.jobs import serving, watch
 from tests.service.stores import make_run
 

@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from cairn.service.catalog.models import AliasRow, AuditRow
 from cairn.storage.runs import promotion
-from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from tests.service.stores import add_steps, begin_saving, make_run, trash
 

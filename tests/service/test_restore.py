@@ -4,7 +4,7 @@ import pytest
 
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.lease import release
+from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.stores import begin_saving

@@ -5,7 +5,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
-from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
 from tests.service.conftest import BASE_URL, PEER

@@ -9,7 +9,7 @@ import pytest
 
 from cairn.service.jobs.kinds import verify
 from cairn.storage.reading.step_files import holds_values
-from cairn.storage.runs.layout import manifest_file
+from cairn.storage.runs.records.layout import manifest_file
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
 from tests.service.jobs import done, save_llama, serving, until, watch

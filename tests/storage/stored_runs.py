@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from cairn.storage.runs.attempts import Attempt
-from cairn.storage.runs.layout import manifest_file, step_dir
-from cairn.storage.runs.lease import begin_attempt, read_lease, release
-from cairn.storage.runs.manifest import Manifest, ObjectRecord
-from cairn.storage.runs.records import write_record
+from cairn.storage.runs.records.attempts import Attempt
+from cairn.storage.runs.records.layout import manifest_file, step_dir
+from cairn.storage.runs.records.lease import begin_attempt, read_lease, release
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.records.placed import write_record
 from cairn.storage.store.opening import open_files
 
 

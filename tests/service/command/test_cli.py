@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cairn.service.client.client import Client
-from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal

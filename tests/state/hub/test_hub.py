@@ -14,7 +14,7 @@ from cairn.state.errors import ArgumentError, ConfigError, ConversionError, Shar
 from cairn.state.module.base import EasyDeLBaseModule
 from cairn.state.paths import named_leaves
 from cairn.storage.errors import CorruptionError, NotFoundError
-from cairn.storage.runs.aliases import AliasWriter
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri

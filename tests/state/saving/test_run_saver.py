@@ -24,9 +24,9 @@ from cairn.storage.errors import (
     SaveError,
     StepExistsError,
 )
-from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.layout import annotation_file
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.retention import BestSteps, RetentionPolicy, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.training import exit_guard

@@ -19,7 +19,7 @@ from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.manifest import ObjectRecord
+from cairn.storage.runs.records.manifest import ObjectRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri

@@ -24,7 +24,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.manifest import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer

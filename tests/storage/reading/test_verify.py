@@ -14,8 +14,8 @@ from cairn.storage.errors import CorruptionError, StepNotFoundError, StorageErro
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files, holds_values
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.layout import manifest_file
-from cairn.storage.runs.manifest import LeafRecord, Manifest
+from cairn.storage.runs.records.layout import manifest_file
+from cairn.storage.runs.records.manifest import LeafRecord, Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.store.file_checksums import BUFFER_BYTES, read_files
 from cairn.storage.store.opening import open_files

@@ -9,8 +9,8 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.aliases import HISTORY_KEPT, Alias, AliasWriter
-from cairn.storage.runs.layout import alias_file
+from cairn.storage.runs.records.aliases import HISTORY_KEPT, Alias, AliasWriter
+from cairn.storage.runs.records.layout import alias_file
 
 
 @pytest.fixture

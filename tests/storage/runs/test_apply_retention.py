@@ -12,10 +12,10 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import retention
-from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.layout import annotation_file, attempt_file, step_dir
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
 from cairn.storage.runs.retention import BestSteps, RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run

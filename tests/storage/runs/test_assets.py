@@ -1,8 +1,8 @@
 import pytest
 
 from cairn.storage.errors import CorruptionError
-from cairn.storage.runs.assets import put_assets, read_asset
-from cairn.storage.runs.layout import asset_file
+from cairn.storage.runs.records.assets import put_assets, read_asset
+from cairn.storage.runs.records.layout import asset_file
 
 
 def test_equal_files_are_kept_once_and_read_back(objects):

@@ -12,7 +12,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.attempts import (
+from cairn.storage.runs.records.attempts import (
     Attempt,
     counting,
     create_attempt,
@@ -20,8 +20,8 @@ from cairn.storage.runs.attempts import (
     list_attempts,
     set_aside,
 )
-from cairn.storage.runs.layout import LEASE_FILE, RUN_FILE, attempt_file
-from cairn.storage.runs.lease import (
+from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE, attempt_file
+from cairn.storage.runs.records.lease import (
     CLOCK_MARGIN_SECONDS,
     Lease,
     begin_attempt,
@@ -30,7 +30,7 @@ from cairn.storage.runs.lease import (
     release,
     renew,
 )
-from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.clock import from_rfc3339, rfc3339
 from cairn.storage.store.records import Place
 

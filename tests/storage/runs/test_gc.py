@@ -3,12 +3,12 @@ from datetime import timedelta
 import pytest
 
 from cairn.storage.errors import FencedError, StepNotFoundError
-from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.attempts import ensure_newest
-from cairn.storage.runs.exports import ExportKey, ExportManifest, publish_export
 from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.layout import CheckpointRef, annotation_file, manifest_file
-from cairn.storage.runs.lease import (
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.attempts import ensure_newest
+from cairn.storage.runs.records.exports import ExportKey, ExportManifest, publish_export
+from cairn.storage.runs.records.layout import CheckpointRef, annotation_file, manifest_file
+from cairn.storage.runs.records.lease import (
     DEAD_AFTER_SECONDS,
     LEASE_TTL_SECONDS,
     begin_attempt,

@@ -13,9 +13,10 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.attempts import list_attempts
 from cairn.storage.runs.gc import collect_garbage, find_garbage
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.attempts import list_attempts
+from cairn.storage.runs.records.layout import (
     LEASE_FILE,
     RUN_FILE,
     alias_file,
@@ -25,9 +26,8 @@ from cairn.storage.runs.layout import (
     parse_ref,
     trash_file,
 )
-from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.manifest import Manifest
-from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run

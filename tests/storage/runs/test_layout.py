@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.runs import layout
+from cairn.storage.runs.records import layout
 from cairn.storage.store.uri import parse_uri
 
 RUN = parse_uri("gs://bucket/run")

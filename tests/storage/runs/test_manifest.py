@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.runs.manifest import (
+from cairn.storage.runs.records.manifest import (
     AssetRecord,
     LeafRecord,
     Manifest,

@@ -11,8 +11,8 @@ from cairn.storage.errors import (
     StepNotFoundError,
 )
 from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.layout import alias_file, hold_file
 from cairn.storage.runs.promotion import delete_alias, promote_step
+from cairn.storage.runs.records.layout import alias_file, hold_file
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, delete_step
 from cairn.storage.store.clock import rfc3339

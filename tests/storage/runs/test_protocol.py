@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 from cairn.storage.errors import NotFoundError, StorageError
 from cairn.storage.runs import retention, writer
-from cairn.storage.runs.attempts import counting
 from cairn.storage.runs.gc import collect_garbage
-from cairn.storage.runs.layout import COMMIT_FILE, RUN_FILE, step_dir
-from cairn.storage.runs.manifest import Manifest, ObjectRecord
 from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.attempts import counting
+from cairn.storage.runs.records.layout import COMMIT_FILE, RUN_FILE, step_dir
+from cairn.storage.runs.records.manifest import Manifest, ObjectRecord
+from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
-from cairn.storage.runs.run_info import RunInfo
 from cairn.storage.runs.trash import deletable_step, delete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.clock import rfc3339
@@ -210,7 +210,11 @@ def kept_and_gone(made, listed):
 
     The policies here keep the last step, and nobody deletes by hand.
     """
-    history = counting([(step, number) for step, number, _ in made.durable], made.run().attempts())
+    run = made.run()
+    saved = [(step, number) for step, number, _ in made.durable]
+    # One that died before it was told that its overwrite is listed has overwritten all the same.
+    saved += run.trashed().union(run.published()).intersection(made.overwritten)
+    history = counting(saved, run.attempts())
     if history and listed.get(max(history)) != history[max(history)]:
         yield f"step {max(history)}.{history[max(history)]} is the last of the history, and gone"
 

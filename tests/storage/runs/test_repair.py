@@ -5,10 +5,11 @@ import json
 import pytest
 
 from cairn.storage.errors import CorruptionError, LeaseHeldError, UnsupportedFormatError
-from cairn.storage.runs.annotations import Annotation
 from cairn.storage.runs.checking import check_run
-from cairn.storage.runs.exports import ExportFile, ExportKey, ExportManifest, publish_export
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.exports import ExportFile, ExportKey, ExportManifest, publish_export
+from cairn.storage.runs.records.layout import (
     LEASE_FILE,
     RUN_FILE,
     alias_file,
@@ -19,9 +20,8 @@ from cairn.storage.runs.layout import (
     manifest_file,
     trash_file,
 )
-from cairn.storage.runs.lease import read_lease
-from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records import put_record
+from cairn.storage.runs.records.lease import read_lease
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run

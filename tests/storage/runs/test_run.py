@@ -14,8 +14,8 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.layout import (
     RUN_FILE,
     CheckpointRef,
     manifest_file,
@@ -23,8 +23,8 @@ from cairn.storage.runs.layout import (
     step_dir,
     trash_file,
 )
-from cairn.storage.runs.lease import begin_attempt, release
-from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records.lease import begin_attempt, release
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files

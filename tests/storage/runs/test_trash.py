@@ -4,8 +4,8 @@ from datetime import timedelta
 import pytest
 
 from cairn.storage.errors import StepInFlightError, StepInUseError, StepNotFoundError
-from cairn.storage.runs.aliases import AliasWriter
-from cairn.storage.runs.layout import intent_file, manifest_file, trash_file
+from cairn.storage.runs.records.aliases import AliasWriter
+from cairn.storage.runs.records.layout import intent_file, manifest_file, trash_file
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import begin_removal, delete_step, read_tombstones, undelete_step
 from cairn.storage.runs.writer import Writer

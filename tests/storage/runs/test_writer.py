@@ -1,9 +1,9 @@
 import pytest
 
 from cairn.storage.errors import FencedError, SaveError, StoreUnavailableError
-from cairn.storage.runs import lease
-from cairn.storage.runs.layout import annotation_file
-from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records import lease
+from cairn.storage.runs.records.layout import annotation_file
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.writer import Writer
 from tests.storage.stored_runs import begin
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from cairn.storage.errors import StoreFullError, UnsoundStoreError
-from cairn.storage.runs.lease import begin_attempt, read_lease
+from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.soundness import mounts
 from cairn.storage.soundness.disk import disk_problems
 from cairn.storage.soundness.mounts import Mount, mount_of

@@ -162,11 +162,13 @@ def _written(files):
 
 
 @pytest.mark.parametrize("call", FILE_CALLS)
-def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call):
+def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call, monkeypatch):
     files = open_files(f"{gcs.bucket_uri}/folder")
     ObjectStore(parse_uri(files.uri)).write("file", b"0123456789")
     gcs.server.requests.clear()
-    FILE_CALLS[call](files)
+    with monkeypatch.context() as patch:
+        patch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
+        FILE_CALLS[call](files)
     for at in range(len(gcs.server.requests)):
         ObjectStore(files.uri).write("file", b"0123456789")
         fault = gcs.faults.add("hang", skip=at, count=None)

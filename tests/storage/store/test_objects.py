@@ -308,10 +308,10 @@ def test_importing_storage_loads_no_array_framework():
         "cairn.storage.store.objects",
         "cairn.storage.store.files",
         "cairn.storage.store.files_gcs",
-        "cairn.storage.runs.layout",
-        "cairn.storage.runs.manifest",
-        "cairn.storage.runs.attempts",
-        "cairn.storage.runs.aliases",
+        "cairn.storage.runs.records.layout",
+        "cairn.storage.runs.records.manifest",
+        "cairn.storage.runs.records.attempts",
+        "cairn.storage.runs.records.aliases",
         "cairn.storage.runs.run",
     )
     script = "import importlib, sys\n" + "".join(

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
-from cairn.storage.runs.aliases import Alias
-from cairn.storage.runs.annotations import Annotation
-from cairn.storage.runs.attempts import list_attempts
-from cairn.storage.runs.exports import ExportFile, ExportManifest
-from cairn.storage.runs.layout import attempt_file
-from cairn.storage.runs.lease import Lease, begin_attempt
-from cairn.storage.runs.manifest import Manifest
+from cairn.storage.runs.records.aliases import Alias
+from cairn.storage.runs.records.annotations import Annotation
+from cairn.storage.runs.records.attempts import list_attempts
+from cairn.storage.runs.records.exports import ExportFile, ExportManifest
+from cairn.storage.runs.records.layout import attempt_file
+from cairn.storage.runs.records.lease import Lease, begin_attempt
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.soundness.record import StoreRecord

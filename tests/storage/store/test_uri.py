@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.runs.layout import CheckpointRef, parse_ref
+from cairn.storage.runs.records.layout import CheckpointRef, parse_ref
 from cairn.storage.store.uri import StoreURI, confine, parse_uri
 
 _PLAIN = string.ascii_letters + string.digits + "._- +=@~,'()äß漢"

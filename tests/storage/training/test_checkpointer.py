@@ -23,10 +23,10 @@ from cairn.storage.errors import (
     UnsupportedLeafError,
 )
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.layout import CheckpointRef, attempt_file
-from cairn.storage.runs.lease import begin_attempt, read_lease
-from cairn.storage.runs.manifest import ModelInfo
 from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
+from cairn.storage.runs.records.lease import begin_attempt, read_lease
+from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -206,7 +206,7 @@ def test_what_is_given_may_change_as_soon_as_save_returns(checkpointer, run_uri,
 
 
 def test_labels_and_metrics_are_kept_even_if_the_loss_is_not_a_number(checkpointer, run_uri):
-    from cairn.storage.runs.annotations import Annotation
+    from cairn.storage.runs.records.annotations import Annotation
 
     metrics = {"loss": jnp.float32(np.nan), "accuracy": np.float32(0.5)}
     save(checkpointer, 1, metrics=metrics, labels={"phase": "warm"}).wait()

@@ -11,7 +11,7 @@ from orbax.checkpoint import v1 as ocp
 from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.verify import verify_step
-from cairn.storage.runs.manifest import LeafRecord
+from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import LeaseHeldError, SaveError
-from cairn.storage.runs.lease import noted_step, read_lease
+from cairn.storage.runs.records.lease import noted_step, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.objects import ObjectStore

@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.fork import fork_run
-from cairn.storage.runs.layout import manifest_file
+from cairn.storage.runs.records.layout import manifest_file
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store import open_files

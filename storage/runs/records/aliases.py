@@ -12,8 +12,8 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from cairn.storage.runs.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
-from cairn.storage.runs.records import judge_records, read_record, write_record
+from cairn.storage.runs.records.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
+from cairn.storage.runs.records.placed import judge_records, read_record, write_record
 from cairn.storage.store import Clock, Moment, ObjectStore, Place, Record, rfc3339, utc_now
 
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cairn.storage.runs.layout import MAX_NUMBER
+from cairn.storage.runs.records.layout import MAX_NUMBER
 from cairn.storage.store import Moment, Record
 
 __all__ = ["Lineage", "RunInfo"]

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailedError, StorageError
-from cairn.storage.runs.attempts import (
+from cairn.storage.runs.records.attempts import (
     Attempt,
     Begun,
     create_attempt,
@@ -22,8 +22,8 @@ from cairn.storage.runs.attempts import (
     list_attempts,
     newest_number,
 )
-from cairn.storage.runs.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
-from cairn.storage.runs.records import read_record, write_record
+from cairn.storage.runs.records.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
+from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.soundness import begin_probe
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs.layout import MAX_NUMBER, export_dir, export_manifest
-from cairn.storage.runs.records import read_record, write_record
+from cairn.storage.runs.records.layout import MAX_NUMBER, export_dir, export_manifest
+from cairn.storage.runs.records.placed import read_record, write_record
 from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json, open_files
 
 __all__ = [

@@ -22,14 +22,14 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     StorageError,
 )
-from cairn.storage.runs.layout import (
+from cairn.storage.runs.records.layout import (
     ATTEMPTS,
     MAX_NUMBER,
     RUN_FILE,
     attempt_file,
     parse_attempt_file,
 )
-from cairn.storage.runs.records import (
+from cairn.storage.runs.records.placed import (
     UNREADABLE,
     judge_records,
     parse_record,
@@ -212,7 +212,7 @@ def _lost(objects: ObjectStore, name: str) -> CorruptionError:
 def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
     """`attempt`, now that it exists; None if its number was taken.
 
-    Only for who holds the lease, see `cairn.storage.runs.lease.begin_attempt`.
+    Only for who holds the lease, see `cairn.storage.runs.records.lease.begin_attempt`.
     """
     record = AttemptRecord(
         base_step=attempt.base_step,

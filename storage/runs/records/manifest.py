@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from cairn.storage.arrays import Compression
-from cairn.storage.runs.layout import MAX_NUMBER
+from cairn.storage.runs.records.layout import MAX_NUMBER
 from cairn.storage.store import Moment, Place, Record, sha256_of
 
 __all__ = [

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from hashlib import sha256
 
 from cairn.storage.errors import CorruptionError, PreconditionFailedError, UnsupportedLeafError
-from cairn.storage.runs.layout import asset_file
-from cairn.storage.runs.manifest import AssetRecord
+from cairn.storage.runs.records.layout import asset_file
+from cairn.storage.runs.records.manifest import AssetRecord
 from cairn.storage.store import ObjectStore, check_segment
 
 __all__ = ["checked_assets", "put_assets", "read_asset"]

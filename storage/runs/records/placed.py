@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
-from cairn.storage.runs.layout import RUN_FILE
-from cairn.storage.runs.run_info import RunInfo
+from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned
 
 __all__ = [
