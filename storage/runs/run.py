@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, SupportsIndex
-from uuid import uuid4
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
@@ -54,16 +53,17 @@ from cairn.storage.runs.records import (
     parse_ref,
     read_lease,
     read_records,
+    read_run_info,
     step_dir,
     step_of,
     trash_file,
+    write_run_info,
 )
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
 from cairn.storage.store import (
     Clock,
     Files,
     ObjectStore,
-    Place,
     StoreURI,
     open_files,
     parse_uri,
@@ -270,9 +270,8 @@ class Run:
         if exist_ok and run._found_info() is not None:
             return run
         refuse_headless(run)
-        placed = info.placed(Place(uuid4().hex, RUN_FILE)).to_bytes()
         try:
-            run.objects.write_if(RUN_FILE, placed, generation=None, same_is_success=True)
+            write_run_info(run.objects, info)
         except PreconditionFailedError as exc:
             current = run.info()
             if not exist_ok:
@@ -299,10 +298,7 @@ class Run:
         return found
 
     def _found_info(self) -> RunInfo | None:
-        found = self.objects.read(RUN_FILE)
-        if found is None:
-            return None
-        return RunInfo.parse(found.value, self.uri / RUN_FILE, Place(None, RUN_FILE))
+        return read_run_info(self.objects)
 
     def has_saved(self) -> bool:
         """Whether a job that starts here has something to go on from.

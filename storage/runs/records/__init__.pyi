@@ -73,6 +73,8 @@ from .placed import parse_record as parse_record
 from .placed import put_record as put_record
 from .placed import read_record as read_record
 from .placed import read_records as read_records
+from .placed import read_run_info as read_run_info
 from .placed import write_record as write_record
+from .placed import write_run_info as write_run_info
 from .run_info import Lineage as Lineage
 from .run_info import RunInfo as RunInfo

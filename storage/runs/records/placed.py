@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
@@ -25,7 +26,9 @@ __all__ = [
     "put_record",
     "read_record",
     "read_records",
+    "read_run_info",
     "write_record",
+    "write_run_info",
 ]
 
 UNREADABLE: Final = (CorruptionError, UnsupportedFormatError)
@@ -59,12 +62,15 @@ class _RunIds:
         if found is None:
             return None
         try:
-            known = RunInfo.parse(found.value, objects.uri / RUN_FILE).id
+            return self.note(objects, RunInfo.parse(found.value, objects.uri / RUN_FILE))
         except UNREADABLE:
             return None
+
+    def note(self, objects: ObjectStore, info: RunInfo) -> str:
+        """The id of the run that is there now."""
         with self._lock:
-            self._known[objects] = known
-        return known
+            self._known[objects] = info.id
+        return info.id
 
 
 _ids: Final = _RunIds()
@@ -73,6 +79,31 @@ _ids: Final = _RunIds()
 def place_of(objects: ObjectStore, name: str) -> Place:
     """Where the record `name` of a run belongs."""
     return Place(_ids.get(objects), name)
+
+
+def read_run_info(objects: ObjectStore) -> RunInfo | None:
+    """What `run.json` says now; records that are written next belong to that run.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: it can't be read.
+    """
+    found = objects.read(RUN_FILE)
+    if found is None:
+        return None
+    info = RunInfo.parse(found.value, objects.uri / RUN_FILE, Place(None, RUN_FILE))
+    _ids.note(objects, info)
+    return info
+
+
+def write_run_info(objects: ObjectStore, info: RunInfo) -> None:
+    """Begin a run: store `run.json`, with a new id that its records will have.
+
+    Raises:
+        PreconditionFailedError: there is one already.
+    """
+    placed = info.placed(Place(uuid4().hex, RUN_FILE))
+    objects.write_if(RUN_FILE, placed.to_bytes(), generation=None, same_is_success=True)
+    _ids.note(objects, placed)
 
 
 def read_record(objects: ObjectStore, name: str, kind: type[R]) -> tuple[R, bytes] | None:

@@ -13,6 +13,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     UnsupportedFormatError,
 )
+from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.attempts import list_attempts
@@ -33,6 +34,7 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import Writer
+from cairn.storage.store.objects import ObjectStore
 from tests.storage.stored_runs import write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)
@@ -332,6 +334,17 @@ def test_a_run_that_was_removed_and_begun_anew_is_not_written_by_its_old_writer(
         saved(writer, run, 20)
     writer.close()
     assert [info.step for info in anew.steps()] == [1]
+
+
+def test_a_run_begun_anew_in_one_process_has_the_records_of_one_run(run):
+    job(run, 10)
+    remove(run)
+    anew = Run.create(run.uri)
+    job(anew, 1)
+    other_process = Run(run.uri, objects=ObjectStore(run.uri))
+    assert other_process.info().id == anew.info().id
+    assert other_process.latest_step() == 1
+    assert check_run(other_process).ok
 
 
 @pytest.mark.parametrize("kept", [[RUN_FILE], [attempt_file(1)], [LEASE_FILE]])
