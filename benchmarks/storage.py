@@ -154,7 +154,7 @@ class Bench:
     def _turn(self, key: str) -> None:
         """What one contender does in a round; it leaves nothing in the store."""
         place = f"{self._root}/{key}"
-        for measure in ("save_while_training", "save_adapters"):
+        for measure in ("save_while_training", "save_adapters", "many_leaves"):
             wanted = Measurement(measure, key)
             if wanted in self._wanted:
                 self._measure(wanted, place)

@@ -181,6 +181,63 @@ def save_adapters(place: str, megabytes: float, layers: int) -> Measured:
     }
 
 
+def many_leaves(place: str, megabytes: float, layers: int) -> Measured:
+    """A later save of many small leaves, and a restore of them.
+
+    What each is compared with is measured just before and just after, on leaves that nobody has
+    looked at yet, for a view of one is kept.
+    """
+    import jax
+    import numpy as np
+
+    contender = _contender(OURS, place)
+    leaves = workload.small_leaves(megabytes, layers)
+    half = jax.jit(lambda leaf: leaf * 0.5)  # of all leaves at once it would take long to compile
+    contender.save(1, {"model": leaves})()
+    state, *others = (jax.block_until_ready(jax.tree.map(half, leaves)) for _ in range(3))
+    on_host = [np.array(leaf) for leaf in jax.tree.leaves(leaves)]
+    (device,) = jax.tree.leaves(leaves)[0].devices()
+
+    def hold(tree: Any) -> float:
+        parts = jax.tree.leaves(tree)
+        began = time.perf_counter()
+        views = [np.asarray(leaf) for leaf in parts]
+        seconds = time.perf_counter() - began
+        del views
+        return seconds
+
+    def put() -> float:
+        began = time.perf_counter()
+        jax.block_until_ready([jax.device_put(leaf, device) for leaf in on_host])
+        return time.perf_counter() - began
+
+    before = hold(others[0])
+    began = time.perf_counter()
+    wait = contender.save(2, {"model": state})
+    blocked = time.perf_counter() - began
+    wait()
+    held = statistics.mean((before, hold(others[1])))
+    target = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
+    before = put()
+    began = time.perf_counter()
+    found = jax.block_until_ready(contender.restore(2, {"model": target}))["model"]
+    restored = time.perf_counter() - began
+    placed = statistics.mean((before, put()))
+    contender.close()
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        if not np.array_equal(one, other):
+            raise RuntimeError("expected the values that were saved, found others")
+    return {
+        "blocked": blocked,
+        "held": held,
+        "restored": restored,
+        "placed": placed,
+        "bytes": sum(leaf.nbytes for leaf in on_host),
+    }
+
+
 def delete(place: str) -> Measured:
     """Removes a place."""
     places.delete(place)
@@ -197,6 +254,7 @@ MEASURES: dict[str, Callable[..., Measured]] = {
         read,
         verify,
         save_adapters,
+        many_leaves,
         delete,
     )
 }

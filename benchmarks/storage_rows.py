@@ -162,6 +162,14 @@ def _rows(store: str) -> list[Row]:
             _of("save_adapters", "trained"), "trainable and optimizer leaves",
             _of("save_adapters", "seconds"),
         ),
+        *_timed(
+            "blocked, 50,000 small leaves", 1.5, [OURS], _of("many_leaves", "blocked"),
+            _of("many_leaves", "held"), "np.asarray of each leaf",
+        ),
+        *_timed(
+            "restore, 50,000 small leaves", 2.0, [OURS], _of("many_leaves", "restored"),
+            _of("many_leaves", "placed"), "device_put of each leaf",
+        ),
     ]  # fmt: skip
 
 

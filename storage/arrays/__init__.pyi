@@ -47,6 +47,7 @@ from .orbax_tree import parse_step_metadata as parse_step_metadata
 from .orbax_tree import parse_tree_metadata as parse_tree_metadata
 from .regions import Index as Index
 from .regions import Region as Region
+from .regions import SmallArrays as SmallArrays
 from .regions import aligned_empty as aligned_empty
 from .regions import boxes_touching as boxes_touching
 from .regions import origin_of as origin_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from cairn.storage.errors import UnsupportedFormatError
 __all__ = ["dtype_named"]
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_named(name: str) -> np.dtype[Any]:
     """The dtype that is called `name`, such as "bfloat16", "int4" or "float32".
 

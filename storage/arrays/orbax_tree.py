@@ -160,9 +160,10 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
     renamed: dict[str, str] = {}
     try:
         for entry in parsed["tree_metadata"].values():
-            keys = [(str(key["key"]), key["key_type"]) for key in entry["key_metadata"]]
-            leaf = path_of(name for name, _ in keys)
-            if (joined := "/".join(name for name, _ in keys)) != leaf:
+            keys = [str(key["key"]) for key in entry["key_metadata"]]
+            kinds = [key["key_type"] for key in entry["key_metadata"]]
+            leaf = path_of(keys)
+            if (joined := "/".join(keys)) != leaf:
                 renamed[joined] = leaf
             if leaf in arrays or leaf in strings or leaf in empties:
                 raise UnsupportedFormatError(
@@ -172,13 +173,14 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
                     found=f"two leaves at {leaf!r}",
                     next_step="Save again with keys that are not empty, each a text of its own.",
                 )
-            sequences.update(
-                path_of(name for name, _ in keys[:depth])
-                for depth, (_, kind) in enumerate(keys)
-                if kind == _SEQUENCE_KEY
-            )
+            if _SEQUENCE_KEY in kinds:
+                sequences.update(
+                    path_of(keys[:depth])
+                    for depth, kind in enumerate(kinds)
+                    if kind == _SEQUENCE_KEY
+                )
             value = entry["value_metadata"]
-            name = ".".join(name for name, _ in keys)
+            name = ".".join(keys)
             if value.get("value_type") == "string":
                 strings[leaf] = name
             elif value.get("skip_deserialize"):

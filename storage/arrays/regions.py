@@ -8,12 +8,23 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["Overlap", "Region", "aligned_empty", "boxes_touching", "origin_of", "overlap"]
+__all__ = [
+    "Overlap",
+    "Region",
+    "SmallArrays",
+    "aligned_empty",
+    "boxes_touching",
+    "origin_of",
+    "overlap",
+]
 
 ALIGNMENT: Final = 64
 """Bytes. JAX takes a host array as a CPU device's buffer, without a copy, if it begins so."""
 
 _NUMPY_LARGE_BYTES: Final = 4 << 20
+
+_SHARED_BYTES: Final = 1 << 20
+"""Of an allocation of `SmallArrays`."""
 
 Index = tuple[int, ...]
 
@@ -106,6 +117,29 @@ def aligned_empty(shapes: Sequence[Index], dtype: np.dtype[Any]) -> list[np.ndar
         arrays.append(memory[start : start + size].view(dtype).reshape(shape))
         start += step
     return arrays
+
+
+class SmallArrays:
+    """Arrays of which many share an allocation; each begins at a multiple of `ALIGNMENT`.
+
+    The allocation stays for as long as one of its arrays does.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._next = 0
+
+    def empty(self, shape: Index, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """An array, not initialised."""
+        size = math.prod(shape) * dtype.itemsize
+        if size > _SHARED_BYTES // 16:
+            return aligned_empty([shape], dtype)[0]
+        if self._next + size > len(self._memory):
+            (self._memory,) = aligned_empty([(_SHARED_BYTES,)], np.dtype(np.uint8))
+            self._next = 0
+        start = self._next
+        self._next += -(-size // ALIGNMENT) * ALIGNMENT
+        return self._memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _memory(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

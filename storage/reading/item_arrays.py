@@ -92,6 +92,7 @@ class ItemArrays:
                 read; None if it has none. With them the manifest's leaves are checked by chunk.
         """
         self.uri = uri
+        self._shown = str(uri)
         self.tree = tree
         self._forms = forms
         self._records = records
@@ -107,7 +108,7 @@ class ItemArrays:
 
     def where(self, path: str = "") -> str:
         """How errors name a leaf of this item."""
-        return f"{self.uri}: {path}" if path else str(self.uri)
+        return f"{self._shown}: {path}" if path else self._shown
 
     def infos(self) -> dict[str, LeafInfo]:
         """All leaves. Those that the manifest describes in full are not opened.
@@ -241,8 +242,8 @@ class ItemArrays:
                 found="none" if total is None else f"a stored array of {list(shape)}",
                 next_step=NEXT_STEP,
             )
-        recorded = parse_digest(record.digest or "")
-        if recorded is not None and recorded != total:
+        recorded = record.digest or ""
+        if recorded != digest_text(total) and parse_digest(recorded) is not None:
             raise CorruptionError(
                 "digests of a leaf that are not the manifest's",
                 path=self.where(path),

@@ -1,5 +1,6 @@
 """Fill parts of leaves from a stored item, in parallel, each stored byte read once. No JAX."""
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,13 +10,16 @@ import numpy as np
 from cairn.storage.arrays import Index, Region, boxes_touching, overlap
 from cairn.storage.errors import translate
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
-from cairn.storage.reading.local_shards import LocalShards, StoredCut
+from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 
-__all__ = ["LeafReads"]
+__all__ = ["LeafReads", "WholeChunk"]
 
 _LOCAL_THREADS = max(2, min(16, os.cpu_count() or 2))
 _REMOTE_THREADS = 8
 """Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
+
+_SMALL_BYTES = 64 << 10
+"""Chunks up to this size take longer to look after than to read."""
 
 
 class LeafReads:
@@ -49,6 +53,42 @@ class LeafReads:
         box = self._arrays.read_box(info)
         for origin, touching in boxes_touching(info.shape, box, regions):
             yield self._task(info, origin, box, touching)
+
+    def whole_chunks(self, info: LeafInfo, regions: Sequence[Region]) -> list[WholeChunk] | None:
+        """What there is to read to fill the regions, if each is a small chunk that lies on a disk.
+
+        Many of these are read together by `read_whole`: one by one they cost more to look after
+        than to read. All else is for `tasks`.
+
+        Args:
+            info: the leaf.
+            regions: parts of it, of its dtype.
+        """
+        if self._local is None or info.nbytes > _SMALL_BYTES * len(regions):
+            return None
+        cut = self._arrays.stored_cut(info.path)
+        if cut is None or cut.cut.shard != cut.cut.chunk:
+            return None
+        chunks = []
+        for origin, values in regions:
+            if values.shape != cut.cut.chunk or any(map(operator.mod, origin, values.shape)):
+                return None
+            stored = values if values.dtype == cut.dtype else values.view(cut.dtype)
+            chunks.append(WholeChunk(cut, Region(origin, stored)))
+        return chunks
+
+    def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
+        """Fill the regions of chunks that `whole_chunks` gave, of any leaves.
+
+        Raises:
+            CorruptionError: stored data is missing or damaged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        try:
+            if self._local is not None:
+                self._local.read_whole(chunks)
+        except OSError as exc:
+            raise translate(exc, path=self._arrays.uri) from exc
 
     def _task(
         self, info: LeafInfo, origin: Index, box: Sequence[int], regions: list[Region]

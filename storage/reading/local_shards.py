@@ -7,6 +7,7 @@ plain Orbax) are read by TensorStore. Imports no JAX. See ADR 0011.
 
 import itertools
 import math
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,9 +33,16 @@ from cairn.storage.arrays import (
 from cairn.storage.errors import CorruptionError
 from cairn.storage.store import StoreURI, store_context
 
-__all__ = ["LocalShards", "StoredCut"]
+__all__ = ["LocalShards", "StoredCut", "WholeChunk"]
 
 _BUFFERS_AT_ONCE: Final = 512
+
+_RUN_BYTES: Final = 4 << 20
+"""Read in one go, of small chunks."""
+
+_GAP_BYTES: Final = 64 << 10
+"""Read for nothing, rather than to ask once more."""
+
 _NEXT_STEP: Final = "Restore the step's files, or use another step."
 
 
@@ -54,6 +62,18 @@ class StoredCut(NamedTuple):
     cut: ChunkShapes
     expected: Callable[[Index], int | None]
     where: str
+
+
+class WholeChunk(NamedTuple):
+    """A shard that is one chunk, and goes to one piece of memory.
+
+    Attributes:
+        array: the array.
+        region: where it goes; of the stored dtype, in C order, and exactly as large.
+    """
+
+    array: StoredCut
+    region: Region
 
 
 class _Chunk(NamedTuple):
@@ -97,6 +117,26 @@ class LocalShards:
                 number = run[0][0]
                 self._read_run(array, file, ref.offset + number * (data + CRC_BYTES), run)
             self._check_index(array, file, ref, origin)
+
+    def read_whole(self, chunks: Sequence[WholeChunk]) -> None:
+        """Fill the regions of many small chunks, those that lie together in one go.
+
+        Raises:
+            CorruptionError: stored bytes are missing, or are not what was saved.
+        """
+        placed = [(self._ref(one.array, one.region.origin), one) for one in chunks]
+        placed.sort(key=lambda pair: pair[0][:2])
+        for name, group in itertools.groupby(placed, key=lambda pair: pair[0].file):
+            within = list(group)
+            with self._opened(name, within[0][1].array) as file:
+                for run in _near(within):
+                    start = run[0][0].offset
+                    last = run[-1][0]
+                    buffer = bytearray(last.offset + last.length - start)
+                    found = memoryview(buffer)[: _read_all(file, [buffer], start)]
+                    for ref, one in run:
+                        at = ref.offset - start
+                        _take(one, found[at : at + ref.length], ref.length)
 
     def _chunks(
         self, array: StoredCut, origin: Index, regions: Sequence[Region]
@@ -165,7 +205,7 @@ class LocalShards:
         with self._lock:
             if self._index is None:
                 self._index = self._read_index()
-        numbers = (str(a // n) for a, n in zip(origin, array.cut.shard, strict=True))
+        numbers = [str(a // n) for a, n in zip(origin, array.cut.shard, strict=True)]
         ref = self._index.get("/".join([array.name, "c", *numbers]))
         if ref is None:
             raise _damaged(array, origin, "a stored shard", "none")
@@ -201,6 +241,52 @@ class LocalShards:
             yield file
         finally:
             os.close(file)
+
+
+def _near(
+    placed: Iterable[tuple[ValueRef, WholeChunk]],
+) -> Iterator[list[tuple[ValueRef, WholeChunk]]]:
+    """Chunks of a file, by offset, that are read in one go: with what lies between them."""
+    run: list[tuple[ValueRef, WholeChunk]] = []
+    for ref, one in placed:
+        if run:
+            first, last = run[0][0], run[-1][0]
+            apart = ref.offset - last.offset - last.length
+            if apart > _GAP_BYTES or ref.offset + ref.length - first.offset > _RUN_BYTES:
+                yield run
+                run = []
+        run.append((ref, one))
+    if run:
+        yield run
+
+
+def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
+    """Put a chunk in its place, its bytes checked.
+
+    Args:
+        one: the chunk.
+        stored: its shard's value, as far as there is one.
+        length: of the value, as its database says.
+    """
+    array, (origin, values) = one
+    size = values.nbytes
+    index = shard_index(*array.cut, values.itemsize)
+    expected = size + CRC_BYTES + len(index)
+    if length != expected:
+        raise _damaged(array, origin, f"a shard of {expected} bytes", f"{length} bytes")
+    if len(stored) < length:
+        raise _damaged(array, origin, f"{length} bytes", f"{len(stored)} before the end")
+    data, sums = stored[:size], stored[size:]
+    bytes_of(values)[:] = data
+    crc, kept = crc_bytes(data), bytes(sums[:CRC_BYTES])
+    if crc != kept:
+        raise _damaged(array, origin, f"crc32c {kept.hex()}", f"crc32c {crc.hex()}")
+    digest = box_digest(values, origin)
+    wanted = array.expected(tuple(map(operator.floordiv, origin, array.cut.chunk)))
+    if digest != wanted:
+        raise _damaged(array, origin, f"digest {wanted}", f"digest {digest}")
+    if sums[CRC_BYTES:] != index:
+        raise _damaged(array, origin, "the index of its shard", "another")
 
 
 def _read_all(file: int, buffers: Sequence[memoryview | bytearray], offset: int) -> int:

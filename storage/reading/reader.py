@@ -298,7 +298,8 @@ class CheckpointReader:
             ChunkDigests.parse(data or b"", path=self.uri / file)
             for file, data in zip(files, found, strict=True)
         ]
-        return ChunkDigests().merged(*parts)
+        first, *others = parts
+        return first.merged(*others) if others else first
 
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""

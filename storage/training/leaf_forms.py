@@ -45,11 +45,13 @@ BITCAST: Final = frozenset({"float8_e4m3"})
 _INT64: Final = range(-(2**63), 2**63)
 
 
+@functools.lru_cache(maxsize=256)
 def is_key_dtype(dtype: Any) -> bool:
     """True for the dtype of typed PRNG keys."""
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_name(dtype: Any) -> str:
     """The name under which a dtype is recorded, such as "bfloat16" or "key<fry>"."""
     return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
@@ -114,7 +116,7 @@ def _form_of(value: Any) -> StoredForm | None:
     shape = tuple(value.shape)
     if is_key_dtype(value.dtype):
         return StoredForm("key", shape, str(jax.random.key_impl(value)))
-    name = np.dtype(value.dtype).name
+    name = dtype_name(value.dtype)
     if value.size == 0:
         return StoredForm("empty", shape, name)
     if name in FOUR_BITS and _axis_to_pack(value) is not None:
@@ -177,6 +179,7 @@ def _why_not_array(array: jax.Array) -> str | None:
     return _why_not_dtype(array.dtype)
 
 
+@functools.lru_cache(maxsize=256)
 def _why_not_dtype(dtype: Any) -> str | None:
     name = np.dtype(dtype).name
     if name in STORED_DTYPES or name in WIDENED or name in BITCAST:

@@ -5,9 +5,10 @@ becomes the arrays. All differences between the target and what is stored are fo
 metadata, and raised in one error; no value is handed out before all that were read are checked.
 """
 
+import functools
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import META_ITEM, Region, aligned_empty, origin_of
+from cairn.storage.arrays import META_ITEM, Index, Region, SmallArrays, aligned_empty, origin_of
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
@@ -28,10 +29,12 @@ from cairn.storage.reading import (
     ItemArrays,
     LeafInfo,
     LeafReads,
+    WholeChunk,
 )
 from cairn.storage.runs import Manifest, manifest_file, read_record
 from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
+from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 
 __all__ = [
@@ -71,14 +74,15 @@ class TargetLeaf(NamedTuple):
     scalar: type | None
     committed: bool = True
 
-    def misfits(self, stored: jax.ShapeDtypeStruct, cast: bool) -> list[str]:
+    def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, cast: bool) -> list[str]:
         """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
         problems = []
         if tuple(stored.shape) != self.shape:
             problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
         elif self.sharding is not None:
             try:
-                self.sharding.shard_shape(self.shape)
+                if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
+                    _places(self.sharding, self.shape)
             except ValueError as exc:
                 problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
         if not self._takes(stored.dtype, cast):
@@ -86,7 +90,7 @@ class TargetLeaf(NamedTuple):
             expected = wanted or f"dtype {dtype_name(self.dtype)}"
             problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
         elif self.sharding is not None and not is_key_dtype(self.dtype):
-            made = jax.dtypes.canonicalize_dtype(self.dtype)
+            made = _made_of(self.dtype)
             if made != self.dtype:
                 problems.append(
                     f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
@@ -142,28 +146,24 @@ class PlacedLeaf:
         stays: the memory of the parts becomes the leaf's; it need not be moved to other devices.
     """
 
-    def __init__(self, target: TargetLeaf, info: LeafInfo) -> None:
+    def __init__(self, target: TargetLeaf, info: LeafInfo, memory: SmallArrays) -> None:
         """Make room for them.
 
         Args:
             target: what to make; it fits what is stored.
             info: what is stored.
+            memory: where small parts lie that become arrays of JAX.
         """
         self._target = target
         self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
         self._shape = info.shape  # of typed keys: of their words
-        origins: dict[tuple[int, ...], int] = {(0,) * len(info.shape): 0}
-        part, platforms = info.shape, {"cpu"}
-        if target.sharding is not None:
-            part = target.sharding.shard_shape(info.shape)
-            places: Mapping[Any, Any] = target.sharding.addressable_devices_indices_map(info.shape)
-            platforms = {device.platform for device in places}
-            origins = {}
-            for index in places.values():
-                origins.setdefault(origin_of(index), len(origins))
-        values = aligned_empty([part] * len(origins), info.dtype)
+        if target.sharding is None:
+            origins: Sequence[Index] = ((0,) * len(info.shape),)
+            values, self.stays = aligned_empty([info.shape], info.dtype), True
+        else:
+            part, origins, self.stays = _places(target.sharding, info.shape)
+            values = [memory.empty(part, info.dtype) for _ in origins]
         self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
-        self.stays = platforms == {"cpu"}
 
     def value(self, *, key_impl: str | None) -> Any:
         """The leaf, in the dtype that the target asks for, once its regions are filled.
@@ -174,17 +174,57 @@ class PlacedLeaf:
         dtype, sharding = self._target.dtype, self._target.sharding
         whole: Any
         parts = [region.values for region in self.regions]
-        if key_impl is None and dtype is not None:
-            parts = [part.astype(dtype, copy=False) for part in parts]
+        if key_impl is None and dtype is not None and parts[0].dtype != dtype:
+            parts = [part.astype(dtype) for part in parts]
         if sharding is None:
             (whole,) = parts
         else:
             origins = (region.origin for region in self.regions)
             by_origin = dict(zip(origins, parts, strict=True))
+            (only,) = parts if len(parts) == 1 else (None,)
             whole = self._target.place(
-                self._shape, self._dtype, lambda index: by_origin[origin_of(index)]
+                self._shape,
+                self._dtype,
+                lambda index: by_origin[origin_of(index)] if only is None else only,
             )
         return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
+
+
+class _Places(NamedTuple):
+    """Where the parts of an array lie.
+
+    Attributes:
+        part: shape of each.
+        origins: index of the first element of each that this process holds.
+        on_cpu: all of its devices are CPUs.
+    """
+
+    part: tuple[int, ...]
+    origins: tuple[tuple[int, ...], ...]
+    on_cpu: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
+    """The parts of this process.
+
+    Raises:
+        ValueError: the sharding does not divide the shape.
+    """
+    part = sharding.shard_shape(shape)
+    places: Mapping[Any, Any] = sharding.addressable_devices_indices_map(shape)
+    origins = dict.fromkeys(origin_of(index) for index in places.values())
+    return _Places(part, tuple(origins), {device.platform for device in places} == {"cpu"})
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _made_of(dtype: Any) -> Any:
+    """The dtype that JAX makes of this one, as it is configured now."""
+    return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
 
 
 def _is_floating(dtype: Any) -> bool:
@@ -224,6 +264,7 @@ def _native(dtype: Any) -> Any:
 
 
 _STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
+_CHUNKS_AT_ONCE: Final = 512
 _HOST_BYTES: Final = 1 << 30
 """Bytes of leaves that wait on the host for their transfer to devices other than the CPU's."""
 
@@ -335,10 +376,12 @@ def restore_item(
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
     """
-    leaves = restore_leaves(
-        step, item, target, trees.paths(target), cast=cast, path_for_errors=path_for_errors
-    )
-    return trees.unflatten(target, leaves)
+    with no_collections():
+        paths = trees.paths(target)
+        leaves = restore_leaves(
+            step, item, target, paths, cast=cast, path_for_errors=path_for_errors
+        )
+        return jax.tree.unflatten(jax.tree.structure(target), [leaves[path] for path in paths])
 
 
 def restore_leaves(
@@ -366,11 +409,12 @@ def restore_leaves(
     """
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # What fails on one process fails on all: none may wait for another that has given up.
-    arrays, infos, wanted = processes.together(
-        lambda: _chosen(_fitted(step, item, target, cast, where), item, paths, where)
-    )
-    values = processes.together(lambda: _read(arrays, infos, wanted))
-    return {path: wanted[path].finish(values[path]) for path in wanted}
+    with no_collections():
+        arrays, infos, wanted = processes.together(
+            lambda: _chosen(_fitted(step, item, target, cast, where), item, paths, where)
+        )
+        values = processes.together(lambda: _read(arrays, infos, wanted))
+        return {path: wanted[path].finish(values[path]) for path in wanted}
 
 
 def _opened(step: Step) -> CheckpointReader:
@@ -427,7 +471,7 @@ def _fitted(
     """What is stored and what is wanted, if they fit."""
     arrays = _arrays(_opened(step), item, where)
     infos = {arrays.tree.current(path): info for path, info in arrays.infos().items()}
-    stored = {path: _logical(arrays, info) for path, info in infos.items()}
+    stored = {path: _fits_as(arrays, info) for path, info in infos.items()}
     wanted = {path: target_leaf(leaf) for path, leaf in trees.flatten(target).items()}
     problems = trees.difference(list(wanted), stored)
     for path in sorted(wanted.keys() & stored.keys()):
@@ -442,6 +486,12 @@ def _fitted(
             problems=problems,
         )
     return arrays, infos, wanted
+
+
+def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:
+    """What tells the logical shape and dtype of a leaf."""
+    form = arrays.form(info.path)
+    return _logical(arrays, info) if form is not None and form.kind == "key" else info
 
 
 def _logical(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct:
@@ -466,27 +516,52 @@ def _read(
 ) -> dict[str, Any]:
     """The leaves by path, placed as the targets say, in the dtypes that they ask for."""
     values: dict[str, Any] = {}
+    memory = SmallArrays()
     with ExitStack() as stack:
         reads = LeafReads(arrays)
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
         filling: deque[_Filling] = deque()
         stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])
+        small: list[_Filling] = []
+        chunks: list[WholeChunk] = []
         waiting = 0
         for path, target in wanted.items():
             info = infos[path]
             if info.chunks is None:
                 values[path] = target.empty()
                 continue
-            leaf = PlacedLeaf(target, info)
+            leaf = PlacedLeaf(target, info, memory)
+            whole = reads.whole_chunks(info, leaf.regions)
+            if whole is not None:
+                small.append(_Filling(path, info, leaf, []))
+                chunks += whole
+                if len(chunks) >= _CHUNKS_AT_ONCE:
+                    _finish_small(reads, arrays, small, chunks, values)
+                    small, chunks = [], []
+                continue
             futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
             filling.append(_Filling(path, info, leaf, futures))
             waiting += info.nbytes
             while filling and not leaf.stays and waiting > _HOST_BYTES:
                 waiting -= filling[0].info.nbytes
                 _finish(arrays, filling, values)
+        _finish_small(reads, arrays, small, chunks, values)
         while filling:
             _finish(arrays, filling, values)
     return values
+
+
+def _finish_small(
+    reads: LeafReads,
+    arrays: ItemArrays,
+    small: list[_Filling],
+    chunks: list[WholeChunk],
+    values: dict[str, Any],
+) -> None:
+    """Read many small leaves here: to hand them to other threads takes longer."""
+    reads.read_whole(chunks)
+    for one in small:
+        values[one.path] = _made(arrays, one)
 
 
 def _finish(arrays: ItemArrays, filling: deque[_Filling], values: dict[str, Any]) -> None:
@@ -495,6 +570,10 @@ def _finish(arrays: ItemArrays, filling: deque[_Filling], values: dict[str, Any]
     for future in first.futures:
         future.result()
     filling.popleft()
-    form = arrays.form(first.info.path)
-    impl = form.dtype if form is not None and form.kind == "key" else None
-    values[first.path] = first.leaf.value(key_impl=impl)
+    values[first.path] = _made(arrays, first)
+
+
+def _made(arrays: ItemArrays, one: _Filling) -> Any:
+    """The leaf, whose parts are filled."""
+    form = arrays.form(one.info.path)
+    return one.leaf.value(key_impl=form.dtype if form is not None and form.kind == "key" else None)

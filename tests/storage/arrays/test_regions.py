@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.arrays.dtypes import dtype_named
-from cairn.storage.arrays.regions import ALIGNMENT, Region, aligned_empty, boxes_touching, overlap
+from cairn.storage.arrays.regions import (
+    ALIGNMENT,
+    Region,
+    SmallArrays,
+    aligned_empty,
+    boxes_touching,
+    overlap,
+)
 from tests.storage.parts import boxes, inside
 
 SIZES = st.integers(1, 9)
@@ -94,3 +101,18 @@ def test_memory_for_parts_is_aligned_and_of_their_own(dtype, large):
         array.reshape(-1).view(np.uint8)[...] = number + 1
     for number, array in enumerate(arrays):
         assert (array.reshape(-1).view(np.uint8) == number + 1).all()
+
+
+def test_small_arrays_lie_apart_and_begin_where_jax_takes_them_as_they_are():
+    memory = SmallArrays()
+    shapes = [((n % 9 + 1,), np.float32) for n in range(300)] + [
+        ((), np.int8),
+        ((1 << 20,), np.uint8),
+    ]
+    arrays = [memory.empty(shape, np.dtype(dtype)) for shape, dtype in shapes]
+    for number, array in enumerate(arrays):
+        assert array.ctypes.data % ALIGNMENT == 0
+        array[...] = number % 100
+    for number, (array, (shape, dtype)) in enumerate(zip(arrays, shapes, strict=True)):
+        assert (array.shape, array.dtype) == (shape, dtype)
+        assert (array == number % 100).all()

@@ -18,7 +18,7 @@ from cairn.storage.arrays.chunks import ChunkShapes
 from cairn.storage.arrays.regions import Region, aligned_empty, boxes_touching
 from cairn.storage.arrays.value_files import CRC_BYTES
 from cairn.storage.errors import CorruptionError
-from cairn.storage.reading.local_shards import LocalShards, StoredCut
+from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 from cairn.storage.store.uri import parse_uri
 from tests.storage.parts import boxes, cuts, inside
 from tests.storage.stored_arrays import assert_equal, held, numbers, write
@@ -293,3 +293,101 @@ def test_a_damaged_or_missing_index_is_an_error(item, name):
     (item.folder / name).unlink()
     with pytest.raises(CorruptionError, match=r"index of an item's arrays"):
         item.read("a/one")
+
+
+# Many small chunks that are read together.
+
+SMALL = {
+    "a/bias": ((6,), "float32"),
+    "b": ((), "float64"),
+    "c/kernel": ((3, 5), "int8"),
+    "d": ((7, 2), "complex64"),
+    "e": ((1, 1, 9), "bool"),
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Leaves of one chunk each."""
+    arrays = {
+        path: numbers(shape, dtype, seed)
+        for seed, (path, (shape, dtype)) in enumerate(SMALL.items())
+    }
+    return Item(
+        tmp_path / "item",
+        {path: (array, array.shape, array.shape) for path, array in arrays.items()},
+    )
+
+
+def read_together(item, paths=SMALL):
+    """The leaves, read in one go."""
+    memory = {path: np.empty_like(item.arrays[path]) for path in paths}
+    LocalShards(parse_uri(item.folder)).read_whole(
+        [
+            WholeChunk(item.cut(path), Region((0,) * values.ndim, values))
+            for path, values in memory.items()
+        ]
+    )
+    return memory
+
+
+@pytest.mark.parametrize("file_bytes", [1, 200, 1 << 20])
+@pytest.mark.parametrize("gap", [0, 1 << 20])
+def test_many_leaves_read_together_are_what_was_saved(tmp_path, monkeypatch, file_bytes, gap):
+    """In one file or in several, whether they lie together or apart, in any order."""
+    monkeypatch.setattr("cairn.storage.arrays.value_sinks.FILE_BYTES", file_bytes)
+    monkeypatch.setattr("cairn.storage.reading.local_shards._GAP_BYTES", gap)
+    shapes = [(n % 5 + 1, n % 3 + 1) for n in range(40)]
+    arrays = {f"w{n}": numbers(shape, "float32", n) for n, shape in enumerate(shapes)}
+    item = Item(tmp_path, {path: (one, one.shape, one.shape) for path, one in arrays.items()})
+    for paths in (list(arrays), list(arrays)[::-3], ["w7"]):
+        for path, found in read_together(item, paths).items():
+            assert_equal(found, arrays[path])
+
+
+def test_every_flipped_bit_of_leaves_read_together_is_an_error_that_names_the_leaf(small):
+    rng = random.Random(0)
+    for key, ref in small.refs.items():
+        path = next(path for path in SMALL if key.decode().startswith(path.replace("/", ".")))
+        file = small.folder / ref.file
+        whole = file.read_bytes()
+        for offset in range(ref.offset, ref.offset + ref.length):
+            damaged(file, offset, rng.randrange(8))
+            with pytest.raises(CorruptionError, match=rf"step/model: {path}, chunk \["):
+                read_together(small)
+            others = [other for other in SMALL if other != path]
+            for other, found in read_together(small, others).items():
+                assert_equal(found, small.arrays[other])
+            file.write_bytes(whole)
+
+
+def test_leaves_read_together_that_are_cut_short_missing_or_unknown_are_errors(small):
+    ref = max(small.refs.values(), key=lambda ref: ref.offset)
+    file = small.folder / ref.file
+    whole = file.read_bytes()
+    for left in (ref.offset, ref.offset + 1, ref.offset + ref.length - 1):
+        file.write_bytes(whole[:left])
+        with pytest.raises(CorruptionError, match=r"step/model: .* before the end"):
+            read_together(small)
+    file.unlink()
+    with pytest.raises(CorruptionError, match=rf"expected d/{file.name}"):
+        read_together(small)
+    file.write_bytes(whole)
+    small.digests = ChunkDigests()
+    with pytest.raises(CorruptionError, match="expected digest None"):
+        read_together(small)
+
+
+def test_leaves_of_one_shape_that_changed_places_are_errors_when_read_together(tmp_path):
+    arrays = {path: (numbers((4, 2), "float32", n), (4, 2), (4, 2)) for n, path in enumerate("pq")}
+    item = Item(tmp_path / "item", arrays)
+    one, two = item.refs[b"p/c/0/0"], item.refs[b"q/c/0/0"]
+    contents = {ref: (item.folder / ref.file).read_bytes() for ref in (one, two)}
+    for ref, other in ((one, two), (two, one)):
+        content = bytearray((item.folder / ref.file).read_bytes())
+        content[ref.offset : ref.offset + ref.length] = contents[other][
+            other.offset : other.offset + other.length
+        ]
+        (item.folder / ref.file).write_bytes(content)
+    with pytest.raises(CorruptionError, match=r"chunk \[0, 0\]: expected digest"):
+        read_together(item, "pq")

@@ -409,6 +409,23 @@ def damage(folder, leaf: jax.Array) -> None:
     file.write_bytes(data)
 
 
+def test_many_small_leaves_are_read_in_few_reads(step, monkeypatch):
+    """Each is checked; what a disk is asked does not grow with their number."""
+    names = [f"{layer}/{name}" for layer in range(150) for name in ("scale", "bias")]
+    tree = {name: put(floats(4 + n % 7, seed=n)) for n, name in enumerate(names)}
+    tree |= {"on one": jnp.asarray(floats(3)), "host": floats(5), "rows": put(floats(8, 2), "fsdp")}
+    uri, calls = step(model=tree), []
+    preadv = os.preadv
+
+    def counted(file, buffers, offset):
+        calls.append(offset)
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    assert_same(restore_item(uri, "model", abstract(tree)), tree)
+    assert 0 < len(calls) < 30
+
+
 def test_a_corrupt_chunk_is_an_error_that_names_the_leaf(step):
     tree = state()["model"]
     uri = step(model=tree)
