@@ -48,7 +48,6 @@ _KEYS: Final = 1 << 14
 _FEW: Final = 1024
 """Words that are summed at once, with the keys of all: for small leaves the rest takes longer."""
 
-_SUMMED: Final[dict[str, Any]] = {"dtype": np.uint64, "casting": "unsafe"}
 
 _NARROW: Final = 32
 """Rows of fewer words are summed down the rows instead of along them."""
@@ -188,7 +187,7 @@ def _words_sum(words: Words, origin: tuple[int, ...], kind: KeyedSum) -> int:
     """
     shape = words.shape
     if words.size <= _FEW and words.flags.c_contiguous:
-        return int(np.einsum("i,i->", words.reshape(-1), _keys(0, origin, shape), **_SUMMED))
+        return int(kind.row_sums(words.reshape(1, -1), _keys(kind.seed, 0, origin, shape))[0])
     first = next(
         (axis for axis in range(len(shape)) if math.prod(shape[axis:]) <= _KEYS), len(shape) - 1
     )

@@ -269,7 +269,12 @@ class Run:
         refuse_inside_checkpoint(run.uri)
         if exist_ok and run._found_info() is not None:
             return run
-        refuse_headless(run)
+        try:
+            refuse_headless(run)
+        except CorruptionError:
+            raise
+        except StorageError:
+            pass  # no folder, no bucket: the write says so
         try:
             write_run_info(run.objects, info)
         except PreconditionFailedError as exc:

@@ -34,6 +34,7 @@ OPERATION_IDS = {
     "list_runs",
     "promote_checkpoint",
     "ready",
+    "repair_records",
     "remove_alias",
     "restore_checkpoint",
     "resume_operation",
