@@ -1,5 +1,6 @@
 """Waits end once nothing is answered, not while something is, and when the caller's time does."""
 
+import contextlib
 import threading
 import time
 
@@ -169,13 +170,18 @@ def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(deadlines, "DEADLINE_SECONDS", float(WAIT_SECONDS))
         FILE_CALLS[call](files)
+    ended = 0
     for at in range(len(gcs.server.requests)):
         ObjectStore(files.uri).write("file", b"0123456789")
-        fault = gcs.faults.add("hang", skip=at, count=None)
-        with pytest.raises(StoreUnavailableError, match="gs://"):
-            FILE_CALLS[call](files)
-        assert fault.fired
         gcs.faults.clear()
+        fault = gcs.faults.add("hang", skip=at, count=None)
+        with contextlib.suppress(StoreUnavailableError):
+            FILE_CALLS[call](files)
+            assert not fault.fired  # what is read ahead may be asked for or not
+            continue
+        ended += 1
+        gcs.faults.clear()
+    assert ended
 
 
 def test_the_end_of_a_stream_that_was_read_in_parts_is_its_end(gcs):
