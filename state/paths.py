@@ -1,6 +1,6 @@
 """Trees by the paths of their leaves: keys joined by "/", as rules and checkpoints see them.
 
-A "/" in a key is "%2F" there (see `cairn.storage.arrays.path_of`).
+Checkpoints have a "/" within a key as "%2F" (see `cairn.storage.arrays.path_of`); rules do not.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cairn.state.errors import TreeStructureError
+from cairn.storage.arrays import keys_of
 from cairn.storage.training import trees
 
 __all__ = [
@@ -35,6 +36,11 @@ class NamedLeaf:
         self.leaf = leaf
         self.axes = axes
         self.variable_type = variable_type
+
+    @property
+    def readable_path(self) -> str:
+        """The keys joined as they are, for rules and people: a "/" in a key is like any other."""
+        return "/".join(keys_of(self.path))
 
 
 def is_variable(node: object) -> bool:

@@ -77,7 +77,7 @@ def explain_optimizer(
         part = prod(sharding.shard_shape(shape)) / max(prod(shape), 1)
         explained.append(
             LeafPlacement(
-                path=f"optimizer/{named.path}",
+                path=f"optimizer/{named.readable_path}",
                 shape=shape,
                 dtype=str(named.leaf.dtype),
                 rule=place.rule,

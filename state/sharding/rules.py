@@ -121,7 +121,7 @@ def _place(
     if not shape:
         rule, entries = "scalar", no_entries
     elif rules is not None:
-        rule, entries = _entries_by_rule(named.path, shape, rules, problems)
+        rule, entries = _entries_by_rule(named.readable_path, shape, rules, problems)
     elif named.axes is not None:
         rule, entries = _entries_by_axes(named.axes, shape, mesh, axis_rules, problems)
     else:
@@ -138,7 +138,7 @@ def _place(
     nbytes = leaf_bytes(named.leaf)
     whole = shards == 1 and not problems and prod(shape) >= LARGE_LEAF_ELEMENTS
     return LeafPlacement(
-        path=named.path,
+        path=named.readable_path,
         shape=shape,
         dtype=str(getattr(named.leaf, "dtype", type(named.leaf).__name__)),
         rule=rule,

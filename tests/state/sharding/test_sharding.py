@@ -222,6 +222,15 @@ def test_strict_mode_lists_large_leaves_that_a_catch_all_took_with_those_that_do
     assert len(caught.value.problems) == 1
 
 
+def test_a_rule_reads_a_slash_in_a_key_like_any_other():
+    """Flat dicts of joined paths, as Haiku's, take the rules that nested ones do."""
+    rules = (("linear/~/w$", PartitionSpec("fsdp")), (".*", PartitionSpec()))
+    flat, nested = {"linear/~/w": MIXED["table"]}, {"linear": {"~": {"w": MIXED["table"]}}}
+    for tree in (flat, nested):
+        (leaf,) = plan(tree, make_mesh((2, 4, 1, 1)), rules=rules).leaves
+        assert (leaf.path, leaf.spec) == ("linear/~/w", PartitionSpec("fsdp"))
+
+
 @pytest.mark.parametrize("pattern", [".*", "", "^.*$", "(a|b)*"])
 def test_a_rule_that_matches_any_path_is_a_catch_all(pattern):
     mesh = make_mesh((2, 4, 1, 1))
