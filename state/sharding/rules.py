@@ -35,7 +35,6 @@ from cairn.state.sharding.report import (
     leaf_bytes,
 )
 from cairn.state.sharding.specs import entry_axes, short_spec, splitting_axes
-from cairn.storage.arrays import keys_of
 
 __all__ = [
     "AUTOMATIC_MINIMUM_ELEMENTS",
@@ -177,9 +176,8 @@ def _entries_by_rule(
     rules: Sequence[tuple[re.Pattern[str], PartitionSpec]],
     problems: list[str],
 ) -> tuple[str, list[AxisEntry]]:
-    plain = "/".join(keys_of(path))  # as somebody writes it who has keys with a "/"
     for pattern, spec in rules:
-        if pattern.search(plain):
+        if pattern.search(path):
             if len(spec) > len(shape):
                 problems.append(
                     f"rule {pattern.pattern!r} names {len(spec)} dimensions (the leaf has {shape})"

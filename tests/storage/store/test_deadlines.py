@@ -172,15 +172,14 @@ def test_every_call_on_files_ends_at_each_request_that_hangs(gcs, call, monkeypa
         FILE_CALLS[call](files)
     ended = 0
     for at in range(len(gcs.server.requests)):
-        ObjectStore(files.uri).write("file", b"0123456789")
         gcs.faults.clear()
+        ObjectStore(files.uri).write("file", b"0123456789")
         fault = gcs.faults.add("hang", skip=at, count=None)
         with contextlib.suppress(StoreUnavailableError):
             FILE_CALLS[call](files)
             assert not fault.fired  # what is read ahead may be asked for or not
             continue
         ended += 1
-        gcs.faults.clear()
     assert ended
 
 
