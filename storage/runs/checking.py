@@ -7,7 +7,7 @@ manifests, manifests of the folders and the assets that they stand for.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.history import History, StepKey
@@ -19,8 +19,10 @@ from cairn.storage.runs.records import (
     LEASE_FILE,
     RUN_FILE,
     TRASH,
+    UNREADABLE,
     Alias,
     Annotation,
+    AssetRecord,
     ExportKey,
     ExportManifest,
     Lease,
@@ -34,6 +36,7 @@ from cairn.storage.runs.records import (
     parse_export_manifest,
     parse_hold_file,
     parse_intent_file,
+    parse_record,
     parse_trash_file,
     read_asset,
     step_dir,
@@ -42,11 +45,14 @@ from cairn.storage.runs.records import (
 from cairn.storage.runs.run import Run, refuse_headless
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store import Place, Record, sha256_of
+from cairn.storage.store import Place, Record, Versioned, sha256_of
 
 __all__ = ["RunReport", "check_run"]
 
 R = TypeVar("R", bound=Record)
+
+_MANIFESTS_AT_ONCE: Final = 16
+"""Held at a time: each may have many megabytes."""
 
 
 @dataclass(frozen=True)
@@ -147,28 +153,37 @@ class _RunCheck:
         """Every manifest, the attempt and the folder that it stands for, and its assets."""
         numbers = {one.number for one in self._history.attempts.known}
         numbers.update(self._history.attempts.unknown)
-        names = {manifest_file(*key): key for key in self._history.published}
-        stored = self._objects.read_many(names)
-        self._read(names, Manifest)
-        markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in names.values()}
+        published = self._history.published
+        markers = {key: f"{step_dir(key[1], key[0])}/{COMMIT_FILE}" for key in published}
         committed = self._objects.read_many(markers.values())
-        assets = {}
-        for name, (step, attempt) in names.items():
-            value = stored[name]
-            if value is not None:
-                self._manifests[step, attempt] = sha256_of(value.value)
-            if attempt not in numbers:
-                self._say(name, f"of attempt {attempt}, which has no record")
-            removing = (step, attempt) in self._history.deleted
-            if committed[markers[step, attempt]] is None and not removing:
-                self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
-            for manifest in self._read([name], Manifest, count=False).values():
-                assets.update({asset.sha256: (name, asset) for asset in manifest.assets})
+        assets: dict[str, tuple[str, AssetRecord]] = {}
+        for start in range(0, len(published), _MANIFESTS_AT_ONCE):
+            names = {manifest_file(*key): key for key in published[start:][:_MANIFESTS_AT_ONCE]}
+            for name, value in self._objects.read_many(names).items():
+                step, attempt = key = names[name]
+                if value is not None:
+                    self._manifests[key] = sha256_of(value.value)
+                    for asset in self._assets(name, value):
+                        assets[asset.sha256] = name, asset
+                if attempt not in numbers:
+                    self._say(name, f"of attempt {attempt}, which has no record")
+                if committed[markers[key]] is None and key not in self._history.deleted:
+                    self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
         for sha256, (name, asset) in assets.items():
             try:
                 read_asset(self._objects, asset)
             except StorageError as exc:
                 self._say(asset_file(sha256), f"which {name} names: {exc}")
+
+    def _assets(self, name: str, stored: Versioned) -> tuple[AssetRecord, ...]:
+        """Of a manifest; none if it can't be read."""
+        try:
+            manifest = parse_record(self._objects, name, Manifest, stored)
+        except UNREADABLE as exc:
+            self._add(name, exc)
+            return ()
+        self._records += 1
+        return manifest.assets
 
     def aliases(self) -> None:
         """Every alias, and the manifest that it points to."""
@@ -235,12 +250,11 @@ class _RunCheck:
                 found = present.get(file.name, "none")
                 self._say(name, f"{folder}/{file.name} has {file.size} bytes, found {found}")
 
-    def _read(self, names: Iterable[str], kind: type[R], *, count: bool = True) -> dict[str, R]:
+    def _read(self, names: Iterable[str], kind: type[R]) -> dict[str, R]:
         found, unreadable = judge_records(self._objects, names, kind.parse)
-        if count:
-            self._records += len(found)
-            for name, error in unreadable.items():
-                self._add(name, error)
+        self._records += len(found)
+        for name, error in unreadable.items():
+            self._add(name, error)
         return found
 
     def _add(self, name: str, error: StorageError) -> None:

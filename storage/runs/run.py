@@ -267,7 +267,7 @@ class Run:
         )
         refuse_inside_run(run.uri)
         refuse_inside_checkpoint(run.uri)
-        if exist_ok and run._found_info() is not None:
+        if exist_ok and read_run_info(run.objects) is not None:
             return run
         try:
             refuse_headless(run)
@@ -297,13 +297,10 @@ class Run:
             RunNotFoundError: there is no `run.json`.
             UnsupportedFormatError, CorruptionError: it can't be read.
         """
-        found = self._found_info()
+        found = read_run_info(self.objects)
         if found is None:
             raise no_such_run(self.uri)
         return found
-
-    def _found_info(self) -> RunInfo | None:
-        return read_run_info(self.objects)
 
     def has_saved(self) -> bool:
         """Whether a job that starts here has something to go on from.
@@ -315,7 +312,7 @@ class Run:
             UnsupportedFormatError, CorruptionError: a record is lost or damaged that would tell.
             InvalidURIError: it is no run, and there are other checkpoints.
         """
-        if self._found_info() is None:
+        if read_run_info(self.objects) is None:
             refuse_headless(self)
             refuse_inside_checkpoint(self.uri)
             refuse_plain_steps(self.uri)

@@ -64,6 +64,7 @@ from .lease import noted_step as noted_step
 from .lease import read_lease as read_lease
 from .lease import release as release
 from .lease import renew as renew
+from .manifest import AssetRecord as AssetRecord
 from .manifest import Manifest as Manifest
 from .manifest import ManifestSummary as ManifestSummary
 from .manifest import ObjectRecord as ObjectRecord
