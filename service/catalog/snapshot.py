@@ -11,6 +11,7 @@ from cairn.storage.runs import (
     UNREADABLE,
     Alias,
     Annotation,
+    History,
     Manifest,
     Run,
     RunInfo,
@@ -69,10 +70,10 @@ def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
 
     A record that cannot be read is left out and named; the others do not suffer from it.
     """
-    # Manifests before attempts: an attempt begun in between can then only set steps aside.
-    keys = set(run.published())
+    history = run.history()
+    keys = set(history.published)
     added, problems = _read_manifests(run, keys.difference(known))
-    problems |= run.history().problems
+    problems |= history.problems
     aliases, unreadable = run.aliases.judge()
     annotations, unreadable_too = _judge_annotations(run, added)
     problems |= unreadable | unreadable_too
@@ -80,7 +81,7 @@ def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
         logger.warning("left out of the catalog: %s", error)
     return Snapshot(
         info=info,
-        states=_states(run, keys, keys.intersection({*known, *added})),
+        states=_states(history, keys.intersection({*known, *added})),
         added=added,
         annotations=annotations,
         aliases=tuple(aliases),
@@ -132,9 +133,6 @@ def _read_manifests(
     return read, unreadable
 
 
-def _states(
-    run: Run, published: Collection[Key], read: Collection[Key]
-) -> dict[Key, CheckpointState]:
+def _states(history: History, read: Collection[Key]) -> dict[Key, CheckpointState]:
     # Judged among all: one that can't be read has overwritten others all the same.
-    judged = run.states_of(published)
-    return {key: CheckpointState(judged[key].value) for key in read}
+    return {key: CheckpointState(state.value) for key, state in history.states(read)}

@@ -6,7 +6,6 @@ Nothing here opens checkpoint data: states are read off names and small objects.
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, SupportsIndex
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
@@ -375,13 +374,6 @@ class Run:
             undeleted: (step, attempt) of deleted steps that are regarded as not deleted.
         """
         return self.history().listed(undeleted=undeleted)
-
-    def states_of(self, published: Collection[StepKey]) -> dict[StepKey, StepState]:
-        """The states of all steps that `published` gave just before; from names alone."""
-        history = self.history()
-        missing = frozenset(published).difference(history.published, history.deleted)
-        whole = replace(history, published=(*history.published, *missing))
-        return dict(whole.states(published))
 
     def state_of(self, step: int, attempt: int) -> StepState:
         """The state of a step that was published once, be it removed by now; from names alone."""
