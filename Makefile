@@ -54,7 +54,7 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
-faults: $(DEV_STAMP)  ## inject faults by the hundred (a quarter of an hour); the counts land in benchmarks/results/faults.json
+faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)

@@ -105,6 +105,7 @@ from .storage.runs.rollback import roll_back as roll_back
 from .storage.runs.run import Run as Run
 from .storage.runs.run import list_runs as list_runs
 from .storage.runs.run import resolve_checkpoint as resolve_checkpoint
+from .storage.runs.step_copy import CopyReport as CopyReport
 from .storage.runs.step_states import StepInfo as StepInfo
 from .storage.runs.step_states import StepState as StepState
 from .storage.runs.trash import Tombstone as Tombstone

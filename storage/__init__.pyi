@@ -61,6 +61,7 @@ from .runs.rollback import roll_back as roll_back
 from .runs.run import Run as Run
 from .runs.run import list_runs as list_runs
 from .runs.run import resolve_checkpoint as resolve_checkpoint
+from .runs.step_copy import CopyReport as CopyReport
 from .runs.step_states import StepInfo as StepInfo
 from .runs.step_states import StepState as StepState
 from .runs.trash import Tombstone as Tombstone

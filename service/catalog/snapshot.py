@@ -125,7 +125,7 @@ def _read_manifests(
             attempt=manifest.attempt,
             created=from_rfc3339(manifest.created),
             nbytes=manifest.nbytes,
-            leaves=len(manifest.leaves),
+            leaves=manifest.leaf_count,
             items=manifest.items,
             manifest_digest=sha256_of(found.value),
             model_type=manifest.model.model_type if manifest.model else None,

@@ -28,7 +28,7 @@ def gather_checkpoint(
         root=root,
         run=run,
         step=step,
-        options=gather.gather_options(run.manifest(step), body.items, body.dtype),
+        options=gather.gather_options(run, step, body.items, body.dtype),
         rule_version=gather.RULE_VERSION,
     )
     return accepted(jobs.start(gather.KIND, request, idempotency_key=idempotency_key), response)

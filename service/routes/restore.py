@@ -33,7 +33,8 @@ def restore_checkpoint(
 ) -> Operation:
     """Start a new run from the step (fork), or set the run's later steps aside (rollback).
 
-    A rollback needs a run that nobody writes; a fork needs a name that is free.
+    A rollback needs a run that nobody writes; a fork needs a name that is free. What a fork results
+    in says how many files and bytes of the copy were checked, and what was compared.
     """
     if (body.run is not None) != (body.mode is RestoreMode.FORK):
         raise InvalidRequestError(

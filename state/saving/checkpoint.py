@@ -102,7 +102,9 @@ class StoredCheckpoint:
 
     def leaves(self, item: str) -> dict[str, LeafRecord]:
         """Returns what is stored of an item, by path."""
-        return {leaf.path: leaf for leaf in self.manifest.leaves if leaf.item == item}
+        contents = self._reader.contents
+        assert contents is not None, "the reader was opened with the manifest"
+        return {leaf.path: leaf for leaf in contents.leaves if leaf.item == item}
 
     def assets(self) -> dict[str, bytes]:
         """Returns the small files that go with the model, such as a tokenizer's, by name.

@@ -14,6 +14,7 @@ from .digests import box_digest as box_digest
 from .digests import digest_chunks as digest_chunks
 from .digests import digest_text as digest_text
 from .digests import parse_digest as parse_digest
+from .digests import total as total
 from .dtypes import dtype_named as dtype_named
 from .four_bits import FOUR_BITS as FOUR_BITS
 from .four_bits import PackedReads as PackedReads
@@ -24,11 +25,10 @@ from .four_bits import unpacked_shape as unpacked_shape
 from .leaf_paths import keys_of as keys_of
 from .leaf_paths import path_of as path_of
 from .ocdbt import MANIFEST_FILE as MANIFEST_FILE
-from .ocdbt import MAX_INLINE_BYTES as MAX_INLINE_BYTES
-from .ocdbt import MAX_NODE_BYTES as MAX_NODE_BYTES
 from .ocdbt import NODE_FOLDER as NODE_FOLDER
 from .ocdbt import VALUE_FOLDER as VALUE_FOLDER
 from .ocdbt import ValueRef as ValueRef
+from .ocdbt import holds_values as holds_values
 from .ocdbt import leaf_node as leaf_node
 from .ocdbt import manifest as manifest
 from .orbax_tree import CUSTOM_KEY as CUSTOM_KEY
@@ -45,6 +45,10 @@ from .orbax_tree import nest as nest
 from .orbax_tree import parse_json_object as parse_json_object
 from .orbax_tree import parse_step_metadata as parse_step_metadata
 from .orbax_tree import parse_tree_metadata as parse_tree_metadata
+from .paged_table import PagedTable as PagedTable
+from .paged_table import TablePlace as TablePlace
+from .paged_table import damaged_index as damaged_index
+from .paged_table import table_place as table_place
 from .regions import Index as Index
 from .regions import Region as Region
 from .regions import SmallArrays as SmallArrays
@@ -58,10 +62,13 @@ from .value_files import Fingerprints as Fingerprints
 from .value_files import ShardToWrite as ShardToWrite
 from .value_files import StoredFile as StoredFile
 from .value_files import bytes_of as bytes_of
-from .value_files import codecs as codecs
 from .value_files import crc_bytes as crc_bytes
 from .value_files import has_fingerprints as has_fingerprints
 from .value_files import shard_index as shard_index
 from .value_files import stored_bytes as stored_bytes
+from .value_files import stored_file as stored_file
 from .value_files import write_value_files as write_value_files
 from .value_sinks import open_sink as open_sink
+from .zarr_arrays import StoredLayout as StoredLayout
+from .zarr_arrays import stored_layout as stored_layout
+from .zarr_arrays import zarr_description as zarr_description

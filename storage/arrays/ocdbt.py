@@ -11,6 +11,7 @@ Source: TensorStore, "ocdbt Key-Value Store driver", section "Storage format"
 
 import itertools
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = [
     "VALUE_FOLDER",
     "Node",
     "ValueRef",
+    "holds_values",
     "leaf_node",
     "manifest",
 ]
@@ -33,6 +35,9 @@ VALUE_FOLDER: Final = "d"
 """Where value files go, and nothing else: every byte of them is part of a value."""
 
 NODE_FOLDER: Final = "b"
+
+_VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{VALUE_FOLDER})/[^/]+")
+"""As Orbax calls the folders, and as Cairn does."""
 
 _MANIFEST_MAGIC: Final = 0x0CDB3A2A
 _NODE_MAGIC: Final = 0x0CDB20DE
@@ -68,6 +73,11 @@ class Node(NamedTuple):
     data: bytes
     keys: int
     indirect_bytes: int
+
+
+def holds_values(name: str) -> bool:
+    """True for a file of a step that holds elements of arrays, by its name."""
+    return _VALUES.fullmatch(name) is not None
 
 
 def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:

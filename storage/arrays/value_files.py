@@ -48,6 +48,7 @@ __all__ = [
     "has_fingerprints",
     "shard_index",
     "stored_bytes",
+    "stored_file",
     "write_value_files",
 ]
 
@@ -146,10 +147,10 @@ def _index_of(lengths: Sequence[int]) -> bytes:
 
 
 class StoredFile(NamedTuple):
-    """A value file as it was written.
+    """A file as it was written.
 
     Attributes:
-        name: path relative to the database's folder.
+        name: path relative to the folder that it is told of.
         size: bytes.
         crc32c: eight hexadecimal digits.
         content: what `ContentSum.text` gave.
@@ -159,6 +160,13 @@ class StoredFile(NamedTuple):
     size: int
     crc32c: str
     content: str
+
+
+def stored_file(name: str, data: bytes) -> StoredFile:
+    """What a file of these bytes is."""
+    content = ContentSum()
+    content.update(data)
+    return StoredFile(name, len(data), f"{google_crc32c.value(data):08x}", content.text())
 
 
 class WrittenFile(NamedTuple):

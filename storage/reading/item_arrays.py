@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
@@ -31,9 +32,10 @@ from cairn.storage.errors import (
     translate,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.indexed_database import indexed_database
 from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import StoredCut
-from cairn.storage.runs import LeafRecord
+from cairn.storage.runs import ItemPlaces, LeafRecord
 from cairn.storage.store import ReadProgress, StoreURI
 
 __all__ = ["NEXT_STEP", "NODE_POOL", "ItemArrays", "LeafInfo"]
@@ -43,6 +45,16 @@ NODE_POOL = "cache_pool#nodes"
 
 NEXT_STEP = "Restore the step's files, or use another step."
 _OPENS_AT_ONCE = 256
+
+
+class DigestSource(Protocol):
+    """The digests of an item's chunks, by the leaf's path."""
+
+    def total(self, path: str) -> int | None:
+        """The digest of a whole leaf; None if it has no digests here."""
+
+    def expected(self, path: str, chunks: Sequence[int], index: tuple[int, ...]) -> int | None:
+        """The digest of a chunk, by its index in the leaf's grid of chunks; None if none is."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,8 @@ class ItemArrays:
         forms: Mapping[str, StoredForm],
         records: Mapping[str, LeafRecord] | None,
         context: ts.Context,
-        digests: Callable[[], ChunkDigests] | None = None,
+        digests: Callable[[], DigestSource] | None = None,
+        places: ItemPlaces | None = None,
     ) -> None:
         """See `CheckpointReader`.
 
@@ -90,6 +103,8 @@ class ItemArrays:
             context: TensorStore context that has `NODE_POOL`.
             digests: gives the digests of its chunks, asked for once and when the first leaf is
                 read; None if it has none. With them the manifest's leaves are checked by chunk.
+            places: where its values lie, as the step's index says it; None if there is none, and
+                the database in the item's folder is to be asked.
         """
         self.uri = uri
         self._shown = str(uri)
@@ -100,7 +115,8 @@ class ItemArrays:
         self._open: dict[str, ts.TensorStore] = {}
         self._progress = ReadProgress()
         self._digests = digests
-        self._loaded: ChunkDigests | None = None
+        self._loaded: DigestSource | None = None
+        self._places = places
         self._known_whole: set[str] = set()
         empty = {path for path, form in forms.items() if form.kind == "empty"}
         known = records if records is not None else {*tree.arrays, *empty}
@@ -171,6 +187,16 @@ class ItemArrays:
 
         return CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
 
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Learn where these leaves lie, in few reads; for what is read of them later.
+
+        Raises:
+            CorruptionError: the step's index is not what was written.
+            StoreUnavailableError: the store gives no answer.
+        """
+        if self._places is not None:
+            self._places.prefetch(paths)
+
     def form(self, path: str) -> StoredForm | None:
         """How a leaf is stored, if not as it is."""
         return self._forms.get(path)
@@ -201,6 +227,7 @@ class ItemArrays:
             cut=ChunkShapes(record.shards, chunks),
             expected=lambda index: digests.expected(path, chunks, index),
             where=self.where(path),
+            place=None if self._places is None else functools.partial(self._places.ref, path),
         )
 
     def read_box(self, info: LeafInfo) -> tuple[int, ...]:
@@ -226,7 +253,7 @@ class ItemArrays:
             case _:
                 return stored
 
-    def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> ChunkDigests:
+    def _digests_of(self, record: LeafRecord, shape: tuple[int, ...]) -> DigestSource:
         """The item's digests, once those of the leaf are known to be all there."""
         if self._loaded is None:
             self._loaded = self._digests() if self._digests else ChunkDigests()
@@ -342,6 +369,11 @@ class ItemArrays:
         name = self._name(path)
         base = self.uri.kvstore_spec()
         kvstore: dict[str, Any] = {**base, "path": f"{base['path']}{name}/"}
+        record = self._records.get(path) if self._records is not None else None
+        if self._places is not None and record is not None:
+            base = indexed_database(
+                base, name, record, self._forms.get(path), self._places, self._context
+            )
         if self.tree.ocdbt:
             kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/", "cache_pool": NODE_POOL}
         spec = {

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import tensorstore as ts
 
 from cairn.storage.arrays import (
     CRC_BYTES,
@@ -31,7 +30,8 @@ from cairn.storage.arrays import (
     stored_bytes,
 )
 from cairn.storage.errors import CorruptionError
-from cairn.storage.store import StoreURI, store_context
+from cairn.storage.reading.databases import database_entries
+from cairn.storage.store import StoreURI
 
 __all__ = ["LocalShards", "StoredCut", "WholeChunk"]
 
@@ -55,6 +55,7 @@ class StoredCut(NamedTuple):
         cut: outer shards and inner chunks.
         expected: the digest of the chunk with that index in the array's grid.
         where: how errors name the leaf.
+        place: tells where the shard with that index lies; None if the item's database tells it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class StoredCut(NamedTuple):
     cut: ChunkShapes
     expected: Callable[[Index], int | None]
     where: str
+    place: Callable[[Index], ValueRef | None] | None = None
 
 
 class WholeChunk(NamedTuple):
@@ -202,18 +204,22 @@ class LocalShards:
             raise _damaged(array, origin, "the index of its shard", "another")
 
     def _ref(self, array: StoredCut, origin: Index) -> ValueRef:
-        with self._lock:
-            if self._index is None:
-                self._index = self._read_index()
-        numbers = [str(a // n) for a, n in zip(origin, array.cut.shard, strict=True)]
-        ref = self._index.get("/".join([array.name, "c", *numbers]))
+        cell = tuple(map(operator.floordiv, origin, array.cut.shard))
+        ref = self._stored(array, cell) if array.place is None else array.place(cell)
         if ref is None:
             raise _damaged(array, origin, "a stored shard", "none")
         return ref
 
+    def _stored(self, array: StoredCut, cell: Index) -> ValueRef | None:
+        """Where a shard lies, as the item's database says it."""
+        with self._lock:
+            if self._index is None:
+                self._index = self._read_index()
+        return self._index.get("/".join([array.name, "c", *map(str, cell)]))
+
     def _read_index(self) -> dict[str, ValueRef]:
         try:
-            return _index_of(self._item)
+            entries = database_entries(self._item)
         except ValueError as exc:
             raise CorruptionError(
                 "the index of an item's arrays is missing or damaged",
@@ -222,6 +228,7 @@ class LocalShards:
                 found=" ".join(str(exc).split())[:400],
                 next_step=_NEXT_STEP,
             ) from exc
+        return {key: one for key, one in entries.items() if isinstance(one, ValueRef)}
 
     @contextmanager
     def _opened(self, name: str, array: StoredCut) -> Iterator[int]:
@@ -312,32 +319,6 @@ def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chu
         run.append(numbered)
     if run:
         yield run
-
-
-def _index_of(item: StoreURI) -> dict[str, ValueRef]:
-    """Where the values of an item's database lie, by key."""
-    base = ts.KvStore.open(item.kvstore_spec(), context=store_context()).result()
-    found: dict[str, ValueRef] = {}
-    top = ts.ocdbt.dump(base, context=store_context()).result()
-    nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
-    while nodes:
-        prefix, location = nodes.pop()
-        node = ts.ocdbt.dump(base, node=location, context=store_context()).result()
-        for entry in node["entries"]:
-            key = prefix + entry["key"].decode()
-            if "location" in entry:
-                shared = entry.get("subtree_common_prefix", b"").decode()
-                nodes.append((prefix + shared, entry["location"]))
-            elif "indirect_value" in entry:
-                found[key] = _ref_of(entry["indirect_value"])
-    return found
-
-
-def _ref_of(location: str) -> ValueRef:
-    """Of "value:<base path>:<path>:<offset>:<length>"."""
-    _, base, rest = location.split(":", 2)
-    path, offset, length = rest.rsplit(":", 2)
-    return ValueRef(base + path, int(offset), int(length))
 
 
 def _damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:

@@ -3,7 +3,8 @@
 It reads what Orbax writes: zarr arrays (version 3, and 2 of older checkpoints) in an OCDBT
 database or in plain folders. Chunks that carry a crc32c are checked by TensorStore as they are
 decoded; a chunk that is absent is an error, never zeros. Where a manifest names digests of chunks,
-nothing of a chunk is handed out that is not what was saved. See ADR 0008.
+nothing of a chunk is handed out that is not what was saved. A step that has an index is read by it:
+of what Orbax wrote for itself nothing is needed then. See ADR 0008 and 18.
 """
 
 from __future__ import annotations
@@ -44,15 +45,25 @@ from cairn.storage.errors import (
 )
 from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
+from cairn.storage.reading.indexed_database import MEMORY
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
-from cairn.storage.runs import COMMIT_FILE, Manifest
+from cairn.storage.runs import (
+    COMMIT_FILE,
+    INDEX_FILE,
+    Manifest,
+    ObjectRecord,
+    StepContents,
+    StepIndex,
+    open_contents,
+)
 from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
 _FILES_AT_ONCE = 16
 _CONTEXT = {
+    MEMORY: {},
     NODE_POOL: {"total_bytes_limit": 32 << 20},
     # A thread that decodes holds a chunk: on a machine with many cores their number must not
     # decide how much memory an export takes.
@@ -66,17 +77,26 @@ class CheckpointReader:
     Attributes:
         uri: the step's folder.
         manifest: the step's manifest, if one was given.
+        contents: the leaves and files that it names.
     """
 
-    def __init__(self, uri: StoreURI, step: StepMetadata, manifest: Manifest | None) -> None:
+    def __init__(
+        self,
+        uri: StoreURI,
+        step: StepMetadata,
+        manifest: Manifest | None,
+        contents: StepContents | None = None,
+    ) -> None:
         self.uri = uri
         self.manifest = manifest
+        self.contents = contents
         self._step = step
         self._names = frozenset(step.items or ())
         self._objects = ObjectStore(uri)
         self._context = ts.Context(_CONTEXT, parent=store_context())
         self._items: dict[str, ItemArrays | None] = {}
-        self._files = {record.name: record for record in manifest.objects} if manifest else {}
+        self._index = contents if isinstance(contents, StepIndex) else None
+        self._files = {record.name: record for record in _small_files(contents)}
 
     def __repr__(self) -> str:
         return f"CheckpointReader({str(self.uri)!r})"
@@ -88,8 +108,8 @@ class CheckpointReader:
         Args:
             step_uri: an Orbax checkpoint: the folder that holds `commit_success.txt`.
             manifest: the step's manifest. With it, leaves are listed without opening them, and
-                what is stored is checked against it: all files but the large ones of values now,
-                those as they are read.
+                what is stored is checked against it. With an index, nothing but that and what is
+                asked for is read; without, all files but the large ones of values are checked now.
 
         Raises:
             StepNotFoundError: there is no such folder.
@@ -97,10 +117,33 @@ class CheckpointReader:
             CorruptionError: its metadata can't be read, or its files are not the manifest's.
             StoreUnavailableError: the store gives no answer.
         """
+        if manifest is None:
+            return cls._open(step_uri, None, None, check=False)
+        try:
+            contents = open_contents(step_uri, manifest)
+        except CorruptionError as exc:
+            names = {entry.name for entry in open_files(step_uri).list()}
+            if not names & {INDEX_FILE, COMMIT_FILE, STEP_METADATA}:
+                raise _no_checkpoint(step_uri) from exc
+            raise
+        if isinstance(contents, StepIndex):
+            return cls.of(step_uri, manifest, contents)
+        return cls._open(step_uri, manifest, contents, check=True)
+
+    @classmethod
+    def _open(
+        cls,
+        step_uri: StoreURI,
+        manifest: Manifest | None,
+        contents: StepContents | None,
+        *,
+        check: bool,
+    ) -> CheckpointReader:
+        """The reader of a step without an index, by what Orbax wrote; `check` its files first."""
         found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
         described, marker = found[STEP_METADATA], found[COMMIT_FILE]
-        if manifest is not None and (described or marker):
-            check_step_files(step_uri, manifest)
+        if check and contents is not None and (described or marker):
+            check_step_files(step_uri, contents.objects)
         step = StepMetadata(None, committed=False)
         if described is not None:
             step = parse_step_metadata(described.value, path=step_uri / STEP_METADATA)
@@ -111,10 +154,33 @@ class CheckpointReader:
         if step.items is None:
             folders = (entry.name for entry in open_files(step_uri).list() if entry.is_dir)
             step = dataclasses.replace(step, items=tuple(folders))
-        reader = cls(step_uri, step, manifest)
+        reader = cls(step_uri, step, manifest, contents)
         if described is not None:
             reader._checked(STEP_METADATA, described.value)
         return reader
+
+    @classmethod
+    def of(cls, step_uri: StoreURI, manifest: Manifest, contents: StepContents) -> CheckpointReader:
+        """The reader of a step whose leaves and files are known.
+
+        Args:
+            step_uri: its folder.
+            manifest: its manifest.
+            contents: what that names.
+
+        Raises:
+            StorageError: as `open`.
+        """
+        if not isinstance(contents, StepIndex):
+            return cls._open(step_uri, manifest, contents, check=False)
+        step = StepMetadata(
+            manifest.items,
+            committed=True,
+            ours=frozenset(manifest.items),
+            forms=contents.directory.forms,
+            meta_digest=contents.directory.meta_digest,
+        )
+        return cls(step_uri, step, manifest, contents)
 
     @property
     def meta_digest(self) -> str | None:
@@ -272,7 +338,7 @@ class CheckpointReader:
             return None
         if name not in self._items:
             file = f"{name}/{TREE_METADATA}"
-            data = self._file(file)
+            data = None if self._index is not None else self._file(file)
             tree = None
             if data is not None:
                 tree = parse_tree_metadata(data, path=self.uri / file)
@@ -283,10 +349,14 @@ class CheckpointReader:
 
     def _arrays_of(self, name: str, tree: StoredTree) -> ItemArrays:
         records = None
-        if self.manifest is not None:
-            leaves = (record for record in self.manifest.leaves if record.item == name)
+        if self.contents is not None:
+            leaves = (record for record in self.contents.leaves if record.item == name)
             records = {record.path: record for record in leaves}
         forms = self._step.forms.get(name, {})
+        if self._index is not None:
+            places = self._index.item(name)
+            uri, context = self.uri / name, self._context
+            return ItemArrays(uri, tree, forms, records, context, lambda: places, places)
         files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
         digests = functools.partial(self._digests_in, files) if files else None
         return ItemArrays(self.uri / name, tree, forms, records, self._context, digests)
@@ -304,6 +374,14 @@ class CheckpointReader:
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""
         found = self._objects.read(name)
+        if found is None and self._index is not None and name in self._files:
+            raise CorruptionError(
+                "a file of the step is missing",
+                path=self.uri / name,
+                expected=f"{self._files[name].size} bytes",
+                found="none",
+                next_step=NEXT_STEP,
+            )
         return None if found is None else self._checked(name, found.value)
 
     def _checked(self, name: str, data: bytes) -> bytes:
@@ -319,6 +397,13 @@ class CheckpointReader:
                 next_step=NEXT_STEP,
             )
         return data
+
+
+def _small_files(contents: StepContents | None) -> tuple[ObjectRecord, ...]:
+    """The files of which some may be read here."""
+    if isinstance(contents, StepIndex):
+        return contents.directory.objects
+    return () if contents is None else contents.objects
 
 
 def _no_checkpoint(step_uri: StoreURI) -> StorageError:

@@ -1,25 +1,33 @@
 """Is a stored step still what was saved? Reads every byte of it once, and no JAX.
 
-Every file is compared with the manifest's size and checksums: of files of array values the content
-sum where there is one, since it finds more than their crc32c and costs less. Only if such files
-fail are the leaves read too, to say which of them are hit.
+Every file is compared with the size and the two checksums that were told when it was written: the
+one finds what changed in a file, the other that it is another file. The step's index is read whole,
+and Orbax's own way to the values is walked to each of them. Only if files of values fail are the
+leaves read too, to say which of them are hit.
 
-Memory: the buffers of `file_checksums`, the manifest and the digests of the chunks; where leaves
-are read, also what `CheckpointReader.iter_blocks` holds. None grows with the size of the arrays.
+Memory: the buffers of `file_checksums`, the index and what Orbax's databases hold; where leaves are
+read, also what `CheckpointReader.iter_blocks` holds.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, SupportsIndex
+from typing import Final, SupportsIndex, TypeGuard
 
 from cairn.storage.arrays import (
     FILE_PREFIX,
+    JSON_FILES,
+    MANIFEST_FILE,
+    META_ITEM,
+    NODE_FOLDER,
     STEP_METADATA,
     TREE_METADATA,
     ChunkDigests,
     StoredTree,
+    ValueRef,
+    array_name,
     digest_text,
+    holds_values,
     parse_digest,
     parse_step_metadata,
     parse_tree_metadata,
@@ -31,17 +39,24 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
+from cairn.storage.reading.databases import database_entries
+from cairn.storage.reading.indexed_database import leaf_entries
+from cairn.storage.reading.item_arrays import DigestSource
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.step_files import file_problem, holds_values, listed_problems
 from cairn.storage.runs import (
+    INDEX_FILE,
     LeafRecord,
     Manifest,
-    ObjectRecord,
     Run,
+    StepContents,
+    StepIndex,
     StepInfo,
     check_step,
+    file_problem,
+    listed_problems,
     manifest_file,
     read_asset,
+    whole_contents,
 )
 from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files
 
@@ -65,6 +80,8 @@ class VerifyReport:
         seconds: how long it took.
         problems: everything that is not as it was saved, one line each; each begins with the name
             of a file of the step, of an object of the run, or of a leaf.
+        loads: Cairn loads every value as it was saved: what is damaged is at most what only plain
+            Orbax reads, or bytes that belong to no value.
         extra: files in the step's folder that were not saved with it. They do no harm.
     """
 
@@ -75,6 +92,7 @@ class VerifyReport:
     leaves: int
     seconds: float
     problems: tuple[str, ...] = ()
+    loads: bool = True
     extra: tuple[str, ...] = ()
 
     @property
@@ -126,8 +144,12 @@ def verify_step(
     except (CorruptionError, UnsupportedFormatError) as exc:
         number, attempt = _key(run, step)
         problem = f"{manifest_file(number, attempt)}: {_text(exc)}"
-        return VerifyReport(number, attempt, 0, 0, 0, time.monotonic() - started, (problem,))
-    check = _StepCheck(run, run.step_uri(info), manifest)
+        return _unread(number, attempt, started, problem)
+    try:
+        contents = whole_contents(run.objects, manifest)
+    except (CorruptionError, UnsupportedFormatError) as exc:
+        return _unread(info.step, info.attempt, started, f"{INDEX_FILE}: {_text(exc)}")
+    check = _StepCheck(run, run.step_uri(info), manifest, contents)
     check.files(progress)
     check.small_objects()
     check.leaves()
@@ -136,33 +158,47 @@ def verify_step(
         info.attempt,
         files=check.files_read,
         nbytes=check.bytes_read,
-        leaves=len(manifest.leaves),
+        leaves=len(contents.leaves),
         seconds=time.monotonic() - started,
         problems=tuple(check.problems),
+        loads=check.loads,
         extra=tuple(check.extra),
     )
+
+
+def _unread(step: int, attempt: int, started: float, problem: str) -> VerifyReport:
+    """Of a step of which nothing can be told, and nothing be loaded."""
+    seconds = time.monotonic() - started
+    return VerifyReport(step, attempt, 0, 0, 0, seconds, (problem,), loads=False)
 
 
 class _StepCheck:
     """One verification under way."""
 
-    def __init__(self, run: Run, uri: StoreURI, manifest: Manifest) -> None:
+    def __init__(self, run: Run, uri: StoreURI, manifest: Manifest, contents: StepContents) -> None:
         self._run = run
         self._uri = uri
         self._manifest = manifest
+        self._contents = contents
+        self._index = contents if isinstance(contents, StepIndex) else None
+        self._records = {record.name: record for record in contents.objects}
         self._objects = ObjectStore(uri)
-        self._sound: dict[str, ObjectRecord] = {}
+        self._sound: set[str] = set()
         self.problems: list[str] = []
         self.extra: list[str] = []
+        self.loads = True
         self.files_read = 0
         self.bytes_read = 0
 
     def files(self, progress: Progress | None) -> None:
-        """Compare every file with the manifest."""
-        records = {record.name: record for record in self._manifest.objects}
+        """Compare every file with what was recorded of it."""
+        records = self._records
         listed = {entry.name: entry for entry in open_files(self._uri).walk()}
-        self.extra = sorted({*listed} - {*records}) if records else []
-        problems = listed_problems(listed, self._manifest.objects)
+        known = {*records, INDEX_FILE} if self._index is not None else {*records}
+        self.extra = sorted({*listed} - known) if records else []
+        problems = listed_problems(listed, self._contents.objects)
+        # Without an index a step is not opened of which a listing alone shows that it is damaged.
+        closed = {*problems} if self._index is None else set()
         wanted = sorted(
             (record for record in records.values() if record.name not in problems),
             key=lambda record: (-record.size, record.name),
@@ -175,56 +211,68 @@ class _StepCheck:
             if progress is not None:
                 progress(done, total)
 
-        summed = {
-            record.name for record in wanted if record.content_sum and holds_values(record.name)
-        }
-        names = [record.name for record in wanted]
-        for found in read_files(self._uri, names, content_only=summed, progress=told):
+        for found in read_files(self._uri, [record.name for record in wanted], progress=told):
             self.files_read += 1
             self.bytes_read += found.size
             problem = file_problem(records[found.name], found)
             if problem is not None:
                 problems[found.name] = problem
-        self._sound = {name: record for name, record in records.items() if name not in problems}
-        self.problems += [problems[name] for name in sorted(problems)]
+        self._sound = records.keys() - problems.keys()
+        for name in sorted(problems):
+            values = holds_values(name) and name not in closed
+            self._found(problems[name], loads=values or not self._is_read(name))
 
     def small_objects(self) -> None:
-        """Compare what the sound metadata says with the manifest, and the assets with theirs."""
-        self.problems += self._wrong_trees()
+        """Compare what the sound metadata says with what was recorded, and the assets."""
+        for problem in self._wrong_trees():
+            self._found(problem, loads=self._index is not None)
         for item in self._manifest.items:
-            self.problems += self._wrong_digests(item)
+            for problem in self._wrong_digests(item):
+                self._found(problem, loads=False)
+            for problem in self._wrong_database(item):
+                self._found(problem, loads=self._index is not None)
         for asset in self._manifest.assets:
             try:
                 read_asset(self._run.objects, asset)
             except CorruptionError as exc:
-                self.problems.append(f"asset {asset.name}: {_text(exc)}")
+                self._found(f"asset {asset.name}: {_text(exc)}", loads=False)
 
     def leaves(self) -> None:
-        """Read the leaves if files of values are damaged, or have no checksum in the manifest.
+        """Read the leaves if files of values are damaged, or have no checksum.
 
         Not if a file that leads to them is damaged: no parser gets what is known not to be ours.
         """
-        values = [record for record in self._manifest.objects if holds_values(record.name)]
+        values = [record for name, record in self._records.items() if holds_values(name)]
         if any(
-            record.name not in self._sound and not holds_values(record.name)
-            for record in self._manifest.objects
+            name not in self._sound and self._is_read(name) and not holds_values(name)
+            for name in self._records
         ):
+            self.loads = False
             return
-        stored = any(leaf.chunks is not None for leaf in self._manifest.leaves)
+        stored = any(leaf.chunks is not None for leaf in self._contents.leaves)
         checked = all(record.name in self._sound and record.crc32c for record in values)
         if checked and (values or not stored):
             return
-        sound = self._manifest.model_copy(update={"objects": tuple(self._sound.values())})
         try:
-            reader = CheckpointReader.open(self._uri, sound)
+            reader = CheckpointReader.of(self._uri, self._manifest, self._contents)
             for item in reader.items():
                 for path in reader.leaves(item):
-                    self.problems += self._unreadable(reader, item, path)
+                    for problem in self._unreadable(reader, item, path):
+                        self._found(problem, loads=False)
         except StoreUnavailableError:
             raise
         except StorageError as exc:  # what leads to the leaves is damaged too, and listed above
+            self.loads = False
             if not self.problems:
                 self.problems.append(_text(exc))
+
+    def _found(self, problem: str, *, loads: bool) -> None:
+        self.problems.append(problem)
+        self.loads = self.loads and loads
+
+    def _is_read(self, name: str) -> bool:
+        """Whether a load by Cairn reads this file; with an index only JSON and values."""
+        return self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}"
 
     def _unreadable(self, reader: CheckpointReader, item: str, path: str) -> Iterator[str]:
         try:
@@ -234,12 +282,14 @@ class _StepCheck:
             yield f"{item}: {path}: {_text(exc)}"
 
     def _wrong_trees(self) -> Iterator[str]:
-        """Items whose leaves, as Orbax lists them, are not the manifest's."""
+        """Items whose leaves, as Orbax lists them, are not those that were saved."""
         data = self._read(STEP_METADATA)
         if data is None:
             return
         step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
-        for item in sorted({leaf.item for leaf in self._manifest.leaves}):
+        if self._index is not None and step.forms != self._index.directory.forms:
+            yield f"{STEP_METADATA}: leaves in other forms than the index has them"
+        for item in sorted({leaf.item for leaf in self._contents.leaves}):
             name = f"{item}/{TREE_METADATA}"
             forms = step.forms.get(item, {})
             found = {path for path, form in forms.items() if form.kind == "empty"}
@@ -248,7 +298,7 @@ class _StepCheck:
             if described is not None:
                 tree = parse_tree_metadata(described, path=name)
                 found |= set(tree.arrays)
-            elif name in {record.name for record in self._manifest.objects}:
+            elif name in self._records:
                 continue  # damaged, and listed as such
             expected = {tree.current(leaf.path) for leaf in self._leaves_of(item)}
             for path in sorted(expected ^ found):
@@ -256,14 +306,10 @@ class _StepCheck:
                 yield f"{item}: {path}: only {where} has this leaf"
 
     def _wrong_digests(self, item: str) -> Iterator[str]:
-        """Leaves whose digest in the manifest is not what those of their chunks add up to."""
-        prefix = f"{item}/{FILE_PREFIX}"
-        names = [record.name for record in self._manifest.objects if record.name.startswith(prefix)]
-        if not names or not self._sound.keys() >= {*names}:
+        """Leaves whose digest is not what those of their chunks add up to."""
+        known = self._digests(item)
+        if known is None:
             return
-        known = ChunkDigests()
-        for name in names:
-            known = known.merged(ChunkDigests.parse(self._read(name) or b"", path=name))
         for leaf in self._leaves_of(item):
             told = parse_digest(leaf.digest) if leaf.digest else None
             if told is None or leaf.chunks is None:
@@ -273,13 +319,73 @@ class _StepCheck:
                 found = "nothing" if total is None else digest_text(total)
                 yield f"{item}: {leaf.path}: its chunks add up to {found}, not to {leaf.digest}"
 
+    def _digests(self, item: str) -> DigestSource | None:
+        """The digests of an item's chunks; None if there are none, or they are damaged."""
+        if self._index is not None:
+            return self._index.item(item)
+        prefix = f"{item}/{FILE_PREFIX}"
+        names = [name for name in self._records if name.startswith(prefix)]
+        if not names or not self._sound.issuperset(names):
+            return None
+        known = ChunkDigests()
+        for name in names:
+            known = known.merged(ChunkDigests.parse(self._read(name) or b"", path=name))
+        return known
+
+    def _wrong_database(self, item: str) -> Iterator[str]:
+        """Values that Orbax would not find where they lie, or that lie outside their files."""
+        leaves = [leaf for leaf in self._leaves_of(item) if leaf.shards is not None]
+        name = f"{item}/{MANIFEST_FILE}"
+        nodes = [one for one in self._records if one.startswith(f"{item}/{NODE_FOLDER}/")]
+        if not leaves or not self._sound.issuperset((name, *nodes)):
+            return
+        try:
+            entries = database_entries(self._uri / item)
+        except ValueError as exc:
+            yield f"{name}: {_text(exc)[:400]}"
+            return
+        for key, entry in sorted(entries.items()):
+            record = self._records.get(f"{item}/{entry.file}") if _is_ref(entry) else None
+            if _is_ref(entry) and (record is None or entry.offset + entry.length > record.size):
+                yield f"{name}: {key} lies outside the files of the step, at {entry}"
+        if self._index is None:
+            return
+        expected = _expected_entries(self._index, item, leaves)
+        for key in sorted(expected.keys() | entries.keys()):
+            if entries.get(key) != expected.get(key):
+                yield (
+                    f"{name}: {key}: expected {_shown(expected.get(key))}, "
+                    f"found {_shown(entries.get(key))}"
+                )
+
     def _leaves_of(self, item: str) -> list[LeafRecord]:
-        return [leaf for leaf in self._manifest.leaves if leaf.item == item]
+        return [leaf for leaf in self._contents.leaves if leaf.item == item]
 
     def _read(self, name: str) -> bytes | None:
         """A file of the step that was found sound; None for all others."""
         found = self._objects.read(name) if name in self._sound else None
         return None if found is None else found.value
+
+
+def _expected_entries(
+    index: StepIndex, item: str, leaves: list[LeafRecord]
+) -> dict[str, ValueRef | bytes]:
+    """What an item's database must hold."""
+    expected: dict[str, ValueRef | bytes] = {}
+    places = index.item(item)
+    for leaf in leaves:
+        form = index.directory.forms.get(item, {}).get(leaf.path)
+        for key, entry in leaf_entries(array_name(leaf.path), leaf, form, places).items():
+            expected[key.decode()] = entry
+    return expected
+
+
+def _is_ref(entry: ValueRef | bytes) -> TypeGuard[ValueRef]:
+    return isinstance(entry, ValueRef)
+
+
+def _shown(entry: ValueRef | bytes | None) -> str:
+    return "none" if entry is None else str(entry)[:200]
 
 
 def _key(run: Run, step: int | StepInfo) -> tuple[int, int]:

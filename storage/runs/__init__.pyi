@@ -21,9 +21,12 @@ from .records.exports import delete_tries as delete_tries
 from .records.exports import find_export as find_export
 from .records.exports import publish_export as publish_export
 from .records.exports import withdraw_export as withdraw_export
+from .records.index_writer import PlacedShard as PlacedShard
+from .records.index_writer import make_index as make_index
 from .records.layout import ALIASES as ALIASES
 from .records.layout import ATTEMPTS as ATTEMPTS
 from .records.layout import COMMIT_FILE as COMMIT_FILE
+from .records.layout import INDEX_FILE as INDEX_FILE
 from .records.layout import MANIFESTS as MANIFESTS
 from .records.layout import RUN_FILE as RUN_FILE
 from .records.layout import TRASH as TRASH
@@ -47,8 +50,14 @@ from .records.manifest import SharedFiles as SharedFiles
 from .records.placed import UNREADABLE as UNREADABLE
 from .records.placed import judge_records as judge_records
 from .records.placed import parse_record as parse_record
+from .records.placed import place_of as place_of
 from .records.placed import read_record as read_record
 from .records.run_info import RunInfo as RunInfo
+from .records.step_contents import StepContents as StepContents
+from .records.step_index import ItemPlaces as ItemPlaces
+from .records.step_index import StepIndex as StepIndex
+from .records.step_index import open_contents as open_contents
+from .records.step_index import whole_contents as whole_contents
 from .repair import Repair as Repair
 from .repair import repair_run as repair_run
 from .retention import BestSteps as BestSteps
@@ -64,6 +73,9 @@ from .run import Run as Run
 from .run import list_runs as list_runs
 from .run import refuse_headless as refuse_headless
 from .run import resolve_checkpoint as resolve_checkpoint
+from .step_copy import CopyReport as CopyReport
+from .step_files import file_problem as file_problem
+from .step_files import listed_problems as listed_problems
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS

@@ -5,15 +5,18 @@ of those before them, the lease of what was begun and reported durable, aliases 
 manifests, manifests of the folders and the assets that they stand for.
 """
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from cairn.storage.errors import StorageError
+from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.history import History, StepKey
 from cairn.storage.runs.records import (
     ALIASES,
     ANNOTATIONS,
+    ATTEMPTS,
     COMMIT_FILE,
     EXPORTS,
     LEASE_FILE,
@@ -33,21 +36,23 @@ from cairn.storage.runs.records import (
     manifest_file,
     parse_alias_file,
     parse_annotation_file,
+    parse_attempt_file,
     parse_export_manifest,
     parse_hold_file,
     parse_intent_file,
     parse_record,
     parse_trash_file,
     read_asset,
+    read_run_info,
     step_dir,
     trash_file,
 )
 from cairn.storage.runs.run import Run, refuse_headless
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store import Place, Record, Versioned, sha256_of
+from cairn.storage.store import Place, Record, Versioned, place_told, sha256_of
 
-__all__ = ["RunReport", "check_run"]
+__all__ = ["RunReport", "check_run", "run_ids"]
 
 R = TypeVar("R", bound=Record)
 
@@ -63,7 +68,8 @@ class RunReport:
         records: records that were read.
         problems: everything that is not as it was written, or does not fit, one line each; each
             begins with the name of a record.
-        unreadable: names of the records that can't be read, are lost or belong elsewhere.
+        unreadable: names of the records that can't be read, are lost or belong elsewhere; of the
+            lease, too, if it is an old one.
         unlisted: folders of steps that Orbax has committed, and that have no manifest: a save that
             was killed at its end leaves one, and so does a manifest that was lost.
     """
@@ -85,8 +91,11 @@ def check_run(run: Run) -> RunReport:
     Raises:
         StoreUnavailableError: the store gives no answer.
     """
+    with contextlib.suppress(StorageError):  # told below
+        read_run_info(run.objects)  # this process may know an earlier one
     check = _RunCheck(run)
-    check.run_file()
+    if not check.run_file():
+        return check.report()  # by the run.json of another run, all are of another
     check.history()
     check.manifests()
     check.aliases()
@@ -94,6 +103,22 @@ def check_run(run: Run) -> RunReport:
     check.annotations()
     check.exports()
     return check.report()
+
+
+def run_ids(run: Run) -> Counter[str]:
+    """How many records of a run, beside `run.json`, name which run as theirs."""
+    objects = run.objects
+    names = [name for name in objects.children(ATTEMPTS) if parse_attempt_file(name) is not None]
+    names += [manifest_file(*key) for key in run.published()]
+    names += [name for name in objects.list(ALIASES) if parse_alias_file(name)]
+    names.append(LEASE_FILE)
+    found: Counter[str] = Counter()
+    for start in range(0, len(names), _MANIFESTS_AT_ONCE):
+        for stored in objects.read_many(names[start:][:_MANIFESTS_AT_ONCE]).values():
+            place = None if stored is None else place_told(stored.value)
+            if place is not None and place.run is not None:
+                found[place.run] += 1
+    return found
 
 
 class _RunCheck:
@@ -121,17 +146,32 @@ class _RunCheck:
         unreadable = tuple(sorted(self._unreadable))
         return RunReport(self._records, tuple(lines), unreadable, tuple(unlisted))
 
-    def run_file(self) -> None:
-        """The record that the run begins with."""
+    def run_file(self) -> bool:
+        """The record that the run begins with; False if it is that of another run."""
         found = self._objects.read(RUN_FILE)
         try:
             if found is None:
                 refuse_headless(self._run)
-                return
-            RunInfo.parse(found.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
+                return True
+            info = RunInfo.parse(found.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
             self._records += 1
         except StorageError as exc:
             self._add(RUN_FILE, exc)
+            return True
+        if self._history.attempts.known or not self._history.attempts.unknown:
+            return True
+        ids = run_ids(self._run)
+        if info.id in ids or not ids:
+            return True
+        error = CorruptionError(
+            "the run of another place",
+            path=self._run.uri / RUN_FILE,
+            expected=f"the id {', '.join(map(repr, ids))} that {ids.total()} other records have",
+            found=repr(info.id),
+            next_step="Restore it from a backup, or see what `cairn repair` can do.",
+        )
+        self._add(RUN_FILE, error)
+        return False
 
     def history(self) -> None:
         """Attempts and the lease, and what they say of one another and of steps."""
@@ -148,6 +188,7 @@ class _RunCheck:
         newest = history.attempts.known[-1:]
         if newest and lease.attempt < newest[0].number:
             self._say(LEASE_FILE, f"attempt {lease.attempt}, the newest is {newest[0].number}")
+            self._unreadable.add(LEASE_FILE)
 
     def manifests(self) -> None:
         """Every manifest, the attempt and the folder that it stands for, and its assets."""

@@ -1,34 +1,49 @@
 """A new run from a step of another: everything the step needs is copied, nothing is shared.
 
-Data first, manifest last: until the manifest is there, the new run lists no step. Whoever is
-interrupted starts again with the same arguments; what was copied is not copied again. A fork that
-is finished is told again, and nothing is written into a run that has gone on since.
+Data first, manifest last: until the manifest is there, the new run lists no step. The bytes of
+every file are checked where they were copied to, see `step_copy`: a step that is damaged is not
+forked. Whoever is interrupted, or killed at any moment, starts again with the same arguments; what
+was copied is checked, and not copied again. A fork that is finished is told again, and nothing is
+written into a run that has gone on since.
 """
 
 import contextlib
+import itertools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from cairn.storage.errors import CorruptionError, PreconditionFailedError, RunNotFoundError
+from cairn.storage.errors import (
+    CorruptionError,
+    FencedError,
+    InvalidURIError,
+    PreconditionFailedError,
+    RunNotFoundError,
+)
 from cairn.storage.runs.records import (
-    COMMIT_FILE,
+    INDEX_FILE,
     LEASE_FILE,
     LEASE_TTL_SECONDS,
     MANIFESTS,
     RUN_FILE,
     RUN_FOLDERS,
+    UNREADABLE,
     Annotation,
     Attempt,
     Lineage,
     Manifest,
-    ObjectRecord,
+    StepIndex,
     annotation_file,
-    asset_file,
     begin_attempt,
+    copy_index,
     ensure_newest,
+    holds_lease,
     list_attempts,
     manifest_file,
+    note_durable,
+    place_of,
+    put_assets,
     put_record,
     read_asset,
     read_lease,
@@ -37,12 +52,14 @@ from cairn.storage.runs.records import (
     renew,
     step_dir,
     trash_file,
+    whole_contents,
 )
 from cairn.storage.runs.run import Run, refuse_inside_run
-from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.step_copy import CopyReport, copy_step_files
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe
-from cairn.storage.store import Clock, Files, StoreURI, open_files, utc_now
+from cairn.storage.store import LOCK_SUFFIX, Clock, StoreURI, open_files, utc_now
 
 __all__ = ["abandon_fork", "fork_run"]
 
@@ -60,7 +77,13 @@ def fork_run(
 ) -> StepInfo:
     """Make the run `target`, whose only step is a copy of `step`; that step.
 
-    If this fork was finished earlier, its step is told again, in the state that it has by now.
+    What is copied is what was saved: the files that the step's manifest names, its assets, labels
+    and metrics. Whatever else lies in the step's folder was put there later, nobody can tell
+    whether it is whole, and it stays behind. A step that is deleted or set aside meanwhile is
+    copied all the same, as long as its bytes are there.
+
+    `copied` of the step says what was checked. If this fork was finished earlier, its step is told
+    again, in the state that it has by now, with what was checked then.
 
     Args:
         source: the run to fork from.
@@ -71,15 +94,18 @@ def fork_run(
         clock: tells the time.
 
     Raises:
-        InvalidURIError: no run may begin at `target`, see `Run.create`.
+        InvalidURIError: no run may begin at `target`, see `Run.create`, or it is in the source.
         PreconditionFailedError: `target` is a run already, and not this fork.
         LeaseHeldError: another writer is making or using `target`.
         FencedError: another writer took `target` over meanwhile.
         UnsoundStoreError: the store of `target` does not keep what runs rest on.
-        CorruptionError: the step lacks files that its manifest names.
+        CorruptionError: files of the step are missing or damaged; `problems` names them all. Or its
+            manifest is, an asset, or its labels; or a copy, though its source is right.
+        StepNotFoundError: the step has no manifest, or its bytes were removed meanwhile.
         StoreFullError: no space or quota left.
     """
     manifest = source.manifest(step)
+    contents = whole_contents(source.objects, manifest)
     lineage = Lineage(
         run=str(source.uri),
         step=step.step,
@@ -90,20 +116,43 @@ def fork_run(
     if finished is not None:
         return finished
     attempt = _attempt(run, by=by, clock=clock)
+    keeper = _LeaseKeeper(run, attempt, clock)
+    keeper.keep()
+    _copy_small(source, step, run, manifest, attempt)
+
+    def tell(done: int, total: int) -> None:
+        keeper.keep()
+        if progress is not None:
+            progress(done, total)
+
+    folder = run.uri / step_dir(attempt.number, step.step)
+    try:
+        report = copy_step_files(
+            open_files(source.step_uri(step)), open_files(folder), contents.objects, tell
+        )
+    except CorruptionError:
+        source.manifest(step)  # gone, if its bytes have been removed
+        raise
     changes = {
         "attempt": attempt.number,
         "writer": by,
-        "environment": manifest.unshared_environment,  # a fork copies
+        "environment": manifest.unshared_environment | report.noted(),  # a fork copies
     }
-    copied = Manifest.model_validate(manifest.model_dump() | changes)  # in the present version
-    keeper = _LeaseKeeper(run, attempt, clock)
-    _copy_objects(source, step, run, copied, keeper, progress)
-    _copy_small(source, step, run, copied)
-    sync_folder(run.step_uri(replace(step, attempt=attempt.number)))
+    # In the present version.
+    copied = Manifest.model_validate(
+        manifest.model_dump(by_alias=True, exclude={"index"}) | changes
+    )
+    if isinstance(contents, StepIndex):
+        name = f"{step_dir(attempt.number, step.step)}/{INDEX_FILE}"
+        data, copied = copy_index(contents, copied, place_of(run.objects, name))
+        run.objects.write(name, data)
+    sync_folder(folder)
     keeper.keep()
     publish_manifest(run.objects, copied, lambda: ensure_newest(run.objects, attempt))
+    note_durable(run.objects, attempt, step.step)
+    _ensure_held(run, attempt)
     release(run.objects, attempt, clock=clock)
-    return run.step(step.step)
+    return replace(run.step(step.step), copied=report)
 
 
 def abandon_fork(target: StoreURI, *, by: str) -> None:
@@ -120,7 +169,7 @@ def abandon_fork(target: StoreURI, *, by: str) -> None:
 
 
 def _is_fork(run: Run) -> bool:
-    with contextlib.suppress(RunNotFoundError):
+    with contextlib.suppress(RunNotFoundError, *UNREADABLE):
         return run.info().lineage is not None
     return False
 
@@ -158,6 +207,7 @@ def _create(
     """The new run, or the one that an earlier fork of the same step left; its step, if finished."""
     info = source.info()
     refuse_inside_run(target)  # what is in the way is not the reason then
+    _refuse_inside(source, target)
     _refuse_foreign(target)
     try:
         created = Run.create(
@@ -182,42 +232,64 @@ def _create(
 
 def _finished(run: Run, manifest: Manifest, *, by: str, clock: Clock) -> StepInfo | None:
     """The step that this fork published earlier, whatever became of it and of the run since."""
-    for attempt in run.attempts():
-        if attempt.writer != by:
-            return None  # the fork's attempt comes first
+    told = None
+    for attempt in itertools.takewhile(lambda one: one.writer == by, run.attempts()):
         key = manifest.step, attempt.number
         deleted = run.objects.read(trash_file(*key)) is not None
         found = read_record(run.objects, manifest_file(*key), Manifest)
         if found is None and not deleted:
             continue
+        report = None
         if found is not None:
             own = found[0]
-            if (own.created, own.objects) != (manifest.created, manifest.objects):
-                return None  # a job of the same id has saved this step
-        lease = read_lease(run.objects)
-        if lease is not None and not lease.released:
-            release(run.objects, attempt, clock=clock)  # interrupted right before; else another's
+            if _told_of_files(own) != _told_of_files(manifest):
+                break  # a job of the same id has saved this step
+            report = CopyReport.of(own.environment)
         state = run.state_of(*key)
-        return next(iter(run.described([(key, state)])), StepInfo(*key, state))
-    return None
+        info = next(iter(run.described([(key, state)])), StepInfo(*key, state))
+        told = attempt, replace(info, copied=report)
+    if told is None or (told[1].state is StepState.SET_ASIDE and _is_unfinished(run, by=by)):
+        return None  # or another call of this fork has set it aside, and was interrupted
+    lease = read_lease(run.objects)
+    if lease is not None and not lease.released:
+        release(run.objects, told[0], clock=clock)  # interrupted right before; else another's
+    return told[1]
+
+
+def _told_of_files(manifest: Manifest) -> tuple[object, ...]:
+    """What the manifest of a step and that of its copy have in common."""
+    index = manifest.index
+    counts = None if index is None else (index.files, index.nbytes, index.leaves)
+    return manifest.created, manifest.inline_objects, counts
 
 
 def _is_unfinished(run: Run, *, by: str) -> bool:
-    """Whether nobody has used the run but one interrupted fork by `by`, which may go on."""
-    attempts = run.attempts()
-    mine = len(attempts) <= 1 and all(attempt.writer == by for attempt in attempts)
-    return mine and not run.published() and not run.trashed()
+    """Whether nobody has used the run but interrupted forks by `by`, which may go on."""
+    lease = read_lease(run.objects)
+    is_a_jobs = lease is not None and not lease.released and lease.instance != ""
+    mine = not is_a_jobs and all(attempt.writer == by for attempt in run.attempts())
+    return mine and not run.step_attempts() and not run.trashed()
+
+
+def _ensure_held(run: Run, attempt: Attempt) -> None:
+    """Raise unless who takes the run from now on sees that the step is published.
+
+    Raises:
+        FencedError: another call took it before, and may set the step aside.
+    """
+    if not holds_lease(run.objects, attempt):
+        raise FencedError(
+            "this fork is being replaced",
+            path=run.uri,
+            expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
+            found="another call's, which makes the copy anew",
+            next_step="Leave it to the other call; started again, this one tells its step.",
+        )
 
 
 def _refuse_foreign(target: StoreURI) -> None:
     """A fork that is given up removes its folder: it must not begin in one of something else."""
-    foreign = [
-        entry.name
-        for entry in open_files(target).list()
-        if entry.name not in _FILES
-        and f"{entry.name}/" not in RUN_FOLDERS
-        and not is_of_a_probe(entry.name)
-    ]
+    foreign = [entry.name for entry in open_files(target).list() if not _is_own(entry.name)]
     if foreign:
         raise PreconditionFailedError(
             "the folder is in use",
@@ -228,83 +300,62 @@ def _refuse_foreign(target: StoreURI) -> None:
         )
 
 
+def _is_own(name: str) -> bool:
+    """Whether a name in a run's folder is one of ours, or what a write that was killed leaves."""
+    name = name.removesuffix(LOCK_SUFFIX)
+    return name in _FILES or f"{name}/" in RUN_FOLDERS or is_of_a_probe(name)
+
+
+def _refuse_inside(source: Run, target: StoreURI) -> None:
+    """A fork stands alone: it must not go when the folder of its source goes."""
+    names = [str(source.uri), str(target)]
+    if source.uri.scheme == target.scheme == "file":  # whatever links lead there
+        names = [os.path.realpath(uri.local_path) for uri in (source.uri, target)]
+    if names[1].startswith(f"{names[0]}/"):
+        raise InvalidURIError(
+            "not a place for a fork",
+            path=target,
+            expected="a folder outside of the run that is forked",
+            found=f"one in {source.uri}",
+            next_step="Choose a name beside the run.",
+        )
+
+
 def _attempt(run: Run, *, by: str, clock: Clock) -> Attempt:
-    """The attempt that an interrupted fork began, or a new one."""
-    begun = run.attempts()
-    if begun and begun[0].writer == by:
-        return begun[0]
-    return begin_attempt(run.objects, writer=by, base_step=-1, clock=clock)
+    """The attempt that an interrupted fork began, if its lease is there still, or a new one."""
+    begun, lease = run.attempts(), read_lease(run.objects)
+    if begun and lease is not None:
+        held = lease.writer, lease.attempt, lease.instance
+        if held == (by, begun[-1].number, ""):
+            return begun[-1]
+
+    def base_step() -> int:
+        """Asked while the lease is held: somebody may have been faster, and have saved."""
+        if run.attempts() == begun and _is_unfinished(run, by=by):
+            return -1
+        raise PreconditionFailedError(
+            "the run was taken meanwhile",
+            path=run.uri,
+            expected=f"a run that only {by} has begun to write",
+            found="attempts or steps of somebody else, or of another call of this fork",
+            next_step="Start the fork again, which tells its step if it is finished; else choose "
+            "another name.",
+        )
+
+    return begin_attempt(run.objects, writer=by, base_step=base_step, clock=clock)
 
 
-def _copy_objects(
-    source: Run,
-    step: StepInfo,
-    run: Run,
-    manifest: Manifest,
-    keeper: _LeaseKeeper,
-    progress: Callable[[int, int], None] | None,
+def _copy_small(
+    source: Run, step: StepInfo, run: Run, manifest: Manifest, attempt: Attempt
 ) -> None:
-    origin = open_files(source.step_uri(step))
-    target = open_files(run.uri / step_dir(manifest.attempt, manifest.step))
-    present = {entry.name: entry.size for entry in origin.walk()}
-    records = _records(manifest, present, origin.uri)
-    done, total = 0, sum(record.size for record in records)
-    copied = {entry.name: entry.size for entry in target.walk()}
-    for record in records:
-        keeper.keep()
-        if copied.get(record.name) != record.size:
-            origin.copy(record.name, target, record.name)
-            _check_copy(target, record)
-        done += record.size
-        if progress is not None:
-            progress(done, total)
-
-
-def _records(manifest: Manifest, present: dict[str, int], path: StoreURI) -> list[ObjectRecord]:
-    """What to copy, the items' commit markers after all they stand for, and the step's last.
+    """Assets, and the labels and metrics of the step; first, as they tell soon if they are wrong.
 
     Raises:
-        CorruptionError: the manifest names files that are missing or of another size.
+        CorruptionError: an asset, or its copy, is missing or damaged; or the labels are.
     """
-    wrong = [
-        f"{record.name} ({present.get(record.name, 'none')} of {record.size} bytes)"
-        for record in manifest.objects
-        if present.get(record.name) != record.size
-    ]
-    if wrong:
-        raise CorruptionError(
-            "the step is damaged",
-            path=path,
-            expected="every file that its manifest names, of the size it names",
-            found=f"{len(wrong)} that are not: {'; '.join(wrong[:5])}{'; …' * (len(wrong) > 5)}",
-            next_step="Fork from another step, or restore the files from a backup.",
-        )
-    records = [ObjectRecord(name=name, size=size) for name, size in present.items()]
-    return sorted(records, key=lambda record: (_marks(record.name), record.name))
-
-
-def _marks(name: str) -> int:
-    """What a file says is complete: 2 the step, 1 an item of it, 0 nothing."""
-    parts = name.split("/")
-    return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
-
-
-def _check_copy(target: Files, record: ObjectRecord) -> None:
-    size = target.stat(record.name).size
-    if size != record.size:
-        raise CorruptionError(
-            "the copy is not whole",
-            path=target.uri / record.name,
-            expected=f"{record.size} bytes",
-            found=f"{size}",
-            next_step="Start the fork again.",
-        )
-
-
-def _copy_small(source: Run, step: StepInfo, run: Run, manifest: Manifest) -> None:
-    """Assets, and the labels and metrics of the step."""
     for asset in manifest.assets:
-        run.objects.write(asset_file(asset.sha256), read_asset(source.objects, asset))
+        put_assets(run.objects, {asset.name: read_asset(source.objects, asset)})
+        read_asset(run.objects, asset)
     found = read_record(source.objects, annotation_file(step.step, step.attempt), Annotation)
     if found is not None:
-        put_record(run.objects, annotation_file(manifest.step, manifest.attempt), found[0])
+        put_record(run.objects, annotation_file(step.step, attempt.number), found[0])

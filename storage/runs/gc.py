@@ -25,13 +25,14 @@ from cairn.storage.runs.records import (
     EXPORTS,
     ExportKey,
     ExportManifest,
+    Kept,
     annotation_file,
     begin_attempt,
     find_export,
     is_dead,
     list_attempts,
     manifest_file,
-    noted_step,
+    noted_key,
     parse_export_manifest,
     read_lease,
     release,
@@ -276,9 +277,9 @@ def _end_dead_attempt(run: Run, *, by: str, clock: Clock) -> None:
     if next(_abandoned(run, _ended_attempts(run, now)), None) is None:
         return  # it left nothing that would have to go
 
-    def latest() -> int:
-        step = run.latest_step()
-        return max(-1 if step is None else step, noted_step(run.objects))
+    def latest() -> Kept:
+        keys = run.history().latest(), noted_key(run.objects)
+        return max((key for key in keys if key is not None), default=-1)
 
     with contextlib.suppress(LeaseHeldError):  # it woke up, or was started again, just now
         begun = begin_attempt(run.objects, writer=by, base_step=latest, clock=clock)

@@ -1,16 +1,18 @@
 """What the records of a run say of its steps, at one moment: which count, and what is amiss.
 
 One record that is lost, damaged or in another's place is missed by the others: an attempt by the
-one after it and by the lease, the step that was reported durable last by the lease. What the rest
-still says for certain is judged; what it does not is never guessed.
+one after it, by the lease and by its manifests, the step that was reported durable last by the
+lease, one that had overwritten another by attempts. What the rest still says for certain is judged;
+what it does not is never guessed.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.records import (
+    COMMIT_FILE,
     LEASE_FILE,
     MANIFESTS,
     MAX_NUMBER,
@@ -19,13 +21,20 @@ from cairn.storage.runs.records import (
     Attempt,
     AttemptsFound,
     Lease,
+    attempt_dir,
     attempt_file,
     counting,
+    forgotten_file,
     judge_attempts,
     manifest_file,
+    misplaced,
+    parse_attempt_file,
     parse_manifest_file,
+    parse_step_folder,
     parse_trash_file,
     read_lease,
+    set_aside,
+    told_steps,
     trash_file,
 )
 from cairn.storage.runs.step_states import StepState
@@ -47,17 +56,20 @@ class History:
     Attributes:
         published: (step, attempt) of every manifest, by step.
         deleted: (step, attempt) of every tombstone.
-        lost: the step that was reported durable last, if its manifest is gone and no tombstone
-            says why.
+        lost: steps whose manifest is gone though no tombstone says why: the one that was reported
+            durable last, and such as had overwritten one that is there.
+        doubted: deleted steps above all that are listed, in the place of whose tombstone there is
+            that of another.
         attempts: every attempt, as far as they are known.
         problems: what is wrong with records that steps are judged by, by name.
     """
 
     published: tuple[StepKey, ...]
     deleted: frozenset[StepKey]
-    lost: StepKey | None
+    lost: frozenset[StepKey]
     attempts: AttemptsFound
     problems: Mapping[str, StorageError]
+    doubted: frozenset[StepKey] = frozenset()
 
     def require_whole(self) -> None:
         """Raise if any of the records is amiss: for who is about to delete.
@@ -89,6 +101,8 @@ class History:
 
         def state(key: StepKey) -> StepState:
             step, attempt = key
+            if key in self.doubted:
+                return StepState.UNJUDGED
             if key in trashed:
                 return StepState.TRASHED
             counts = {least.get(step) == attempt, most.get(step) == attempt}
@@ -106,7 +120,7 @@ class History:
     def without(self, key: StepKey | None) -> "History":
         """The history as it would be if the step `key` had never been published."""
         published = tuple(one for one in self.published if one != key)
-        return replace(self, published=published, lost=None if self.lost == key else self.lost)
+        return replace(self, published=published, lost=self.lost - {key})
 
     def latest(self) -> StepKey | None:
         """The highest listed step, None without any.
@@ -117,8 +131,9 @@ class History:
         judged = self.states()
         kept = (StepState.LISTED, StepState.UNJUDGED)
         highest = max((key for key, state in judged if state in kept), default=None)
-        if self.lost is not None and (highest is None or self.lost[0] >= highest[0]):
-            self.require_judged(self.lost[0])
+        for step, _ in self.lost:
+            if highest is None or step >= highest[0]:
+                self.require_judged(step)
         if highest is not None:
             self.require_judged(highest[0])
         return highest
@@ -130,8 +145,12 @@ class History:
             UnsupportedFormatError, CorruptionError: it can't be.
         """
         least, most = self._holders()
-        if self.lost is not None and self.lost in ((step, least.get(step)), (step, most.get(step))):
-            raise self.problems[manifest_file(*self.lost)]
+        for key in self.doubted:
+            if key[0] == step:
+                raise self.problems[trash_file(*key)]
+        for held in (least, most):
+            if (step, held.get(step)) in self.lost:
+                raise self.problems[manifest_file(step, held[step])]
         if least.get(step) != most.get(step):
             raise next(self.problems[attempt_file(one)] for one in self.attempts.unknown)
 
@@ -140,7 +159,7 @@ class History:
 
         Where both agree, so does whatever they did set aside.
         """
-        saved = self.deleted.union(self.published, () if self.lost is None else (self.lost,))
+        saved = self.deleted.union(self.published, self.lost)
         known, unknown = self.attempts.known, self.attempts.unknown
         if not unknown:
             held = counting(saved, known)
@@ -184,25 +203,104 @@ def read_history(objects: ObjectStore) -> History:
         published = published_steps(objects)
         # An older release did not clear what it removed, and did not note what it began.
         noted = None if lease is None or lease.begun is None else lease.durable
-        attempts = judge_attempts(objects, None if lease is None else lease.begun)
+        begun = None if lease is None else lease.begun
+        attempts = judge_attempts(objects, begun, {number for _, number in published})
         deleted = trashed_steps(objects)
-        lost = None
-        if noted is not None and noted not in published and noted not in deleted:
+        lost = set()
+        if noted in deleted.difference(published) and misplaced(objects, trash_file(*noted)):
+            deleted.discard(noted)
+        told = told_steps(attempts.known, published if noted is None else [*published, noted])
+        told.update(_left_by(attempts, published, objects))
+        for key in sorted(_missed(published, deleted, attempts.known, told, noted)):
             # By their names: a store may show an old list.
-            found = objects.read_many([manifest_file(*noted), trash_file(*noted)])
-            if found[manifest_file(*noted)] is not None:
-                published = sorted([*published, noted])
-            elif found[trash_file(*noted)] is not None:
-                deleted.add(noted)
-            else:
-                lost = noted
-                problems[manifest_file(*noted)] = _lost(objects, noted)
+            manifest, trash, forgotten = manifest_file(*key), trash_file(*key), forgotten_file(*key)
+            found = objects.read_many([manifest, trash, forgotten])
+            if found[manifest] is not None:
+                published = sorted([*published, key])
+            elif found[trash] is not None and misplaced(objects, trash) is None:
+                deleted.add(key)
+            elif key == noted or found[forgotten] is None:
+                lost.add(key)
+                problems[manifest] = _lost(objects, key)
         problems.update(attempts.problems)
-        history = History(tuple(published), frozenset(deleted), lost, attempts, problems)
+        history = History(tuple(published), frozenset(deleted), frozenset(lost), attempts, problems)
+        history = _with_doubts(objects, history)
         if not history.problems or judge_lease(objects)[0] == lease:
             break  # else somebody has removed what the lease named then
     assert history is not None
     return history
+
+
+def _with_doubts(objects: ObjectStore, history: History) -> History:
+    """With what is wrong with the tombstones by which a step is not the latest: one look each."""
+    names = {key: trash_file(*key) for key in _hidden(history)}
+    wrong = {key: error for key, name in names.items() if (error := misplaced(objects, name))}
+    problems = {names[key]: error for key, error in wrong.items()}
+    return replace(history, problems={**history.problems, **problems}, doubted=frozenset(wrong))
+
+
+def _hidden(history: History) -> Iterator[StepKey]:
+    """Steps above all that are listed, each of which would be if it were not deleted."""
+    if not history.deleted:
+        return
+    is_aside = set_aside(history.attempts.known)
+    removed = dict(sorted(history.deleted.difference(history.published)))
+    last = None
+    for step, attempt in reversed(history.published):
+        if step == last or is_aside(step, attempt):
+            continue
+        last = step
+        if removed.get(step, -1) > attempt and not is_aside(step, removed[step]):
+            continue
+        if (step, attempt) not in history.deleted:
+            return
+        yield step, attempt
+
+
+def _left_by(
+    attempts: AttemptsFound, published: list[StepKey], objects: ObjectStore
+) -> Iterator[StepKey]:
+    """Steps that attempts have saved of which the record is amiss, by their folders.
+
+    Each was published if a later one of the same attempt was: they only go up, and no attempt goes
+    on after a save that failed.
+    """
+    last = {number: step for step, number in published}
+    for name in attempts.problems:
+        number = parse_attempt_file(name)
+        if number is None or number not in last:
+            continue
+        for folder in objects.folders(attempt_dir(number)):
+            found = parse_step_folder(folder.rpartition("/")[2])
+            if found is None or found.temporary or found.step >= last[number]:
+                continue
+            if objects.read(f"{folder}/{COMMIT_FILE}") is not None:
+                yield found.step, number
+
+
+def _missed(
+    published: list[StepKey],
+    deleted: set[StepKey],
+    attempts: list[Attempt],
+    told: set[StepKey],
+    noted: StepKey | None,
+) -> set[StepKey]:
+    """Steps that were published once and that no list shows, and that would matter if they were.
+
+    Of one that had overwritten another the tombstone stays for as long as that is there, see
+    `end_removal`; of others nothing need be left.
+    """
+    shown = deleted.union(published)
+    told = told - shown
+    missed = set()
+    if told:
+        counts = counting(published, attempts)
+        missed = {(step, number) for step, number in told if counts.get(step, number) < number}
+        is_aside = set_aside(attempts)
+        missed = {key for key in missed if not is_aside(*key)}
+    if noted is not None and noted not in shown:
+        missed.add(noted)
+    return missed
 
 
 def _lost(objects: ObjectStore, key: StepKey) -> CorruptionError:

@@ -5,7 +5,6 @@ replaced is kept below `damaged/`, by its name and the SHA-256 of its bytes.
 """
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -13,41 +12,69 @@ from functools import partial
 from typing import Final
 
 from cairn.storage.errors import CorruptionError, LeaseHeldError
-from cairn.storage.runs.checking import check_run
+from cairn.storage.runs.checking import RunReport, check_run, run_ids
 from cairn.storage.runs.history import judge_lease, read_history
 from cairn.storage.runs.records import (
-    ALIASES,
     ATTEMPTS,
     DAMAGED,
+    INDEX_FILE,
     LEASE_FILE,
     LEASE_TTL_SECONDS,
     RUN_FILE,
+    UNREADABLE,
     Alias,
+    Annotation,
     AttemptRecord,
+    ExportManifest,
     Lease,
     Manifest,
+    ManifestSummary,
     RunInfo,
+    attempt_file,
+    counting,
     forget_durable,
+    forgotten_file,
     judge_records,
     manifest_file,
+    misplaced,
     parse_alias_file,
     parse_annotation_file,
     parse_attempt_file,
     parse_export_manifest,
     parse_hold_file,
+    parse_index,
     parse_intent_file,
     parse_manifest_file,
+    parse_record,
     parse_trash_file,
+    place_of,
+    step_dir,
     write_record,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import GRACE_SECONDS, Hold, Intent, Tombstone
-from cairn.storage.store import Clock, Place, Record, rfc3339, sha256_of, utc_now
+from cairn.storage.store import Clock, Place, Record, Versioned, rfc3339, sha256_of, utc_now
 
 __all__ = ["Repair", "repair_run"]
 
 _ORDER: Final = (RUN_FILE, ATTEMPTS, LEASE_FILE)
 """What comes first: others are judged, or rebuilt, by it."""
+
+_KINDS: Final[tuple[tuple[Callable[[str], object], type[Record]], ...]] = (
+    (lambda name: name == LEASE_FILE or None, Lease),
+    (parse_attempt_file, AttemptRecord),
+    (parse_manifest_file, Manifest),
+    (parse_alias_file, Alias),
+    (parse_annotation_file, Annotation),
+    (parse_trash_file, Tombstone),
+    (parse_intent_file, Intent),
+    (parse_hold_file, Hold),
+    (parse_export_manifest, ExportManifest),
+)
+"""What reads a record's name, and what the record is."""
+
+
+_FORGET: Final = "forget it"
 
 
 @dataclass(frozen=True)
@@ -107,20 +134,41 @@ def repair_run(
             next_step="Stop that job first, or wait until its lease has expired.",
             holder=lease.writer,
         )
-    names = _in_order(check_run(run).unreadable)
-    repairs = [_Mender(run, by, forget, clock).fix(name).repair for name in names]
+    checked = check_run(run)
+    names = _in_order(checked.unreadable)
+    fixes = [_Mender(run, by, forget, clock).fix(name) for name in names]
+    repairs = [fix.repair for fix in fixes if fix is not None]
     _refuse_forgetting(run, forget, repairs)
     if dry_run:
-        return repairs
-    # Each anew: what was mended before is what the next is rebuilt from.
-    return [_carried_out(_Mender(run, by, forget, clock).fix(name)) for name in names]
+        return repairs + _left(checked, {one.name for one in repairs if one.action is not None})
+    done: list[Repair] = []
+    while names:
+        name = names.pop(0)
+        # Each anew: what was mended before is what the next is rebuilt from.
+        fix = _Mender(run, by, forget, clock).fix(name)
+        if fix is None:
+            continue
+        if fix.do is not None:
+            fix.do()
+        done.append(fix.repair if fix.do is None else replace(fix.repair, done=True))
+        if name == RUN_FILE and fix.do is not None:  # the others are judged by it
+            names = _in_order({*check_run(run).unreadable} - {RUN_FILE})
+    return done + _left(check_run(run))
 
 
-def _carried_out(fix: _Fix) -> Repair:
-    if fix.do is None:
-        return fix.repair
-    fix.do()
-    return replace(fix.repair, done=True)
+def _left(checked: RunReport, mended: Collection[str] = ()) -> list[Repair]:
+    """What does not fit, though each record is what was written: nothing here can tell why.
+
+    Args:
+        checked: what was found.
+        mended: names of records that are about to be; what is said of these is no longer true then.
+    """
+    told = [problem.partition(": ") for problem in checked.problems]
+    return [
+        Repair(name, None, f"{text}. Restore what is lost from a backup, or delete this.")
+        for name, _, text in told
+        if name not in checked.unreadable and not any(one in text for one in mended)
+    ]
 
 
 def _in_order(names: Collection[str]) -> list[str]:
@@ -133,7 +181,7 @@ def _in_order(names: Collection[str]) -> list[str]:
 
 
 def _refuse_forgetting(run: Run, forget: Collection[str], repairs: list[Repair]) -> None:
-    lost = {one.name for one in repairs if one.action is not None or one.hint}
+    lost = {one.name for one in repairs if one.action in (None, _FORGET)}
     forgettable = {name for name in lost if _can_be_forgotten(name)}
     wrong = sorted(set(forget) - forgettable)
     if wrong:
@@ -147,7 +195,7 @@ def _refuse_forgetting(run: Run, forget: Collection[str], repairs: list[Repair])
 
 
 def _can_be_forgotten(name: str) -> bool:
-    kinds = (parse_manifest_file, parse_alias_file, parse_annotation_file)
+    kinds = (parse_manifest_file, parse_alias_file, parse_annotation_file, parse_trash_file)
     return any(parse(name) is not None for parse in kinds)
 
 
@@ -161,8 +209,11 @@ class _Mender:
         self._forget = forget
         self._clock = clock
 
-    def fix(self, name: str) -> _Fix:
-        """How the record `name` is mended."""
+    def fix(self, name: str) -> _Fix | None:
+        """How the record `name` is mended; None if it is whole by now."""
+        self._found = self._objects.read(name)
+        if self._found is not None and self._is_whole(name, self._found):
+            return None
         if name == RUN_FILE:
             return self._run_file()
         if name == LEASE_FILE:
@@ -177,14 +228,19 @@ class _Mender:
         if parse_export_manifest(name) is not None:
             action = "set it aside: the export is made anew when somebody asks for it"
             return _Fix(Repair(name, action), partial(self._set_aside, name))
+        if parse_manifest_file(name) is not None:
+            return self._manifest(name)
         if _can_be_forgotten(name):
             return self._forgotten(name)
         return _Fix(Repair(name, None, "Restore it from a backup."))
 
     def _run_file(self) -> _Fix:
-        places, times = self._told()
-        found = Counter(place.run for place in places if place.run is not None)
-        run_id = found.most_common(1)[0][0] if found else ""
+        found = run_ids(self._run)
+        run_id, count = found.most_common(1)[0] if found else ("", 0)
+        if found and 2 * count <= found.total():
+            hint = f"Other records are of the runs {', '.join(found)}: take those out that are not."
+            return _Fix(Repair(RUN_FILE, None, hint))
+        times = self._times()
         info = RunInfo(
             name=self._run.uri.name, created=min(times, default=rfc3339(self._clock()))
         ).placed(Place(run_id, RUN_FILE))
@@ -201,31 +257,30 @@ class _Mender:
 
         return _Fix(Repair(RUN_FILE, action), write)
 
-    def _told(self) -> tuple[list[Place], list[str]]:
-        """Where the other records say that they belong, and when they were written."""
+    def _times(self) -> list[str]:
+        """When attempts and steps that still tell were written."""
         names = [name for name in self._objects.children(ATTEMPTS) if parse_attempt_file(name)]
         attempts, _ = judge_records(self._objects, names, AttemptRecord.parse)
         published = [manifest_file(*key) for key in self._run.published()]
-        manifests, _ = judge_records(self._objects, published, Manifest.parse)
-        named = [name for name in self._objects.list(ALIASES) if parse_alias_file(name)]
-        aliases, _ = judge_records(self._objects, named, Alias.parse)
-        lease, _ = judge_lease(self._objects)
-        records: list[Record] = [*attempts.values(), *manifests.values(), *aliases.values()]
-        records += [] if lease is None else [lease]
-        places = [one.place for one in records if one.place is not None]
+        manifests, _ = judge_records(self._objects, published, ManifestSummary.parse)
         times = [one.at for one in attempts.values()]
-        times += [one.created for one in manifests.values()]
-        return places, times
+        return times + [one.created for one in manifests.values()]
 
     def _attempt(self, name: str, number: int) -> _Fix:
         history = read_history(self._objects)
         known = {one.number: one for one in history.attempts.known}
         if number not in known:
-            hint = "Restore it from a backup: no other record tells its base step."
+            hint = (
+                "Restore it from a backup: no other record tells its base step. If no attempt of "
+                "this number was ever begun, remove it."
+            )
             return _Fix(Repair(name, None, hint))
         base = known[number].base_step
-        before = [one for one in history.attempts.known if one.number < number][-1:]
-        previous = (before[0].number, before[0].base_step) if before else (0, -1)
+        earlier = [one for one in history.attempts.known if one.number < number]
+        previous = (earlier[-1].number, earlier[-1].base_step) if earlier else (0, -1)
+        lost = [one for one in history.attempts.unknown if previous[0] < one < number]
+        if lost:  # it would tell that there was none
+            return _Fix(Repair(name, None, f"Restore {attempt_file(lost[-1])} first."))
         own = [manifest_file(*key) for key in history.published if key[1] == number]
         manifests, _ = judge_records(self._objects, own, Manifest.parse)
         after = [one.at for one in history.attempts.known if one.number > number and one.at]
@@ -233,11 +288,15 @@ class _Mender:
         writers = [one.writer for one in manifests.values()]
         writers += [lease.writer] if lease is not None and lease.attempt == number else []
         times = sorted(one.created for one in manifests.values()) + after
+        saved = history.deleted.union(history.published, history.lost)
+        lost_here = sorted(step for step, one in history.lost if one == number)
         record = AttemptRecord(
             base_step=base,
             writer=(*writers, "")[0],
             at=(*times, rfc3339(self._clock()))[0],
             previous=previous,
+            base_attempt=counting((key for key in saved if key[1] < number), earlier).get(base),
+            overwrites=(*lost_here, None)[0],
         )
         action = f"rebuild it: base step {base}, writer {record.writer!r}, after {previous[0]}"
         return _Fix(Repair(name, action), partial(self._write, name, record))
@@ -265,6 +324,14 @@ class _Mender:
     def _tombstone(self, name: str) -> _Fix:
         key = parse_trash_file(name)
         assert key is not None
+        if misplaced(self._objects, name) is not None:
+            if name in self._forget:
+                return _Fix(Repair(name, _FORGET), partial(self._set_aside, name))
+            hint = (
+                f"Nothing tells whether step {key[0]} of attempt {key[1]} was deleted. Have this "
+                "forgotten, and it is listed if it counts; then delete it if it was."
+            )
+            return _Fix(Repair(name, None, hint))
         now = self._clock()
         tombstone = Tombstone(
             at=rfc3339(now),
@@ -277,6 +344,33 @@ class _Mender:
         if tombstone.removing:
             action = "rebuild it: the step's removal, which had begun, goes on"
         return _Fix(Repair(name, action), partial(self._write, name, tombstone))
+
+    def _manifest(self, name: str) -> _Fix:
+        """Of the step's index, which was written with it; else it can only be forgotten."""
+        key = parse_manifest_file(name)
+        assert key is not None
+        found = self._objects.read(name)
+        if found is None and key not in read_history(self._objects).lost:
+            hint = "Nothing is to be done: its step was deleted meanwhile."
+            return _Fix(Repair(name, None, hint))
+        index = f"{step_dir(key[1], key[0])}/{INDEX_FILE}"
+        stored = self._objects.read(index)
+        if name in self._forget or stored is None:
+            return self._forgotten(name)
+        try:
+            place = place_of(self._objects, index)
+            manifest, _ = parse_index(stored.value, self._objects.uri / index, place)
+        except UNREADABLE:
+            return self._forgotten(name)
+        action = f"rebuild it from {index}: as it was, to the last bit"
+
+        def write() -> None:
+            self._keep(name)
+            # Of that which was seen: who removes the step meanwhile begins with its manifest.
+            generation = None if found is None else found.generation
+            write_record(self._objects, name, manifest, generation=generation)
+
+        return _Fix(Repair(name, action), write)
 
     def _announcement(self, name: str) -> _Fix:
         fields = {
@@ -306,9 +400,10 @@ class _Mender:
         def forget() -> None:
             if key is not None:
                 forget_durable(self._objects, key)
+                self._objects.write(forgotten_file(*key), b"")
             self._set_aside(name)
 
-        return _Fix(Repair(name, "forget it"), forget)
+        return _Fix(Repair(name, _FORGET), forget)
 
     def _write(self, name: str, record: Record) -> None:
         write_record(self._objects, name, record, generation=self._keep(name))
@@ -319,10 +414,31 @@ class _Mender:
             self._objects.delete_if(name, generation=generation)
 
     def _keep(self, name: str) -> bytes | None:
-        """Keep what is there below `damaged/`; its generation."""
-        found = self._objects.read(name)
-        if found is None:
+        """Keep what was found below `damaged/`; its generation: whatever came since stays."""
+        if self._found is None:
             return None
-        digest = sha256_of(found.value).removeprefix("sha256:")[:16]
-        self._objects.write(f"{DAMAGED}{name}.{digest}", found.value)
-        return found.generation
+        digest = sha256_of(self._found.value).removeprefix("sha256:")[:16]
+        self._objects.write(f"{DAMAGED}{name}.{digest}", self._found.value)
+        return self._found.generation
+
+    def _is_whole(self, name: str, stored: Versioned) -> bool:
+        """Whether a record is what was written there, mended by somebody else perhaps."""
+        if name == RUN_FILE:
+            return self._is_own_run_file(stored)
+        kind = next(kind for parse, kind in _KINDS if parse(name) is not None)
+        try:
+            record = parse_record(self._objects, name, kind, stored)
+        except UNREADABLE:
+            return False
+        if isinstance(record, Lease):
+            attempts = read_history(self._objects).attempts.known
+            return all(one.number <= record.attempt for one in attempts)
+        return True
+
+    def _is_own_run_file(self, stored: Versioned) -> bool:
+        try:
+            info = RunInfo.parse(stored.value, self._run.uri / RUN_FILE, Place(None, RUN_FILE))
+        except UNREADABLE:
+            return False
+        ids = run_ids(self._run)
+        return not ids or info.id in ids

@@ -88,10 +88,10 @@ def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
 
 
 def _begin(run: Run, listed: StepInfo, writer: str) -> Attempt:
-    def base_step() -> int:
+    def base_step() -> tuple[int, int]:
         """Asked while the lease is held: no writer sets the step aside any more."""
         _refuse_other(run, listed, run.step(listed.step))
-        return listed.step
+        return listed.step, listed.attempt
 
     return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock)
 

@@ -12,6 +12,7 @@ from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
+    NotFoundError,
     PreconditionFailedError,
     RunNotFoundError,
     StepInFlightError,
@@ -39,6 +40,7 @@ from cairn.storage.runs.records import (
     Manifest,
     ManifestSummary,
     RunInfo,
+    StepContents,
     check_run_name,
     check_step,
     counting,
@@ -47,6 +49,8 @@ from cairn.storage.runs.records import (
     judge_records,
     list_attempts,
     manifest_file,
+    misplaced,
+    open_contents,
     parse_attempt_file,
     parse_record,
     parse_ref,
@@ -55,6 +59,7 @@ from cairn.storage.runs.records import (
     read_run_info,
     step_dir,
     step_of,
+    told_steps,
     trash_file,
     write_run_info,
 )
@@ -293,11 +298,13 @@ class Run:
         """What `run.json` says.
 
         Raises:
-            RunNotFoundError: there is no `run.json`.
-            UnsupportedFormatError, CorruptionError: it can't be read.
+            RunNotFoundError: there is no `run.json`, nor anything else of a run.
+            UnsupportedFormatError, CorruptionError: it can't be read, or is lost.
         """
         found = read_run_info(self.objects)
         if found is None:
+            with contextlib.suppress(NotFoundError, StoreUnavailableError):  # not ours
+                refuse_headless(self)
             raise no_such_run(self.uri)
         return found
 
@@ -426,6 +433,8 @@ class Run:
         if number in held:
             return self._describe(number, held[number], StepState.LISTED)
         others = {info.state: info for info in self._other_states(number)}
+        if StepState.TRASHED in others:
+            self._require_own_tombstone(others[StepState.TRASHED])
         if StepState.IN_FLIGHT in others:
             raise StepInFlightError(
                 "the step is being saved",
@@ -493,6 +502,15 @@ class Run:
             )
         return manifest
 
+    def contents(self, info: StepInfo) -> StepContents:
+        """The leaves and files of a step.
+
+        Raises:
+            StepNotFoundError: it has no manifest.
+            UnsupportedFormatError, CorruptionError: the manifest or the step's index can't be read.
+        """
+        return open_contents(self.step_uri(info), self.manifest(info))
+
     def step_uri(self, info: StepInfo) -> StoreURI:
         """The folder of a step: an ordinary Orbax checkpoint."""
         return self.uri / step_dir(info.attempt, info.step)
@@ -546,7 +564,7 @@ class Run:
         found = judge_attempts(self.objects, begun)  # after manifests
         noted = None if lease is None or begun is None else lease.durable
         lost = noted is not None and noted[0] == number and noted not in published
-        if problems or found.problems or lost:
+        if lease is None or problems or found.problems or lost:
             return None  # the whole history tells
         attempts = found.known
         attempt = counting(published, attempts).get(number)
@@ -555,6 +573,9 @@ class Run:
         later = [(number, one.number) for one in attempts if one.number >= attempt]
         tombstones = self.objects.read_many(trash_file(*key) for key in later)
         deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
+        told = told_steps(attempts, published if noted is None else [*published, noted])
+        if told.intersection(later).difference(published, deleted):
+            return None  # as above: one that had overwritten this one is lost
         # One that was deleted does not give its place back to what it had overwritten.
         holder = counting([*published, *deleted], attempts).get(number)
         if holder != attempt or (number, attempt) in deleted:
@@ -591,6 +612,11 @@ class Run:
             elif name in problems:
                 described.append(StepInfo(step, attempt, state, problem=str(problems[name])))
         return described
+
+    def _require_own_tombstone(self, info: StepInfo) -> None:
+        wrong = misplaced(self.objects, trash_file(info.step, info.attempt))
+        if wrong is not None:
+            raise wrong
 
     def _describe(self, step: int, attempt: int, state: StepState) -> StepInfo:
         name = manifest_file(step, attempt)
@@ -629,12 +655,19 @@ def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, St
 
 
 def list_runs(root: StoreURI | str | os.PathLike[str]) -> list[str]:
-    """Names of the runs directly below `root`, sorted; folders of other names are left out."""
+    """Names of the runs directly below `root`, sorted; folders of other names are left out.
+
+    One that has lost its `run.json` is told by its lease.
+    """
     parsed = parse_uri(root)
     names = [
         entry.name
         for entry in open_files(parsed).list()
         if entry.is_dir and is_run_name(entry.name)
     ]
-    found = ObjectStore.open(parsed).read_many(f"{name}/{RUN_FILE}" for name in names)
-    return [name for name in sorted(names) if found[f"{name}/{RUN_FILE}"] is not None]
+    objects = ObjectStore.open(parsed)
+    found = objects.read_many(f"{name}/{RUN_FILE}" for name in names)
+    others = [name for name in names if found[f"{name}/{RUN_FILE}"] is None]
+    leases = objects.read_many(f"{name}/{LEASE_FILE}" for name in others)
+    no_runs = {name for name in others if leases[f"{name}/{LEASE_FILE}"] is None}
+    return sorted(set(names) - no_runs)

@@ -1,7 +1,7 @@
 """The states a step can be in, and how those without a manifest are told apart."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -17,6 +17,7 @@ from cairn.storage.runs.records import (
     set_aside,
     step_dir,
 )
+from cairn.storage.runs.step_copy import CopyReport
 from cairn.storage.store import ObjectStore
 
 __all__ = ["StepInfo", "StepState", "unpublished_steps"]
@@ -55,6 +56,7 @@ class StepInfo:
         nbytes: bytes of its files; None without a manifest.
         manifest_digest: "sha256:…"; None without a manifest.
         problem: what is wrong with its manifest, if that can't be read.
+        copied: what a fork has checked of its files; only a fork's answer tells.
     """
 
     step: int
@@ -64,6 +66,7 @@ class StepInfo:
     nbytes: int | None = None
     manifest_digest: str | None = None
     problem: str | None = None
+    copied: CopyReport | None = field(default=None, compare=False)
 
 
 def unpublished_steps(

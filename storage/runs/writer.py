@@ -19,6 +19,7 @@ from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
     Annotation,
     Attempt,
+    Kept,
     Manifest,
     annotation_file,
     begin_attempt,
@@ -29,7 +30,7 @@ from cairn.storage.runs.records import (
     judge_attempts,
     manifest_file,
     note_durable,
-    noted_step,
+    noted_key,
     put_record,
     release,
     renew,
@@ -38,6 +39,8 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.store import (
+    LOCK_SUFFIX,
+    TEMPORARY_PREFIX,
     Clock,
     ObjectStore,
     StoreURI,
@@ -86,6 +89,7 @@ class Writer:
         self._latest: int | None = None
         self._goes_back = False
         self._given_up = False
+        self._overwrites: int | None = None
         self._unsettled: tuple[int, int] | None = None
         self._starting = False
         self._fenced: FencedError | None = None
@@ -134,14 +138,15 @@ class Writer:
     def _attempt_for(self, step: int, overwrite: bool) -> int:
         held = self.attempt
         if held is None:
-            self._latest = self._latest_settled()
+            latest = self._latest_settled()
+            self._latest = None if latest is None else latest[0]
         below = self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
-        if held is not None and not below:
+        if held is not None and not below and self._overwrites is None:
             return held.number
 
-        def base_step() -> int:
+        def base_step() -> Kept:
             """Every listed step: what is overwritten stays until its successor is durable."""
             keep = self._last_to_keep()
             if self._latest is not None and step <= self._latest and not overwrite:
@@ -149,7 +154,7 @@ class Writer:
             self._goes_back = self._latest is not None and step < self._latest
             return keep
 
-        return self._begin(base_step).number
+        return self._begin(base_step, overwrites=step if overwrite else None).number
 
     def publish(self, manifest: Manifest, annotation: Annotation | None = None) -> None:
         """Make a step listed, durably; its data must be durable already.
@@ -175,9 +180,9 @@ class Writer:
         publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
         note_durable(self._objects, self._held(), step)
         self._ensure_counts(manifest)
-        self._claimed = self._unsettled = None
+        self._claimed = self._unsettled = self._overwrites = None
         if self._goes_back:
-            self._begin(lambda: step)
+            self._begin(lambda: (step, manifest.attempt))
         self._latest = step
 
     def check(self) -> None:
@@ -206,7 +211,7 @@ class Writer:
                 release(self._objects, self._attempt, clock=self._clock)
         self._attempt = None
 
-    def _begin(self, base_step: Callable[[], int]) -> Attempt:
+    def _begin(self, base_step: Callable[[], Kept], overwrites: int | None = None) -> Attempt:
         """Begin the next attempt, in place of the one held."""
         self.check()
         self.drop()  # its lease is taken for the next one, whether that begins or not
@@ -218,6 +223,7 @@ class Writer:
             self._objects,
             writer=self._writer,
             base_step=base_step,
+            overwrites=overwrites,
             clock=self._clock,
             ttl=self._ttl,
             instance=self._instance,
@@ -225,6 +231,7 @@ class Writer:
         )
         self._starting = False
         self._given_up = False
+        self._overwrites = overwrites
         self._unsettled = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -233,18 +240,17 @@ class Writer:
         self._thread.start()
         return self._attempt
 
-    def _last_to_keep(self) -> int:
+    def _last_to_keep(self) -> Kept:
         """The latest step that the store shows, or the one noted in the lease if that is later."""
-        self._latest = self._latest_settled()
-        noted = noted_step(self._objects)
-        if self._unsettled is not None and noted == self._unsettled[0]:
-            noted = -1
-        return max(-1 if self._latest is None else self._latest, noted)
+        latest = self._latest_settled()
+        self._latest = None if latest is None else latest[0]
+        noted = noted_key(self._objects)
+        keys = latest, None if noted == self._unsettled else noted
+        return max((key for key in keys if key is not None), default=-1)
 
-    def _latest_settled(self) -> int | None:
+    def _latest_settled(self) -> tuple[int, int] | None:
         """The latest step that is listed, but for one that was given up while it was published."""
-        latest = self._run.history().without(self._unsettled).latest()
-        return None if latest is None else latest[0]
+        return self._run.history().without(self._unsettled).latest()
 
     def _exists(self, step: int) -> StepExistsError:
         return StepExistsError(
@@ -362,6 +368,7 @@ def publish_manifest(objects: ObjectStore, manifest: Manifest, fence: Callable[[
 def sync_folder(folder: StoreURI) -> None:
     """Have the local disk hold every file and name below `folder`, and the names that lead there.
 
+    Not files without a name of their own yet: who writes one syncs it, and may rename it meanwhile.
     Object stores are durable once they answer; for them there is nothing to do.
 
     Raises:
@@ -373,7 +380,8 @@ def sync_folder(folder: StoreURI) -> None:
     try:
         for directory, _, names in os.walk(folder.local_path, topdown=False, onerror=_raised):
             for name in names:
-                sync_path(os.path.join(directory, name))
+                if not (name.startswith(TEMPORARY_PREFIX) or name.endswith(LOCK_SUFFIX)):
+                    sync_path(os.path.join(directory, name))
             sync_path(directory)
         sync_path(folder.parent.local_path)
         sync_path(folder.parent.parent.local_path)

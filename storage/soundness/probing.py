@@ -34,7 +34,14 @@ from cairn.storage.soundness.record import (
     probe_name,
     probed_at,
 )
-from cairn.storage.store import ObjectStore, StoreURI, rfc3339, utc_now
+from cairn.storage.store import (
+    ObjectStore,
+    StoreURI,
+    own_seconds_left,
+    rfc3339,
+    silence,
+    utc_now,
+)
 
 __all__ = ["Probe", "begin_probe"]
 
@@ -50,7 +57,8 @@ _EXIT_SECONDS: Final = 5.0
 class Probe:
     """The question whether a store is sound, under way or answered."""
 
-    def __init__(self, answer: Future[None]) -> None:
+    def __init__(self, root: StoreURI, answer: Future[None]) -> None:
+        self._root = root
         self._answer = answer
 
     def ensure_sound(self) -> None:
@@ -58,8 +66,11 @@ class Probe:
 
         Raises:
             UnsoundStoreError: the store does not keep what runs rest on.
-            StorageError: it gives no answer.
+            StorageError: it gives no answer, or none in the time that the caller has.
         """
+        seconds = own_seconds_left()
+        if seconds is not None and not wait([self._answer], seconds).done:
+            raise silence(self._root, seconds)  # the question goes on, for whoever asks then
         self._answer.result()
 
 
@@ -83,7 +94,7 @@ def begin_probe(run: StoreURI) -> Probe:
                 target=_answer, args=(answer, run, root), name="cairn-probe", daemon=True
             )
             asked.start()
-    return Probe(answer)
+    return Probe(root, answer)
 
 
 def _forget_answers() -> None:

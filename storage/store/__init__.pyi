@@ -13,13 +13,16 @@ from .deadlines import ReadProgress as ReadProgress
 from .deadlines import WatchedCall as WatchedCall
 from .deadlines import outcome as outcome
 from .deadlines import own_seconds_left as own_seconds_left
+from .deadlines import silence as silence
 from .deadlines import within as within
 from .disk_names import sync_names as sync_names
 from .disk_names import sync_path as sync_path
 from .file_checksums import FileChecksum as FileChecksum
+from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry
 from .files import Files as Files
+from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
 from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned
@@ -30,7 +33,9 @@ from .prefetch import prefetched as prefetched
 from .records import Place as Place
 from .records import Record as Record
 from .records import canonical_json as canonical_json
+from .records import place_told as place_told
 from .records import sha256_of as sha256_of
+from .stale_locks import LOCK_SUFFIX as LOCK_SUFFIX
 from .uri import StoreURI as StoreURI
 from .uri import check_segment as check_segment
 from .uri import confine as confine

@@ -19,7 +19,7 @@ from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["BUFFER_BYTES", "FileChecksum", "read_files"]
+__all__ = ["BUFFER_BYTES", "FileChecksum", "read_file", "read_files"]
 
 BUFFER_BYTES: Final = 1 << 20
 """Bytes read at a time from a disk: they are summed while they lie in the processor's cache."""
@@ -45,6 +45,16 @@ class FileChecksum(NamedTuple):
     size: int
     crc32c: str | None
     content: str
+
+
+def read_file(files: Files, name: str) -> FileChecksum:
+    """Read one file from end to end, in the caller's thread; what it gave.
+
+    Raises:
+        NotFoundError: it is not there.
+        StoreUnavailableError: the store gives no answer.
+    """
+    return _Reader(files, _Meter(), on_disk=files.uri.scheme == "file").read(name, with_crc=True)
 
 
 def read_files(

@@ -148,7 +148,7 @@ class Files(abc.ABC):
     def sweep(self, rel: str) -> None:
         """Remove what killed writers left directly in the folder `rel`.
 
-        Only for a folder that nobody writes into now. Object stores keep no halves of files.
+        On a disk without locks it stays. Object stores keep no halves of files.
         """
         self._checked_folder(rel)
 

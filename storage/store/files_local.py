@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -108,8 +109,9 @@ class LocalFiles(Files):
             except (FileNotFoundError, NotADirectoryError):
                 return
             for path in left:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                with contextlib.suppress(FileNotFoundError), open(path, "rb+") as stream:
+                    if _locked(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+                        os.unlink(path)
 
     @override
     def _copy_within(self, source: str, target: Files, target_rel: str) -> bool:
@@ -162,8 +164,16 @@ def _entry(item: os.DirEntry[str]) -> Entry | None:
         return None
 
 
+def _locked(descriptor: int, how: int) -> bool:
+    """Whether a lock could be had, which lasts until the file is closed or the process ends."""
+    with contextlib.suppress(OSError):  # its writer is alive, or there are no locks here
+        fcntl.flock(descriptor, how)
+        return True
+    return False
+
+
 class _LocalWriter(FileWriter):
-    """Writes a hidden file beside the target, syncs it, then renames it."""
+    """Writes a hidden file beside the target, locked, syncs it, then renames it."""
 
     def __init__(self, path: str, shown: object) -> None:
         self._path = path
@@ -180,8 +190,13 @@ class _LocalWriter(FileWriter):
                 found=str(exc),
                 next_step="Remove the file, or give another path.",
             ) from exc
-        self._temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-        self._stream = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 (closed by commit)
+        while True:
+            self._temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
+            self._stream = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 (by commit)
+            _locked(self._stream.fileno(), fcntl.LOCK_EX)
+            if os.path.lexists(self._temporary):
+                break
+            self._stream.close()  # swept away before it was locked
         self._finished = False
 
     @override
@@ -208,9 +223,9 @@ class _LocalWriter(FileWriter):
         folder = os.path.dirname(self._path)
         with mapped(self._shown):
             os.fsync(self._stream.fileno())
-            self._stream.close()
             os.replace(self._temporary, self._path)
             self._finished = True
+            self._stream.close()  # not before: it was locked until it had its name
             with names_held(folder):
                 sync_path(folder)
 

@@ -17,7 +17,7 @@ _LAST_WITHOUT_PLACE = 2
 
 _NOT_OURS_NEXT = "Give a folder that Cairn wrote, or restore this object from a backup."
 
-__all__ = ["Place", "Record", "canonical_json", "load_json", "sha256_of"]
+__all__ = ["Place", "Record", "canonical_json", "load_json", "place_told", "sha256_of"]
 
 
 class Place(NamedTuple):
@@ -87,6 +87,20 @@ def load_json(data: bytes, *, path: object) -> dict[str, Any]:
     return value
 
 
+def place_told(data: bytes) -> Place | None:
+    """Where a stored record of any kind says that it belongs.
+
+    None if it is damaged, or of a release whose records did not say so.
+    """
+    match = _CHECKSUM.search(data)
+    if match is None or match[1].decode() != sha256_of(data[: match.start()] + data[match.end() :]):
+        return None
+    match json.loads(data):
+        case {"run": str(run), "key": str(key)}:
+            return Place(run, key)
+    return None
+
+
 class Record(BaseModel):
     """Base of the objects that the store keeps as JSON.
 
@@ -130,7 +144,9 @@ class Record(BaseModel):
         Raises:
             UnsupportedFormatError: a value is not JSON.
         """
-        known = self.model_dump(exclude_unset=self._version == 1)  # fields that came later: unset
+        known = self.model_dump(
+            by_alias=True, exclude_unset=self._version == 1
+        )  # fields that came later: unset
         body = known | {"format": self.FORMAT, "version": self._version}
         if self._place is not None:
             body |= {"key": self._place.key, "run": self._place.run}
@@ -211,7 +227,7 @@ class Record(BaseModel):
         if found_version > 1 or told is not None:
             cls._check_stored(data, told, found_version, path)
         stored = cls._stored_place(body, path) if found_version > _LAST_WITHOUT_PLACE else None
-        if stored is not None and place is not None:
+        if place is not None:
             cls._check_place(stored, place, path)
         return body, found_version, stored
 
@@ -229,8 +245,18 @@ class Record(BaseModel):
         return Place(run, key)
 
     @classmethod
-    def _check_place(cls, stored: Place, place: Place, path: object) -> None:
+    def _check_place(cls, stored: Place | None, place: Place, path: object) -> None:
         what = cls.FORMAT.rpartition(".")[2]
+        if stored is None:
+            if not place.run:
+                return
+            raise CorruptionError(
+                f"the {what} of another run",
+                path=path,
+                expected=f"a record of the run with id {place.run!r}",
+                found="one of an older release, from before this run began",
+                next_step="Put each back in its place, or see what `cairn repair` can do.",
+            )
         if stored.key != place.key:
             raise CorruptionError(
                 f"the {what} of another place",

@@ -518,6 +518,7 @@ def _read(
     values: dict[str, Any] = {}
     memory = SmallArrays()
     with ExitStack() as stack:
+        arrays.prefetch(infos[path].path for path in wanted)
         reads = LeafReads(arrays)
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
         filling: deque[_Filling] = deque()

@@ -46,10 +46,10 @@ LOADS = [
      "Name a step's folder"),
     ("gone", "StepNotFoundError", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("meta-gone", "CorruptionError", "the 21 files that its manifest names", "2 that are not",
-     "Restore the files from a backup, or use another step."),
-    ("model-gone", "CorruptionError", "the 21 files that its manifest names", "8 that are not",
-     "Restore the files from a backup, or use another step."),
+    ("meta-gone", "CorruptionError", "{meta} bytes", "none",
+     "Restore the step's files, or use another step."),
+    ("model-gone", "CorruptionError", "d/", "no such file",
+     "Restore the step's files, or use another step."),
 ]  # fmt: skip
 
 
@@ -57,6 +57,8 @@ LOADS = [
 def test_a_folder_that_is_no_checkpoint_any_more_is_told(store, case):
     damage, kind, *texts = case
     run = copied(store, f"load-{damage}")
+    size = (run / "attempts/1/2/meta/data.json").stat().st_size
+    texts = [text.format(meta=size) for text in texts]
     DAMAGES[damage](run)
     before = digests(run)
     reference = f"{run}/steps/2"
@@ -71,15 +73,14 @@ def test_a_folder_that_is_no_checkpoint_any_more_is_told(store, case):
 # damage, job, status, problem type, expected, found, next step
 JOBS = [
     ("emptied", "convert", 422, "not-a-checkpoint", "commit_success.txt", "notes.txt", "Name a"),
-    ("emptied", "gather", 422, "not-a-checkpoint", "commit_success.txt", "notes.txt", "Name a"),
-    ("emptied", "restore", 500, "corrupt", "every file that its manifest names",
-     "21 that are not: _CHECKPOINT_METADATA (none of", "Fork from another step"),
+    ("emptied", "restore", 500, "corrupt", "the step's index of", "none",
+     "Restore the file from a backup, or use another step."),
     ("gone", "convert", 404, "step-not-found", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("model-gone", "convert", 500, "corrupt", "the 21 files that its manifest names",
-     "8 that are not", "Restore the files from a backup, or use another step."),
-    ("model-gone", "restore", 500, "corrupt", "every file that its manifest names",
-     "8 that are not: model/_METADATA (none of", "Fork from another step"),
+    ("model-gone", "convert", 500, "corrupt", "chunks that are all there and pass their checks",
+     "DATA_LOSS", "Restore the step's files, or use another step."),
+    ("model-gone", "restore", 500, "corrupt", "the 19 files that its manifest names",
+     "7 that are not", "Fork from another step"),
 ]  # fmt: skip
 
 
@@ -110,6 +111,20 @@ def test_a_job_on_a_folder_that_is_no_checkpoint_any_more_fails_and_leaves_nothi
     assert {path: after[path] for path in before} == before
     assert {path for path in after if path not in before and (run / path).is_file()} == set()
     assert not (store.root / f"fork-of-{name}").exists()
+
+
+def test_a_gather_of_a_folder_that_is_no_checkpoint_any_more_is_refused_at_once(store, plane):
+    """Which items hold arrays only the step's index tells."""
+    run = copied(store, "gather-emptied")
+    DAMAGES["emptied"](run)
+    before = digests(run)
+    with Client(plane) as client, pytest.raises(ProblemResponseError) as caught:
+        client.gather("gather-emptied", 2)
+    problem = caught.value.problem
+    assert (caught.value.status, problem["type"]) == (500, "urn:cairn:problem:corrupt")
+    says(problem["detail"], f"file://{run}/attempts/1/2/cairn.index", "the step's index of ",
+         "none", "Restore the file from a backup, or use another step.")  # fmt: skip
+    assert digests(run) == before
 
 
 EXTRA, MISSING = "model/extra/kernel", "model/layers/0/mlp/up_proj/kernel"

@@ -1,4 +1,4 @@
-"""A run to damage, ways to damage one file of it at a time, and the three who must notice.
+"""A run to damage, ways to damage one file of it at a time, and those who must notice.
 
 Step 8 is the one that is damaged. Step 7 has the same leaves with other values, so that its files
 are as large and pass their own checks: the best forgeries there are.
@@ -17,19 +17,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
 
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION, StoredCheckpoint
+from cairn.storage.arrays import chunks as chunk_shape
+from cairn.storage.arrays import nest, value_sinks
 from cairn.storage.errors import StorageError
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.reading.verify import verify_step
+from cairn.storage.reading.verify import VerifyReport, verify_step
 from cairn.storage.runs.records.layout import manifest_file, step_dir
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import StoreURI
 from cairn.storage.training import trees
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw
 
 STEP, OTHER_STEP = 8, 7
+PARTIAL = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
 CHUNK_BYTES = 16 << 10
 DATA_FILE_BYTES = 64 << 10
 
@@ -91,6 +97,20 @@ class StepFiles:
         return re.sub(r"\d+", "N", re.sub(r"[0-9a-f]{32}", "<hash>", self.name(path)))
 
 
+def save_steps(run: Path | StoreURI) -> dict[str, Any]:
+    """Save steps 7 and 8, in small chunks and small files; what step 8 holds."""
+    with pytest.MonkeyPatch.context() as patch, Checkpointer(run, writer_id="job") as checkpointer:
+        patch.setattr(chunk_shape, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(value_sinks, "FILE_BYTES", DATA_FILE_BYTES)
+        for step in (OTHER_STEP, STEP):
+            items = make_items(step)
+            meta = {"format": META_FORMAT, "version": META_VERSION, "position": step}
+            model = ModelInfo(model_type="llama", model_class="Tiny", config={"layers": 2})
+            saved = {"tokenizer.json": b"{}"}
+            checkpointer.save(step, items, meta=meta, model=model, assets=saved).wait()
+    return items
+
+
 class Stored(StepFiles):
     """A run with steps 7 and 8, and the files of step 8.
 
@@ -100,13 +120,7 @@ class Stored(StepFiles):
     """
 
     def __init__(self, run: Path) -> None:
-        with Checkpointer(run, writer_id="job") as checkpointer:
-            for step in (OTHER_STEP, STEP):
-                self.items = make_items(step)
-                meta = {"format": META_FORMAT, "version": META_VERSION, "position": step}
-                model = ModelInfo(model_type="llama", model_class="Tiny", config={"layers": 2})
-                saved = {"tokenizer.json": b"{}"}
-                checkpointer.save(step, self.items, meta=meta, model=model, assets=saved).wait()
+        self.items = save_steps(run)
         super().__init__(run, STEP)
         both = self.files + StepFiles(run, OTHER_STEP).files
         self.pairs = [
@@ -173,6 +187,23 @@ def flip(path: Path, offset: int, bit: int) -> Damage:
     return Damage("one flipped bit", path, detail, lambda: replaced(path, bytes(content)))
 
 
+def flip_together(path: Path, words: tuple[int, int]) -> Damage:
+    """The top bits of two words of 64 bits: a sum modulo 2**64 of whole words may not see it."""
+    content = bytearray(path.read_bytes())
+    for word in words:
+        content[8 * word + 7] ^= 0x80
+    detail = f"the top bits of words {words}"
+    return Damage("two top bits flipped", path, detail, lambda: replaced(path, bytes(content)))
+
+
+def overwrite(path: Path, offset: int, data: bytes) -> Damage:
+    content = path.read_bytes()
+    changed = content[:offset] + data + content[offset + len(data) :]
+    how = "a grown file" if len(changed) > len(content) else "bytes overwritten"
+    detail = f"{len(data)} bytes at {offset} of {len(content)}"
+    return Damage(how, path, detail, lambda: replaced(path, changed))
+
+
 def truncate(path: Path, size: int) -> Damage:
     content = path.read_bytes()
     detail = f"{size} of {len(content)} bytes"
@@ -204,6 +235,37 @@ def flips(stored: StepFiles, count: int, rng: Random) -> list[Damage]:
     more = rng.choices(files, weights, k=max(0, count - len(inside) - len(places)))
     places = inside + places + [(path, rng.randrange(sizes[path])) for path in more]
     return [flip(path, offset, rng.randrange(8)) for path, offset in places[:count]]
+
+
+def pairs_of_flips(stored: StepFiles, count: int, rng: Random) -> list[Damage]:
+    """`count` pairs of top bits, in files that have two words."""
+    files = [path for path in stored.files if path.stat().st_size >= 16]
+    return [
+        flip_together(path, tuple(rng.sample(range(path.stat().st_size // 8), 2)))
+        for path in _cycled(files, count, rng)
+    ]
+
+
+def overwrites(stored: StepFiles, count: int, rng: Random) -> list[Damage]:
+    """`count` stretches of other bytes, within the file."""
+    made = []
+    for path in _cycled([path for path in stored.files if path.stat().st_size], count, rng):
+        content = path.read_bytes()
+        offset = rng.randrange(len(content))
+        length = min(rng.randint(1, 64), len(content) - offset)
+        data = rng.randbytes(length)
+        if data == content[offset : offset + length]:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        made.append(overwrite(path, offset, data))
+    return made
+
+
+def growths(stored: StepFiles, count: int, rng: Random) -> list[Damage]:
+    """`count` files with bytes behind their end."""
+    return [
+        overwrite(path, path.stat().st_size, rng.randbytes(rng.randint(1, 64)))
+        for path in _cycled(stored.files, count, rng)
+    ]
 
 
 def truncations(stored: StepFiles, count: int, rng: Random) -> list[Damage]:
@@ -293,42 +355,68 @@ def _words(leaf: Any) -> Any:
     return jax.random.key_data(leaf) if is_key else leaf
 
 
-def verify(stored: Stored, _rng: Random) -> None:
-    """What `cairn verify` does.
+def verify(stored: Stored) -> VerifyReport:
+    """What `cairn verify` finds."""
+    return verify_step(Run.open(stored.run), STEP)
+
+
+def load_with_orbax(stored: Stored, _rng: Random) -> None:
+    """The leaves that are stored as they are, through plain Orbax.
 
     Raises:
-        StorageError: the damage was noticed.
+        Exception: Orbax can't load them.
+        AssertionError: a value is wrong.
     """
-    report = verify_step(Run.open(stored.run), STEP)
-    if report.problems:
-        raise StorageError("; ".join(map(str, report.problems)))
+    for item, tree in stored.items.items():
+        leaves = {
+            path: leaf
+            for path, leaf in trees.flatten(tree).items()
+            if not path.startswith("other/") and leaf is not None
+        }
+        target = nest({path: abstract(leaf) for path, leaf in leaves.items()}, frozenset())
+        with ocp.Context(pytree_options=PARTIAL):
+            found = trees.flatten(ocp.load(stored.folder, target, checkpointable_name=item))
+        for path, leaf in leaves.items():
+            assert raw(found[path]) == raw(leaf), f"{item}/{path}"
 
 
-DETECTORS: dict[str, Callable[[Stored, Random], None]] = {
+LOADS: dict[str, Callable[[Stored, Random], None]] = {
     "load_state": load,
     "CheckpointReader": read,
     "CheckpointReader, in parts": read_parts,
-    "cairn verify": verify,
 }
 
 
 def missed(stored: Stored, damage: Damage, rng: Random) -> dict[str, str]:
-    """Who did not notice the damage, or noticed without saying where: what they did instead."""
+    """Who did not notice the damage, or noticed without saying where: what they did instead.
+
+    A verification must name it, and tell whether loads are affected. If it says that they are not,
+    every load gives what was saved; else each gives that or says where it failed, and one fails.
+    """
     names = {stored.name(path) for path in stored.files}
     found: dict[str, str] = {}
+    failed = 0
     with damage.inflict():
-        for who, detector in DETECTORS.items():
+        report = verify(stored)
+        if report.ok:
+            found["cairn verify"] = "nothing"
+        elif not _names(stored, "; ".join(report.problems), names):
+            found["cairn verify"] = f"names no leaf and no file: {report.problems}"
+        for who, detector in LOADS.items():
             try:
                 detector(stored, rng)
             except StorageError as error:
-                if not _names(stored, str(error), names):
+                failed += 1
+                if report.loads:
+                    found[who] = f"an error, though loads are said to be sound: {error}"
+                elif not _names(stored, str(error), names):
                     found[who] = f"names no leaf and no file: {type(error).__name__}: {error}"
             except AssertionError as error:
                 found[who] = f"a wrong value: {error}"
             except Exception as error:
                 found[who] = f"a foreign error: {type(error).__name__}: {error}"
-            else:
-                found[who] = "nothing"
+        if not report.loads and not failed:
+            found["cairn verify"] = f"says that loads fail, and none does: {report.problems}"
     return found
 
 

@@ -32,7 +32,7 @@ PAGE = 4096
 
 HIT = re.compile(
     r"lease\.json|attempts/\d+\.json|manifests/|commit_success|_CHECKPOINT_METADATA|_METADATA"
-    r"|_sharding|array_metadatas|manifest\.ocdbt|/[bd]\b|data\.json|chunk_digests"
+    r"|_sharding|array_metadatas|manifest\.ocdbt|/[bd]\b|data\.json|cairn\.index"
 )
 """The kinds of files, as errors name them."""
 

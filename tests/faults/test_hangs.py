@@ -30,7 +30,7 @@ def indices(count, name):
 def recorded(hangs, name, trials):
     lost = len({problem.partition(":")[0] for problem in hangs.problems})
     report.record(
-        fault=f"h {name} of a store that never answers",
+        fault=f"g a request that is never answered: {name}",
         store="gcs",
         trials=trials,
         survived=trials - lost,

@@ -1,8 +1,7 @@
 """Wrote the golden stores; README.md says with which commit and how. No test runs this.
 
-It runs with the code of the release whose store it makes, so it uses the module names of that time
-(`storage`, `state`, `service`) and only what all of those releases have; what some lack is left out
-where they lack it.
+It runs with the code of the release whose store it makes: `PLACES` says where each has what is
+used here. What some of them lack is left out where they lack it.
 """
 
 import argparse
@@ -30,19 +29,55 @@ from orbax.checkpoint._src.path import async_path
 
 os.environ["CAIRN_WRITER_ID"] = "golden-job"
 
-# ruff: isort: off
-from service.jobs import convert
-from service.jobs.export_job import export_request
-from state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
-from storage import fork
-from storage.checkpointer import Checkpointer
-from storage.exports import ExportKey, find_export
-from storage.reader import CheckpointReader
-from storage.run import Run, list_runs
-from storage.run_info import Lineage
-from storage.trees import flatten
-from storage.uri import parse_uri
-# ruff: isort: on
+CODE = Path(os.environ["PYTHONPATH"]).absolute()
+"""The checkout of the release."""
+
+PLACES = {
+    "convert": ("cairn.service.jobs.kinds.convert", "service.jobs.convert"),
+    "export_job": ("cairn.service.jobs.kinds.export_job", "service.jobs.export_job"),
+    "state": ("cairn.state", "state"),
+    "fork": ("cairn.storage.runs.fork", "storage.fork"),
+    "checkpointer": ("cairn.storage.training.checkpointer", "storage.checkpointer"),
+    "exports": ("cairn.storage.runs.records.exports", "storage.exports"),
+    "reader": ("cairn.storage.reading.reader", "storage.reader"),
+    "run": ("cairn.storage.runs.run", "storage.run"),
+    "run_info": ("cairn.storage.runs.records.run_info", "storage.run_info"),
+    "trees": ("cairn.storage.training.trees", "storage.trees"),
+    "uri": ("cairn.storage.store.uri", "storage.uri"),
+    # Only some releases have:
+    "trash": ("cairn.storage.runs.trash", "storage.trash"),
+    "verify": ("cairn.storage.reading.verify", "storage.verify"),
+    "promotion": ("cairn.storage.runs.promotion",),
+    "probing": ("cairn.storage.soundness.probing",),
+    "engine": ("cairn.storage.training.saving.engine",),
+    "leaf_paths": ("cairn.storage.arrays.leaf_paths",),
+}
+"""Modules by what they are called here: where they are now, and where they were."""
+
+
+def module(name):
+    """A module of the release that runs; None where it has none of the kind."""
+    for place in PLACES[name]:
+        path = CODE / place.replace(".", "/")
+        if path.with_suffix(".py").exists() or (path / "__init__.py").exists():
+            return importlib.import_module(place)
+    return None
+
+
+convert = module("convert")
+export_request = module("export_job").export_request
+DecoderConfig = module("state").DecoderConfig
+DecoderForCausalLM = module("state").DecoderForCausalLM
+EasyDeLState = module("state").EasyDeLState
+make_optimizer = module("state").make_optimizer
+fork = module("fork")
+Checkpointer = module("checkpointer").Checkpointer
+ExportKey, find_export = module("exports").ExportKey, module("exports").find_export
+CheckpointReader = module("reader").CheckpointReader
+Run, list_runs = module("run").Run, module("run").list_runs
+Lineage = module("run_info").Lineage
+flatten = module("trees").flatten
+parse_uri = module("uri").parse_uri
 
 ROOT_NAME = "golden"
 PLACE = "file:///golden"
@@ -60,20 +95,13 @@ CONFIG = DecoderConfig(
     sharding_axis_dims=(2, 4, 1, 1),
     tokenizer_files={"tokenizer_config.json": b'{"model_max_length": 16}\n'},
 )
-CODE = Path(fork.__file__).parent.parent
 YEARS = 100 * 365 * 24 * 3600.0
-
-
-def module(name):
-    """A module that not all releases have; None where this one lacks it."""
-    there = (CODE / f"{name.replace('.', '/')}.py").exists()
-    return importlib.import_module(name) if there else None
 
 
 def check_code():
     """All of the code is that of one release, none of it another one that is installed."""
     for name, loaded in sys.modules.items():
-        if name.split(".")[0] in ("storage", "state", "service"):
+        if name.split(".")[0] in ("cairn", "storage", "state", "service"):
             assert Path(loaded.__file__).is_relative_to(CODE), loaded.__file__
 
 
@@ -116,6 +144,19 @@ def own_items():
     }
     keys = {"dropout": jax.random.key(3), "batch": jax.random.split(jax.random.key(4, impl="rbg"))}
     return {"mixed": mixed, "keys": keys}
+
+
+def frozen_items(step):
+    """Leaves that do not change from step to step, beside one that does; keys with "." and "/"."""
+    frozen = np.random.default_rng(8).standard_normal((8, 16), dtype=np.float32)
+    named = {
+        "model.layers.0.weight": jnp.asarray(frozen),
+        "linear/~/w": jnp.asarray(-frozen),
+        "linear": {"~": {"w": jnp.asarray(2 * frozen)}},
+        "100%2F": jnp.asarray(3 * frozen),
+        "step": np.int32(step),
+    }
+    return {"named": named}
 
 
 def digests(leaves):
@@ -215,18 +256,38 @@ def neutral_lineage(**fields):
     return Lineage(**{**fields, "run": f"{PLACE}/{fields['run'].rpartition('/')[2]}"})
 
 
+def neutral_store(identity, folder, mount):
+    """A root remembers which store it is: one that is no real one."""
+    return {**identity(folder, mount), "kind": "ext4", "source": "/dev/golden"}
+
+
 def name_no_machine(out):
     """What the store says of where it was written: on no real machine, at no real place."""
     socket.gethostname = lambda: "golden"
     platform.platform = lambda *_, **__: "Linux-golden"
     fork.Lineage = neutral_lineage  # names the parent's place
-    place, write_text = PLACE.removeprefix("file://"), async_path.write_text
+    probing = module("probing")
+    if probing is not None:
+        probing.identity = functools.partial(neutral_store, probing.identity)
+    here, place = str(out.absolute()), PLACE.removeprefix("file://")
+    write_text = async_path.write_text
 
     @functools.wraps(write_text)
     async def write_neutral(path, text):  # Orbax writes into each step where it lies
-        return await write_text(path, text.replace(str(out.absolute()), place))
+        return await write_text(path, text.replace(here, place))
 
     async_path.write_text = write_neutral
+    engine = module("engine")
+    if engine is not None:  # writes into each item where it lies
+        write_files = engine.write_files
+
+        def write_neutral_files(folder, files):
+            neutral = {
+                name: data.replace(here.encode(), place.encode()) for name, data in files.items()
+            }
+            write_files(folder, neutral)
+
+        engine.write_files = write_neutral_files
 
 
 def read_run(run):
@@ -289,27 +350,38 @@ def make(release, commit, out):
     if "compression" in inspect.signature(Checkpointer.save).parameters:
         job.save_state(6, compression="zstd", save_optimizer=False)
         job.save_items(7, own_items(), compression="zstd")
+    if module("leaf_paths") is not None:
+        job.save_items(8, frozen_items(8))
+        job.save_items(9, frozen_items(9))  # has files of 8
     job.restart()
 
     listed = {info.step: info for info in run.steps()}
 
+    promotion = module("promotion")
+
     def move(name, step, expect, reason):
+        said = {"by": "golden-person", "reason": reason, "expect": expect}
+        if promotion is not None:
+            promotion.promote_step(run, step, name, **said)
+            return
         run.aliases.move(
             name,
             step=step,
             attempt=listed[step].attempt,
             manifest_digest=listed[step].manifest_digest,
-            by="golden-person",
-            reason=reason,
-            expect=expect,
+            **said,
         )
 
     move("production", 1, None, "first")
     move("production", 2, 1, "better")
     move("production", 3, 2, "best")
     move("candidate", 2, None, "to try")
-    run.aliases.delete("candidate", expect=1, by="golden-person", reason="tried")
-    trash = module("storage.trash")
+    tried = {"expect": 1, "by": "golden-person", "reason": "tried"}
+    if promotion is not None:
+        promotion.delete_alias(run, "candidate", **tried)
+    else:
+        run.aliases.delete("candidate", **tried)
+    trash = module("trash")
     if trash is not None:
         trash.delete_step(run, listed[4], by="golden-person", reason="space", grace=YEARS)
     key, exported = export(root, run, listed[1])
@@ -325,7 +397,7 @@ def make(release, commit, out):
     for step in expected["runs"]["my-run"]["steps"]:
         assert step["leaves"] == job.saved.pop((step["step"], step["attempt"])), step["step"]
     assert not job.saved
-    verify = module("storage.verify")
+    verify = module("verify")
     if verify is not None:
         assert all(verify.verify_step(run, info).ok for info in run.all_states())
     check_code()

@@ -25,6 +25,8 @@ from cairn import (
     RunInfo,
     StepState,
     Tombstone,
+    check_run,
+    collect_garbage,
     delete_step,
     find_garbage,
     fork_run,
@@ -37,6 +39,7 @@ from cairn import (
 )
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.assets import read_asset
+from cairn.storage.runs.records.attempts import AttemptRecord
 from cairn.storage.runs.records.exports import ExportKey, ExportManifest, find_export
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.training import trees
@@ -44,6 +47,7 @@ from cairn.storage.training.restore import open_step, restore_item, stored_tree
 from tests.storage.states import mesh
 
 GOLDEN = Path(__file__).parent
+PROBE_FILE = ".cairn-store.json"
 KEY_IMPLS = {"dropout": "threefry2x32", "batch": "rbg"}
 
 
@@ -52,13 +56,16 @@ class Format:
     """What tells a store's release from the others: nobody must make it anew with later code.
 
     Attributes:
-        records: version of all records but manifests; from 2 on they carry a checksum.
+        records: version of all records but manifests; from 2 on they carry a checksum, from 3 on
+            where they belong, and what tells that another record is lost.
         manifests: version of manifests.
         content: name of the sum of each file's content.
         by_orbax: Orbax itself wrote the arrays, and the manifest has no checksums and no digests.
         int4: how 4-bit leaves are stored.
         trash: steps can be deleted.
         zstd: values can be compressed.
+        probed: the root remembers that the store was found sound.
+        named: steps 8 and 9 have keys with "." and "/", and 9 shares a file of 8.
     """
 
     records: int
@@ -68,6 +75,8 @@ class Format:
     int4: str | None = "packed"
     trash: bool = True
     zstd: bool = False
+    probed: bool = False
+    named: bool = False
 
 
 FORMATS = {
@@ -76,6 +85,7 @@ FORMATS = {
     "manifests-2-sum-64": Format(1, 2, "sum-64"),
     "manifests-2": Format(1, 2, "words-64"),
     "records-2": Format(2, 2, "words-64", zstd=True),
+    "records-3": Format(3, 3, "words-64", zstd=True, probed=True, named=True),
 }
 
 
@@ -105,6 +115,9 @@ class Store:
 
     def listed(self):
         return [one for one in self.steps if one["state"] == "listed"]
+
+
+NAMED = [name for name, one in FORMATS.items() if one.named]
 
 
 @pytest.fixture(params=FORMATS)
@@ -169,14 +182,21 @@ def test_all_folders_are_known():
 def test_the_store_is_of_the_format_that_it_is_named_after(store):
     assert store.expected["release"] == store.name
     records = 0
-    for run in (store.root / "my-run", store.root / "forked"):
+    runs = (store.root / "my-run", store.root / "forked")
+    ids = {run.name: json.loads((run / "run.json").read_bytes()).get("run") for run in runs}
+    assert len(set(ids.values())) == (2 if store.format.records > 2 else 1)
+    for run in runs:
         for path in records_of(run):
             record = json.loads(path.read_bytes())
             manifest = record["format"] == "cairn.manifest"
             version = store.format.manifests if manifest else store.format.records
             assert (record["version"], "checksum" in record) == (version, version > 1), path
+            place = (path.relative_to(run).as_posix(), ids[run.name])
+            told = (record.get("key"), record.get("run"))
+            assert told == (place if version > 2 else (None, None)), path
             records += 1
     assert records > 20
+    assert_each_record_tells_of_another(store)
     folders = [path.name for path in (store.root / "my-run").iterdir()]
     assert ("trash" in folders) == store.format.trash
     for path in (store.root / "my-run/manifests").iterdir():
@@ -197,10 +217,51 @@ def test_the_store_is_of_the_format_that_it_is_named_after(store):
     compressed = {
         leaf.compression
         for info in store.run.steps()
-        for leaf in store.run.manifest(info).leaves
+        for leaf in store.run.contents(info).leaves
         if info.step in (6, 7)
     }
     assert ("zstd" in compressed) == store.format.zstd
+    assert (store.root / PROBE_FILE).exists() == store.format.probed
+    assert [one["step"] for one in store.listed() if "named" in one["leaves"]] == (
+        [8, 9] if store.format.named else []
+    )
+    assert_only_step_9_shares_a_file(store)
+
+
+def assert_only_step_9_shares_a_file(store):
+    manifests = {info.step: store.run.manifest(info) for info in store.run.steps()}
+    shared = {step: one.environment.get("shared_files") for step, one in manifests.items()}
+    assert [step for step, files in shared.items() if files] == ([9] if store.format.named else [])
+    if not store.format.named:
+        return
+    ((written, names),) = [(one["step"], one["files"]) for one in shared[9]]
+    assert (written, len(names)) == (8, 1)
+    files = [
+        Path((store.run.step_uri(store.run.step(step)) / names[0]).local_path) for step in (8, 9)
+    ]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def assert_each_record_tells_of_another(store):
+    """From version 3 on an attempt names the one before it, the lease the newest, and a step."""
+    run = store.root / "my-run"
+    attempts = {
+        int(path.stem): json.loads(path.read_bytes()) for path in run.glob("attempts/*.json")
+    }
+    lease = json.loads((run / "lease.json").read_bytes())
+    told = [attempts[number].get("previous") for number in sorted(attempts)]
+    if store.format.records < 3:
+        assert (set(told), lease.get("begun")) == ({None}, None)
+        return
+    begun = [[number, attempts[number]["base_step"]] for number in sorted(attempts)]
+    assert [*told, lease["begun"]] == [[0, -1], *begun]
+    latest = store.run.latest()
+    assert lease["durable"] == [latest.step, latest.attempt]
+
+
+def place_of_marker(path):
+    """Where a marker of Orbax says that it lies: a fork has its parent's."""
+    return "/".join(path.parent.parts[path.parts.index("attempts") :])
 
 
 def test_the_store_names_no_machine(store):
@@ -209,6 +270,11 @@ def test_the_store_names_no_machine(store):
         if path.is_file() and path.parent.name not in ("d", "b"):  # bytes of arrays: anything
             data = path.read_bytes()
             assert not [place for place in places if place in data], path
+        if path.name == "commit_success.txt":
+            assert path.read_text().endswith(f" /golden/my-run/{place_of_marker(path)}"), path
+    if store.format.probed:
+        known = json.loads((store.root / PROBE_FILE).read_bytes())["store"]
+        assert known == {"scheme": "file", "kind": "ext4", "source": "/dev/golden"}
     for info in store.run.steps():
         manifest = store.run.manifest(info)
         assert manifest.environment["host"] == "golden"
@@ -277,6 +343,7 @@ def test_records_are_written_again_as_they_were_read(store):
     """So that a digest that is taken of a record is that of what is stored."""
     kinds = {
         "cairn.alias": Alias,
+        "cairn.attempt": AttemptRecord,
         "cairn.annotation": Annotation,
         "cairn.export": ExportManifest,
         "cairn.lease": Lease,
@@ -403,6 +470,48 @@ def test_what_was_rolled_back_stays_aside_and_a_deleted_step_comes_back(store):
     assert aside() == before
 
 
+@pytest.mark.parametrize("store", NAMED, indirect=True)
+def test_keys_restore_as_they_were_given(store):
+    empty = np.zeros((8, 16), np.float32)
+    target = dict.fromkeys(("model.layers.0.weight", "linear/~/w", "100%2F"), empty)
+    target |= {"linear": {"~": {"w": empty}}, "step": np.int32(0)}
+    for number in (8, 9):
+        step = open_step(store.run.step_uri(store.run.step(number)))
+        found = restore_item(step, "named", target)
+        assert found.keys() == target.keys()
+        assert described_all(trees.flatten(found)) == store.leaves(number, "named")
+        assert found["step"] == number
+        np.testing.assert_array_equal(found["linear/~/w"], -found["model.layers.0.weight"])
+        np.testing.assert_array_equal(found["linear"]["~"]["w"], 2 * found["model.layers.0.weight"])
+
+
+def link_shared_files(store):
+    """As the release had it on its disk: git and the fixture made copies."""
+    for info in store.run.steps():
+        for one in store.run.manifest(info).environment.get("shared_files", []):
+            writer = store.root / f"my-run/attempts/{one['attempt']}/{one['step']}"
+            for name in one["files"]:
+                path = Path(store.run.step_uri(info).local_path) / name
+                path.unlink()
+                path.hardlink_to(writer / name)
+
+
+@pytest.mark.parametrize("store", NAMED, indirect=True)
+def test_a_step_stays_whole_when_the_one_that_it_shares_files_with_goes(store):
+    link_shared_files(store)
+    folder = Path(store.run.step_uri(store.run.step(8)).local_path)
+    assert [path for path in folder.rglob("d/*") if path.stat().st_nlink == 2]
+    delete_step(store.run, store.run.step(8), by="test", grace=0)
+    assert [one.step for one in collect_garbage(store.run, by="test")] == [8]
+    assert not folder.exists()
+    assert_all_reads(store.run, [store.by_key[store.key(9)]])
+
+
+def test_the_records_fit_together(store):
+    for name in store.expected["runs"]:
+        assert check_run(Run.open(store.root / name)).problems == ()
+
+
 def test_no_listed_step_is_garbage(store):
     expected = store.by_key
     for garbage in find_garbage(store.run):
@@ -442,9 +551,13 @@ def test_forks_of_old_steps(store):
     assert lineage.manifest_digest == source.manifest_digest
 
     target = parse_uri(store.root / "again")
-    for step in (1, 5):
+    for step in {1, 5, store.run.latest_step()}:
         info = fork_run(store.run, store.run.step(step), target / f"of-{step}", by="test")
+        assert info.copied.files == len(store.run.contents(store.run.step(step)).objects)
+        assert info.copied.unrecorded == (info.copied.files if store.format.by_orbax else 0)
         run = Run.open(target / f"of-{step}")
+        assert verify_step(run, step).ok
+        assert "shared_files" not in run.manifest(info).environment  # a fork copies
         assert run.info().lineage.manifest_digest == store.run.step(step).manifest_digest
         expected = {**store.by_key[store.key(step)], "attempt": info.attempt}
         assert_all_reads(run, [expected])

@@ -45,7 +45,7 @@ MOMENTS: Mapping[str, Moment] = {
     "a value file is written": Moment(value_sinks, "_write_all", "after"),
     "the values are written": Moment(item_writer, "write_files"),
     "the item is written": Moment(engine, "write_item", "after"),
-    "the parts are merged": Moment(engine, "merge_databases"),
+    "the parts are merged": Moment(engine, "complete_item"),
     "Orbax commits": Moment(execution.atomicity, "on_commit_callback"),
     "the step is published": Moment(writer, "publish_manifest"),
     "the step is listed": Moment(writer, "publish_manifest", "after"),

@@ -89,7 +89,7 @@ def broken(launch, bucket, gcs_server, tmp_path_factory):
     run = f"gs://{bucket}/run"
     shared = str(tmp_path_factory.mktemp("broken") / "run")
     faults = gcs_server.faults
-    of_second = "ocdbt.process_1/"
+    of_second = r"(ocdbt\.process_1/|cairn\.process_1\.json)"
     refused = faults.add(
         "status", status=403, operation="upload", count=None, name=f"/1/2/.*{of_second}"
     )

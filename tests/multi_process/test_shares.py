@@ -87,7 +87,7 @@ def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp
         for item, leaves in host_items().items():
             target = {leaf: np.empty_like(host) for leaf, host in leaves.items()}
             assert_same(restore_item(stored.step_uri(stored.step(step)), item, target), leaves)
-    by_step = {one.step: one.files for one in stored.manifest(stored.step(3)).shared_files}
+    by_step = {one.step: one.files for one in stored.contents(stored.step(3)).shared_files}
     assert sorted(by_step) == [1, 2]
     assert name not in by_step[1]
     assert all("ocdbt.process_1/" in file for file in by_step[2])

@@ -8,6 +8,7 @@ from cairn.storage.runs.records.attempts import Attempt
 from cairn.storage.runs.records.layout import annotation_file, step_dir, trash_file
 from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest, ModelInfo
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.writer import publish_manifest
 from cairn.storage.store.clock import rfc3339, utc_now
@@ -81,4 +82,4 @@ def annotate(
 ) -> None:
     """Set labels and metrics of a step."""
     annotation = Annotation(labels=dict(labels or {}), metrics=dict(metrics or {}))
-    run.objects.write(annotation_file(step, attempt), annotation.to_bytes())
+    put_record(run.objects, annotation_file(step, attempt), annotation)

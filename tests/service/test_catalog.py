@@ -1,4 +1,5 @@
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -83,6 +84,19 @@ def test_deleted_catalog_needs_no_rebuild_to_list(root, settings):
     assert listings[0] == listings[1]
 
 
+def test_a_run_that_has_lost_its_record_stays_in_the_catalog_and_is_named(
+    index, catalog, root, caplog
+):
+    run = make_run(root / "run", [1, 2])
+    index.refresh_root("default", parse_uri(root))
+    run.objects.delete("run.json")
+    for refresh in (index.rebuild, lambda roots: index.refresh_root("default", roots["default"])):
+        refresh({"default": parse_uri(root)})
+        with catalog.read() as session:
+            assert [row.name for row in session.scalars(select(RunRow))] == ["run"]
+    assert "run/run.json: expected the record that a run begins with" in caplog.text
+
+
 def test_rebuild_keeps_the_audit_trail_and_drops_what_is_gone(index, catalog, root):
     run = make_run(root / "run", [1, 2])
     make_run(root / "gone", [1])
@@ -94,7 +108,7 @@ def test_rebuild_keeps_the_audit_trail_and_drops_what_is_gone(index, catalog, ro
             AuditRow(at=moment, actor="a", action="x", root="default", run="gone", detail={})
         )
     run.objects.delete("manifests/2.1.json")
-    (root / "gone" / "run.json").unlink()
+    shutil.rmtree(root / "gone")
     assert index.rebuild({"default": parse_uri(root)}) == Rebuilt(runs=1, checkpoints=1, aliases=0)
     with catalog.read() as session:
         assert len(session.scalars(select(AuditRow)).all()) == 1

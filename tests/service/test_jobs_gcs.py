@@ -29,6 +29,7 @@ def test_convert_gather_and_fork_in_a_bucket(gcs, tmp_path):
         part = http.get(address, headers={"Range": "bytes=1000-1999"})
         assert (part.status_code, part.content) == (206, whole[1000:2000])
 
-        done(http, f"{CHECKPOINT}:restore", {"run": "child"})
+        forked = done(http, f"{CHECKPOINT}:restore", {"run": "child"})["result"]
+        assert forked["checked"] == "the store's crc32c of the copy; small files read"
         child = Run.open(parse_uri(f"{root}/child"))
         assert [info.step for info in child.steps()] == [1]

@@ -46,6 +46,23 @@ def test_fork_is_a_run_of_its_own_with_its_parent_named(http, store):
     reader = CheckpointReader.open(child.step_uri(child.step(1)), child.manifest(child.step(1)))
     for path, leaf in saved[1].items():
         assert reader.read("model", path).tobytes() == leaf.tobytes()
+    manifest = child.manifest(child.step(1))
+    assert result["checked"] == "crc32c and content sum of the copied bytes"
+    assert result["checked_files"] == manifest.index.files
+    assert result["checked_bytes"] == result["bytes"] == manifest.nbytes
+    assert result["unrecorded_files"] == 0
+
+
+def test_fork_of_a_step_with_a_damaged_file_fails_and_leaves_nothing(http, store):
+    damaged = next((store[0] / "llama/attempts/1/1/model/d").iterdir())
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    ended = watch(http, http.post(RESTORE, json={"run": "child"}).json()["id"])
+    assert (ended["state"], ended["error"]["type"]) == ("failed", "urn:cairn:problem:corrupt")
+    assert f"model/d/{damaged.name}: crc32c" in str(ended["error"])
+    assert not (store[0] / "child").exists()
+    assert damaged.read_bytes() == data
 
 
 def test_fork_can_be_exported_and_written_on(http, store):

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 from fastapi.testclient import TestClient
@@ -93,7 +94,7 @@ def test_new_run_and_new_step_are_in_the_next_list(http, root):
 def test_run_that_is_gone_is_not_in_the_next_list(http, root):
     make_run(root / "run", [1])
     assert names(http.get("/v1/runs")) == [("default", "run")]
-    (root / "run" / "run.json").unlink()
+    shutil.rmtree(root / "run")
     assert http.get("/v1/roots/default/runs/run").status_code == 404
     assert names(http.get("/v1/runs")) == []
 

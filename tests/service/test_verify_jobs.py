@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cairn.service.jobs.kinds import verify
-from cairn.storage.reading.step_files import holds_values
+from cairn.storage.arrays.ocdbt import holds_values
 from cairn.storage.runs.records.layout import manifest_file
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
@@ -24,12 +24,13 @@ def root(tmp_path_factory):
     """A sound run, one whose step 2 has damaged files, and one with a damaged manifest."""
     root = tmp_path_factory.mktemp("store")
     save_llama(root / "sound", STEPS)
-    for name in ("damaged", "unreadable", "amiss", "lost", "headless"):
+    for name in ("damaged", "described", "unreadable", "amiss", "lost", "headless"):
         shutil.copytree(root / "sound", root / name)
     folder = root / "damaged" / "attempts" / "1" / "2"
     values = [path for path in folder.rglob("*") if holds_values(str(path.relative_to(folder)))]
     flip(max(values, key=lambda path: path.stat().st_size))
     (folder / "model" / "_METADATA").unlink()
+    flip(root / "described" / "attempts" / "1" / "2" / "model" / "_METADATA")
     flip(root / "unreadable" / manifest_file(2, 1))
     return root
 
@@ -62,7 +63,7 @@ def test_a_sound_step_succeeds_and_says_what_was_read(http, root):
     assert report["sound"] is True
     assert (report["step"], report["attempt"], report["problems"]) == (2, 1, [])
     assert report["bytes"] == manifest.nbytes
-    assert report["leaves"] == len(manifest.leaves)
+    assert report["leaves"] == len(run.contents(run.step(2)).leaves)
     assert operation["progress"]["done_bytes"] == manifest.nbytes
     assert operation["progress"]["total_bytes"] == manifest.nbytes
 
@@ -77,10 +78,20 @@ def test_a_damaged_step_fails_with_a_problem_that_names_the_files(http):
     assert any("model/d/" in problem for problem in error["problems"])
     assert all(problem.startswith("damaged/steps/2: ") for problem in error["problems"])
     (report,) = error["steps"]
-    assert report["sound"] is False
+    assert (report["sound"], report["loads"]) == (False, False)
     assert report["problem_count"] == len(error["problems"])
     again = ended(http, f"{CHECKPOINTS.format('damaged')}/3:verify")
     assert again["state"] == "succeeded"
+
+
+def test_damage_that_no_load_meets_is_told_as_such(http, url):
+    error = ended(http, f"{CHECKPOINTS.format('described')}/2:verify")["error"]
+    (report,) = error["steps"]
+    assert (report["sound"], report["loads"]) == (False, True)
+    ran = cairn_here("verify", "described/steps/2", url=url)
+    assert ran.returncode == 1
+    assert "described/steps/2: Cairn loads every value of it all the same" in ran.stderr
+    assert "all the same" not in cairn_here("verify", "damaged/steps/2", url=url).stderr
 
 
 def test_every_step_of_a_run_is_verified_in_one_operation(http):
@@ -192,6 +203,8 @@ def test_the_command_says_what_no_other_record_tells(url, root):
     manifest = root / "lost" / "manifests" / "3.1.json"
     stored = manifest.read_bytes()
     manifest.unlink()
+    index = root / "lost" / "attempts" / "1" / "3" / "cairn.index"
+    index.rename(root / "index")
     ran = cairn_here("verify", "lost", "--records", url=url)
     assert ran.returncode == 1
     assert "manifests/3.1.json: the manifest of a durable step is lost" in ran.stderr
@@ -202,8 +215,11 @@ def test_the_command_says_what_no_other_record_tells(url, root):
     ran = cairn_here("repair", "lost", "--apply", "--forget", "manifests/2.1.json", url=url)
     assert ran.returncode == 1
     assert "not to be forgotten" in ran.stderr
-    manifest.write_bytes(stored)
-    assert cairn_here("repair", "lost", url=url).returncode == 0
+    (root / "index").rename(index)
+    ran = cairn_here("repair", "lost", "--apply", url=url)
+    assert rows(ran.stdout) == [{"record": "manifests/3.1.json", "mended": "mended"}]
+    assert ran.returncode == 0
+    assert manifest.read_bytes() == stored
 
 
 def test_a_run_without_its_first_record_is_mended_by_the_command(url, root):

@@ -1,5 +1,6 @@
 """Runs made of names and small files, without arrays: what listings and deletions look at."""
 
+import json
 from datetime import UTC, datetime
 
 from cairn.storage.runs.records.attempts import Attempt
@@ -58,3 +59,15 @@ def save(run, step, attempt):
 
 def states(run):
     return {(info.step, info.attempt): info.state.value for info in run.all_states()}
+
+
+def make_old(run):
+    """Have every record be as the first release wrote it: none names its place, or another."""
+    for name in run.objects.list():
+        found = run.objects.read(name)
+        if not name.endswith(".json") or b'"format":"cairn.' not in found.value:
+            continue
+        body = json.loads(found.value)
+        for key in ("checksum", "key", "run", "previous", "base_attempt", "overwrites", "begun"):
+            body.pop(key, None)
+        run.objects.write(name, json.dumps(body | {"version": 1}).encode())

@@ -8,12 +8,12 @@ from cairn.storage import runs
 
 PUBLIC = [
     "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
-    "CheckpointReader", "CheckpointRef", "Checkpointer", "CorruptionError", "Decision",
-    "DueReason", "FencedError", "Files", "Garbage", "InvalidSliceError", "InvalidURIError",
-    "LeafInfo", "LeafNotFoundError", "Lease", "LeaseHeldError", "Lineage", "Manifest",
-    "ModelInfo", "NotACheckpointError", "NotFoundError", "ObjectStore", "PolicyError",
-    "PreconditionFailedError", "Repair", "RetentionOutcome", "RetentionPolicy", "Rollback",
-    "Run", "RunInfo", "RunNotFoundError", "RunReport", "SaveError", "SaveHandle", "SavePolicy",
+    "CheckpointReader", "CheckpointRef", "Checkpointer", "CopyReport", "CorruptionError",
+    "Decision", "DueReason", "FencedError", "Files", "Garbage", "InvalidSliceError",
+    "InvalidURIError", "LeafInfo", "LeafNotFoundError", "Lease", "LeaseHeldError", "Lineage",
+    "Manifest", "ModelInfo", "NotACheckpointError", "NotFoundError", "ObjectStore", "PolicyError",
+    "PreconditionFailedError", "Repair", "RetentionOutcome", "RetentionPolicy", "Rollback", "Run",
+    "RunInfo", "RunNotFoundError", "RunReport", "SaveError", "SaveHandle", "SavePolicy",
     "SaveState", "SharingPolicy", "StepChangedError", "StepExistsError", "StepFacts",
     "StepInFlightError", "StepInUseError", "StepInfo", "StepNotFoundError", "StepState",
     "StorageError", "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource",

@@ -15,7 +15,7 @@ from cairn.service.jobs.kinds.export_job import ExportContent, abandon_export, r
 from cairn.state.conversion import float_dtype, is_floating
 from cairn.state.errors import ArgumentError
 from cairn.storage.reading import CheckpointReader, LeafInfo
-from cairn.storage.runs import Manifest, Run
+from cairn.storage.runs import Manifest, Run, StepInfo
 from cairn.storage.safetensors import TensorSource, plan_shards
 
 KIND: Final = "gather"
@@ -24,18 +24,18 @@ FILE_PREFIX: Final = "gathered"
 _ONE_FILE: Final = 1 << 62
 
 
-def gather_options(manifest: Manifest, items: list[str], dtype: str | None) -> dict[str, Any]:
+def gather_options(run: Run, step: StepInfo, items: list[str], dtype: str | None) -> dict[str, Any]:
     """The options in the one form that identifies the artifact.
 
     Raises:
         InvalidRequestError: The step holds no arrays under one of the items, or the dtype is
             unknown.
     """
-    arrays = {leaf.item for leaf in manifest.leaves}
+    arrays = {leaf.item for leaf in run.contents(step).leaves}
     unknown = sorted({*items} - arrays)
     if unknown:
         raise InvalidRequestError(
-            f"body.items: expected items of step {manifest.step} that hold arrays "
+            f"body.items: expected items of step {step.step} that hold arrays "
             f"({', '.join(sorted(arrays))}), found {', '.join(map(repr, unknown))}"
         )
     _dtype(dtype)

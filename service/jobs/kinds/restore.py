@@ -47,13 +47,21 @@ def _fork(context: JobContext, request: Request) -> Result:
 
     forked = fork_run(source, step, target, by=writer_id(context.operation_id), progress=copied)
     progress.set(message="done")
-    return {
+    result = {
         "root": request["root"],
         "run": request["target"],
         "step": forked.step,
         "attempt": forked.attempt,
         "bytes": forked.nbytes,
     }
+    if forked.copied is not None:
+        result |= {
+            "checked": forked.copied.how,
+            "checked_files": forked.copied.files,
+            "checked_bytes": forked.copied.nbytes,
+            "unrecorded_files": forked.copied.unrecorded,
+        }
+    return result
 
 
 def _rollback(context: JobContext, request: Request) -> Result:

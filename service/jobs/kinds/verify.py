@@ -95,6 +95,7 @@ def _report(report: VerifyReport) -> dict[str, Any]:
         "step": report.step,
         "attempt": report.attempt,
         "sound": report.ok,
+        "loads": report.loads,
         "files": report.files,
         "bytes": report.nbytes,
         "leaves": report.leaves,

@@ -6,12 +6,15 @@ attempt has base_step < s. This is judged at read time from the store alone, so 
 paused and wakes up after a takeover writes where nobody looks.
 
 Every attempt names the one before it, with its base step, and the lease names the newest: a record
-that is lost, damaged or in another's place is missed, and what it said is known all the same.
+that is lost, damaged or in another's place is missed, and what it said is known all the same. It
+names the step that it keeps as well, with its attempt, and the one that it was begun to overwrite:
+a manifest that is lost does not give its place back to what it had overwritten.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
@@ -43,6 +46,7 @@ __all__ = [
     "AttemptRecord",
     "AttemptsFound",
     "Begun",
+    "Kept",
     "counting",
     "create_attempt",
     "ensure_newest",
@@ -51,13 +55,17 @@ __all__ = [
     "list_attempts",
     "newest_number",
     "set_aside",
+    "told_steps",
 ]
 
 
-Begun = tuple[
-    Annotated[int, Field(ge=0, le=MAX_NUMBER)], Annotated[int, Field(ge=-1, le=MAX_NUMBER)]
-]
+Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+
+Begun = tuple[Number, Annotated[int, Field(ge=-1, le=MAX_NUMBER)]]
 """(number, base step) of an attempt."""
+
+Kept = int | tuple[int, int]
+"""The last step that an attempt keeps: (step, attempt), or its number alone; -1 for none."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,8 @@ class Attempt:
         at: when it began, RFC 3339 in UTC.
         instance: of the process that writes it; known to that process alone.
         previous: the attempt before it, (0, -1) if it is the first; None: not known.
+        base_attempt: which attempt had written the base step; None: not known.
+        overwrites: the step that it was begun to overwrite, which it saves first; None: it was not.
     """
 
     number: int
@@ -79,6 +89,8 @@ class Attempt:
     at: str
     instance: str = field(default="", compare=False)
     previous: Begun | None = field(default=None, compare=False)
+    base_attempt: int | None = field(default=None, compare=False)
+    overwrites: int | None = field(default=None, compare=False)
 
 
 class AttemptRecord(Record):
@@ -90,6 +102,20 @@ class AttemptRecord(Record):
     writer: str
     at: str
     previous: Begun | None = Field(default=None, exclude_if=lambda one: one is None)
+    base_attempt: Number | None = Field(default=None, exclude_if=lambda one: one is None)
+    overwrites: Number | None = Field(default=None, exclude_if=lambda one: one is None)
+
+    def of_number(self, number: int) -> Attempt:
+        """The attempt that has this record."""
+        return Attempt(
+            number,
+            self.base_step,
+            self.writer,
+            self.at,
+            previous=self.previous,
+            base_attempt=self.base_attempt,
+            overwrites=self.overwrites,
+        )
 
 
 class AttemptsFound(NamedTuple):
@@ -140,6 +166,29 @@ def set_aside(attempts: Iterable[Attempt]) -> Callable[[int, int], bool]:
     return is_aside
 
 
+def told_steps(
+    attempts: Iterable[Attempt], known: Iterable[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """(step, attempt) of steps that were published once, as attempts tell.
+
+    Args:
+        attempts: of the run, by number.
+        known: (step, attempt) of others that were published: an attempt saves nothing before the
+            step that it was begun to overwrite.
+    """
+    attempts = list(attempts)
+    told = {(one.base_step, one.base_attempt) for one in attempts if one.base_attempt is not None}
+    # The record of the second is lost: what it went back to is what the first had overwritten.
+    told.update(
+        (before.overwrites, before.number)
+        for before, one in pairwise(attempts)
+        if one.base_attempt is None and before.overwrites == one.base_step
+    )
+    first = {one.number: one.overwrites for one in attempts if one.overwrites is not None}
+    done = {number for step, number in (*told, *known) if step >= first.get(number, step + 1)}
+    return told.union((first[number], number) for number in done)
+
+
 def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Attempt]:
     """Every attempt of the run, by number.
 
@@ -157,12 +206,15 @@ def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Att
     return found.known
 
 
-def judge_attempts(objects: ObjectStore, newest: Begun | None = None) -> AttemptsFound:
+def judge_attempts(
+    objects: ObjectStore, newest: Begun | None = None, writers: Collection[int] = ()
+) -> AttemptsFound:
     """Every attempt of the run, also where records are lost or damaged.
 
     Args:
         objects: the run's objects.
         newest: the newest attempt, if the lease told before; it must be there.
+        writers: numbers of attempts that have written manifests; they must be there.
     """
     names = {
         name: number
@@ -170,28 +222,26 @@ def judge_attempts(objects: ObjectStore, newest: Begun | None = None) -> Attempt
         if (number := parse_attempt_file(name)) is not None
     }
     records, problems = judge_records(objects, names, AttemptRecord.parse)
-    known = {
-        names[name]: Attempt(
-            names[name], record.base_step, record.writer, record.at, previous=record.previous
-        )
-        for name, record in records.items()
-    }
+    known = {names[name]: record.of_number(names[name]) for name, record in records.items()}
     told = dict(one.previous for one in known.values() if one.previous is not None)
     told.update([] if newest is None else [newest])
-    for number in sorted(told.keys() - known.keys() - {0}):
+    for number in sorted({*told, *writers} - known.keys() - {0}):
         name = attempt_file(number)
         # By its name: a store may show an old list.
         found = None if name in problems else objects.read(name)
         try:
             if found is not None:
                 record = parse_record(objects, name, AttemptRecord, found)
-                known[number] = Attempt(number, record.base_step, record.writer, record.at)
+                known[number] = record.of_number(number)
             elif name not in problems:
                 problems[name] = _lost(objects, name)
         except UNREADABLE as exc:
             problems[name] = exc
-        known.setdefault(number, Attempt(number, told[number], writer="", at=""))
-    unknown = {number for name, number in names.items() if name in problems}.difference(known)
+        if number in told:
+            known.setdefault(number, Attempt(number, told[number], writer="", at=""))
+    numbers = {number for number in writers if attempt_file(number) in problems}
+    numbers.update(number for name, number in names.items() if name in problems)
+    unknown = numbers.difference(known)
     return AttemptsFound(sorted(known.values(), key=_number), sorted(unknown), problems)
 
 
@@ -219,6 +269,8 @@ def create_attempt(objects: ObjectStore, attempt: Attempt) -> Attempt | None:
         writer=attempt.writer,
         at=attempt.at,
         previous=attempt.previous,
+        base_attempt=attempt.base_attempt,
+        overwrites=attempt.overwrites,
     )
     try:
         write_record(

@@ -23,6 +23,7 @@ __all__ = [
     "COMMIT_FILE",
     "DAMAGED",
     "EXPORTS",
+    "INDEX_FILE",
     "LEASE_FILE",
     "MANIFESTS",
     "RUN_FILE",
@@ -42,6 +43,7 @@ __all__ = [
     "check_step",
     "export_dir",
     "export_manifest",
+    "forgotten_file",
     "hold_file",
     "intent_file",
     "is_run_name",
@@ -66,6 +68,9 @@ RUN_FILE: Final = "run.json"
 LEASE_FILE: Final = "lease.json"
 COMMIT_FILE: Final = "commit_success.txt"
 """Written by Orbax into a step's folder once the step is complete."""
+
+INDEX_FILE: Final = "cairn.index"
+"""In a step's folder: where its values lie, and their digests. See `step_index`."""
 
 ATTEMPTS: Final = "attempts/"
 MANIFESTS: Final = "manifests/"
@@ -163,7 +168,12 @@ def _check(pattern: re.Pattern[str], text: str, what: str, rule: str) -> str:
             found=repr(text)[:200],
             next_step="Choose another name.",
         )
-    return text
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """Itself: a member of an enumeration of texts has another form in an f-string."""
+    return str.__str__(text)
 
 
 def check_run_name(name: str) -> str:
@@ -195,7 +205,7 @@ def check_alias(alias: str, *, within: object = "") -> str:
         "a letter or digit, then up to 63 letters, digits, '.', '_' or '-'; "
         "not digits alone, not 'latest'"
     )
-    if alias == "latest" or not _ALIAS.fullmatch(alias):
+    if _plain(alias) == "latest" or not _ALIAS.fullmatch(alias):
         raise InvalidURIError(
             "invalid alias",
             path=within,
@@ -203,7 +213,7 @@ def check_alias(alias: str, *, within: object = "") -> str:
             found=repr(alias)[:200],
             next_step="Choose another name; RUN/steps/N names a step, and RUN alone its latest.",
         )
-    return alias
+    return _plain(alias)
 
 
 def attempt_file(attempt: int) -> str:
@@ -234,6 +244,11 @@ def annotation_file(step: int, attempt: int) -> str:
 def trash_file(step: int, attempt: int) -> str:
     """The tombstone of a soft-deleted step."""
     return f"trash/{_stem(step, attempt)}.json"
+
+
+def forgotten_file(step: int, attempt: int) -> str:
+    """What a repair writes that was told to go on without the manifest of a step."""
+    return f"{DAMAGED}{MANIFESTS}{_stem(step, attempt)}.forgotten"
 
 
 def intent_file(step: int, attempt: int) -> str:

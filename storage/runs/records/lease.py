@@ -16,6 +16,7 @@ from cairn.storage.errors import FencedError, LeaseHeldError, PreconditionFailed
 from cairn.storage.runs.records.attempts import (
     Attempt,
     Begun,
+    Kept,
     create_attempt,
     ensure_newest,
     free_number,
@@ -38,7 +39,7 @@ __all__ = [
     "interrupted_start",
     "is_dead",
     "note_durable",
-    "noted_step",
+    "noted_key",
     "read_lease",
     "release",
     "renew",
@@ -107,7 +108,8 @@ def begin_attempt(
     objects: ObjectStore,
     *,
     writer: str,
-    base_step: int | Callable[[], int],
+    base_step: Kept | Callable[[], Kept],
+    overwrites: int | None = None,
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
     instance: str = "",
@@ -121,8 +123,10 @@ def begin_attempt(
     Args:
         objects: the run's objects.
         writer: id of the writer, the same over restarts.
-        base_step: the last step to keep, -1 for none; a function is called while the lease is
-            held, so that it sees all that an earlier writer published. It may be called again.
+        base_step: the last step to keep, with its attempt where that is known, -1 for none; a
+            function is called while the lease is held, so that it sees all that an earlier writer
+            published. It may be called again.
+        overwrites: the step that is to be overwritten, if one is; no other is saved before it.
         clock: tells the time.
         ttl: how long the lease lasts unless renewed, in seconds.
         instance: tells this process from others of the same writer id.
@@ -148,7 +152,8 @@ def begin_attempt(
             if before is not None:
                 ensure_newest(objects, before)
             previous = _newest(objects, lease)
-            keep = base_step() if callable(base_step) else base_step
+            kept = base_step() if callable(base_step) else base_step
+            keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
             probe.ensure_sound()
             begun = create_attempt(
                 objects,
@@ -158,6 +163,8 @@ def begin_attempt(
                     base_step=keep,
                     at=rfc3339(clock()),
                     previous=previous,
+                    base_attempt=keeper,
+                    overwrites=overwrites,
                 ),
             )
         except BaseException:
@@ -204,18 +211,18 @@ def interrupted_start(objects: ObjectStore, before: Attempt) -> Attempt:
     return replace(begun, instance=before.instance)
 
 
-def noted_step(objects: ObjectStore) -> int:
-    """The step that was reported durable last, if it is there and not deleted; else -1.
+def noted_key(objects: ObjectStore) -> tuple[int, int] | None:
+    """(step, attempt) that was reported durable last, if it is there and not deleted.
 
     It is read by name, so that a store that shows an old list can't hide it. Ask while holding the
     lease.
     """
     lease = read_lease(objects)
     if lease is None or lease.durable is None:
-        return -1
+        return None
     manifest, trash = manifest_file(*lease.durable), trash_file(*lease.durable)
     found = objects.read_many([manifest, trash])
-    return lease.durable[0] if found[manifest] is not None and found[trash] is None else -1
+    return lease.durable if found[manifest] is not None and found[trash] is None else None
 
 
 def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
@@ -383,7 +390,8 @@ def _replaced(objects: ObjectStore, attempt: Attempt, held: Lease) -> FencedErro
         "this writer was replaced",
         path=objects.uri,
         expected=f"the lease of attempt {attempt.number} of {attempt.writer}",
-        found=f"the lease of attempt {held.attempt} of {held.writer}",
+        found=f"the lease of attempt {held.attempt} of {held.writer}"
+        + (", of another process" if held.attempt == attempt.number else ""),
         next_step="Stop this process, or begin a new attempt from the latest step.",
     )
 

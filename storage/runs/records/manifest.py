@@ -1,11 +1,13 @@
 """The manifest of a step: what was saved, written once Orbax has committed.
 
-Its presence makes a step verified complete. It names every leaf, every file, every asset and the
-environment, so that nothing that lists, plans or converts has to open the data. It carries a
-checksum of itself, so that what it says of all the others can be relied on.
+Its presence makes a step verified complete. It keeps what is asked for often, and stays small
+however large the step is; leaves and files stand in the step's index, whose SHA-256 it has. It
+carries a checksum of itself, so that what it says of all the others can be relied on.
+
+Up to version 3 there was no index: the manifest itself named every leaf and every file. What reads
+either kind is `step_contents`.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -15,7 +17,9 @@ from cairn.storage.runs.records.layout import MAX_NUMBER
 from cairn.storage.store import Moment, Place, Record, sha256_of
 
 __all__ = [
+    "CONTENT_FIELDS",
     "AssetRecord",
+    "IndexRef",
     "LeafRecord",
     "Manifest",
     "ManifestSummary",
@@ -137,12 +141,37 @@ class ModelInfo(_Part):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
+class IndexRef(_Part):
+    """What a manifest knows of its step's index.
+
+    Attributes:
+        size: bytes of the file.
+        sha256: of the file.
+        directory: offset and bytes of its directory.
+        directory_sha256: of the directory as it is stored.
+        nbytes: bytes of all files of the step.
+        files: how many there are.
+        leaves: how many there are.
+    """
+
+    size: Natural
+    sha256: Sha256
+    directory: tuple[Natural, Natural]
+    directory_sha256: Sha256
+    nbytes: Natural
+    files: Natural
+    leaves: Natural
+
+
+CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects"}
+"""Fields of a manifest that tell of leaves and files; an index has all others too."""
+
 _SHARED_FILES: Final = "shared_files"
 _SHARED: Final = TypeAdapter(tuple[SharedFiles, ...])
 
 
 class Manifest(Record):
-    """Everything about one committed step.
+    """Everything about one committed step but its leaves and files.
 
     Attributes:
         step: step number.
@@ -150,36 +179,40 @@ class Manifest(Record):
         created: when, RFC 3339 in UTC.
         writer: the writer's id.
         items: names of the stored items.
-        leaves: every leaf of every item.
-        objects: every file of the step's folder.
+        index: what is known of the step's index; None up to version 3.
+        inline_leaves: without an index, every leaf of every item.
+        inline_objects: without an index, every file of the step's folder.
         assets: small files kept in the run.
         model: which model, if one was saved.
-        environment: versions and hosts, for people; and what `sharing` adds, which earlier
-            releases would refuse in a field of its own.
+        environment: versions and hosts, for people.
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
+    VERSION: ClassVar[int] = 4
 
     step: Number
     attempt: Number
     created: Moment
     writer: str
     items: tuple[str, ...]
-    leaves: tuple[LeafRecord, ...] = ()
-    objects: tuple[ObjectRecord, ...] = ()
+    index: IndexRef | None = Field(default=None, exclude_if=lambda one: one is None)
+    inline_leaves: tuple[LeafRecord, ...] = Field(default=(), alias="leaves")
+    inline_objects: tuple[ObjectRecord, ...] = Field(default=(), alias="objects")
     assets: tuple[AssetRecord, ...] = ()
     model: ModelInfo | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _check_bytes(self) -> "Manifest":
+    def _check_contents(self) -> "Manifest":
+        if self.index is not None and (self.inline_leaves or self.inline_objects):
+            raise ValueError("an index, or leaves and objects, not both")
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
 
     @property
-    def shared_files(self) -> tuple[SharedFiles, ...]:
-        """Which files the step shares with which earlier ones, as far as it tells."""
+    def inline_shared_files(self) -> tuple[SharedFiles, ...]:
+        """Without an index: which files are shared with earlier steps, as far as it tells."""
         try:
             return _SHARED.validate_python(self.environment.get(_SHARED_FILES, ()))
         except ValidationError:  # somebody else's entry of that name
@@ -188,19 +221,21 @@ class Manifest(Record):
     @property
     def unshared_environment(self) -> dict[str, Any]:
         """`environment` for a copy of the step, which shares nothing."""
-        return {name: one for name, one in self.environment.items() if name != _SHARED_FILES}
+        return {name: value for name, value in self.environment.items() if name != _SHARED_FILES}
 
-    @staticmethod
-    def sharing(shared: Sequence[SharedFiles]) -> dict[str, Any]:
-        """What `environment` says of files that are shared: nothing if none is."""
-        return {_SHARED_FILES: [one.model_dump(mode="json") for one in shared]} if shared else {}
+    @property
+    def leaf_count(self) -> int:
+        """How many leaves all items have."""
+        return len(self.inline_leaves) if self.index is None else self.index.leaves
 
     @property
     def nbytes(self) -> int:
         """Bytes of the step's files; of its leaves if no file is recorded."""
-        if self.objects:
-            return sum(record.size for record in self.objects)
-        return sum(leaf.nbytes for leaf in self.leaves)
+        if self.index is not None:
+            return self.index.nbytes
+        if self.inline_objects:
+            return sum(record.size for record in self.inline_objects)
+        return sum(leaf.nbytes for leaf in self.inline_leaves)
 
 
 class ManifestSummary(NamedTuple):
@@ -225,10 +260,11 @@ class ManifestSummary(NamedTuple):
             CorruptionError: it is not what was written.
         """
         body = Manifest.body(data, path, place)
-        created, objects = body.get("created"), body.get("objects")
+        created, objects, index = (body.get(name) for name in ("created", "objects", "index"))
         try:
-            if isinstance(created, str) and objects:
-                nbytes = sum(int(record["size"]) for record in objects)
+            if isinstance(created, str) and (objects or index):
+                inline = sum(int(record["size"]) for record in objects or ())
+                nbytes = inline if index is None else int(index["nbytes"])
                 return cls(created, nbytes, sha256_of(data))
         except (TypeError, KeyError, ValueError):
             pass  # the full check below says what is wrong

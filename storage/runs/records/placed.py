@@ -6,6 +6,7 @@ has no id, its records no place; they are read as they are, and what is written 
 place.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable
@@ -14,13 +15,14 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
-from cairn.storage.runs.records.layout import RUN_FILE
+from cairn.storage.runs.records.layout import LEASE_FILE, RUN_FILE
 from cairn.storage.runs.records.run_info import RunInfo
-from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned
+from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned, place_told
 
 __all__ = [
     "UNREADABLE",
     "judge_records",
+    "misplaced",
     "parse_record",
     "place_of",
     "put_record",
@@ -48,7 +50,9 @@ class _RunIds:
         self._known: WeakKeyDictionary[ObjectStore, str] = WeakKeyDictionary()
 
     def get(self, objects: ObjectStore, *, anew: bool = False) -> str | None:
-        """The id in `run.json`; "" if it has none, None if there is no `run.json` to be read.
+        """The id in `run.json`, or in the lease if that is lost; "" if it has none.
+
+        None if neither can be read.
 
         Args:
             objects: the run's objects.
@@ -59,12 +63,12 @@ class _RunIds:
         if known is not None and not anew:
             return known
         found = objects.read(RUN_FILE)
-        if found is None:
-            return None
-        try:
-            return self.note(objects, RunInfo.parse(found.value, objects.uri / RUN_FILE))
-        except UNREADABLE:
-            return None
+        with contextlib.suppress(*UNREADABLE):
+            if found is not None:
+                return self.note(objects, RunInfo.parse(found.value, objects.uri / RUN_FILE))
+        lease = objects.read(LEASE_FILE)
+        told = None if lease is None else place_told(lease.value)
+        return None if told is None else told.run
 
     def note(self, objects: ObjectStore, info: RunInfo) -> str:
         """The id of the run that is there now."""
@@ -134,6 +138,28 @@ def parse_record(objects: ObjectStore, name: str, kind: type[R], stored: Version
         if now == run:
             raise
         return parsed(now)
+
+
+def misplaced(objects: ObjectStore, name: str) -> CorruptionError | None:
+    """What is wrong with a record that was written, whole, for another place or another run.
+
+    None if it belongs to `name`, is not there, or says nothing: what counts by its name alone does.
+    """
+    found = objects.read(name)
+    told = None if found is None else place_told(found.value)
+    if told is None:
+        return None
+    own = place_of(objects, name)
+    if told.key == name and own.run in (None, told.run):
+        return None
+    return CorruptionError(
+        "a record of another place",
+        path=objects.uri / name,
+        expected=f"the record {name}" + ("" if own.run is None else f" of run {own.run!r}"),
+        found=f"the record {told.key} of run {told.run!r}",
+        next_step="Remove it if nothing of that name was written, or see what `cairn repair` can "
+        "do.",
+    )
 
 
 def read_records(

@@ -8,12 +8,20 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from cairn.storage.arrays import CUSTOM_KEY, JSON_FILES, META_ITEM, STEP_METADATA
+from cairn.storage.arrays import (
+    CUSTOM_KEY,
+    JSON_FILES,
+    META_ITEM,
+    STEP_METADATA,
+    StoredFile,
+    stored_file,
+)
 from cairn.storage.errors import (
     InvalidURIError,
     SaveError,
@@ -36,12 +44,12 @@ from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.saving.item_writer import (
     HeldItem,
     WrittenItem,
-    merge_databases,
+    complete_item,
     write_files,
     write_item,
 )
 
-__all__ = ["TEMPORARY", "StepWrite", "begin_step", "orbax_folder"]
+__all__ = ["TEMPORARY", "StepWrite", "begin_step", "commit_text", "orbax_folder"]
 
 _TIMEOUT_SECONDS: Final = 3600
 
@@ -98,6 +106,7 @@ class StepWrite:
         self._response: ocp.AsyncResponse[None] | None = None
         self._progress = Progress()
         self._failure: Exception | None = None
+        self._files: list[StoredFile] = []
         self.begun = self.committed = self.given_up = False
 
     def begin(self) -> None:
@@ -139,7 +148,7 @@ class StepWrite:
             return ocp.save_checkpointables_async(
                 orbax_folder(self._folder),
                 {META_ITEM: self},
-                custom_metadata={CUSTOM_KEY: self._custom()},
+                custom_metadata={CUSTOM_KEY: self._custom},
             )
 
     def _watched(self, call: Callable[[], R]) -> R:
@@ -162,6 +171,19 @@ class StepWrite:
             if self._failure is not None:
                 raise self._failure from None
             raise
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """In process 0, the files that this wrote beside the items, named from the step's folder.
+
+        All of Orbax's own among them are to be there too: the mark of the commit comes last.
+        """
+        return list(self._files)
+
+    @cached_property
+    def meta_digest(self) -> str:
+        """Of the JSON item's canonical form."""
+        return sha256_of(canonical_json(dict(self._meta)))
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Called by Orbax: what writes the items once it has made the folder."""
@@ -205,7 +227,7 @@ class StepWrite:
         processes.meet(self._key, "made")
         if processes.is_primary():
             text = json.dumps(self._meta).encode()
-            write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
+            self._files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
         trees = {name: item for name, item in self._items.items() if item.arrays}
         if trees:
             with ThreadPoolExecutor(len(trees), "cairn-item") as pool:
@@ -218,29 +240,24 @@ class StepWrite:
             processes.meet(self._key, "written")
         if not processes.is_primary():
             return
-        if jax.process_count() > 1:
-            for name in trees:
-                merge_databases(folder / name, jax.process_count())
-        write_files(folder, self._markers([*trees, META_ITEM]))
+        for name in trees:
+            self._written[name] = complete_item(folder / name, self._written[name])
+        self._files += write_files(folder, self._markers([*trees, META_ITEM]))
 
     def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
         """What Orbax's older checkpointers want in each item on a bucket, which has no renames.
 
         On a disk, too: what lies there may be copied to a bucket.
         """
-        return {
-            f"{item}/{COMMIT_FILE}": b"Checkpoint commit was successful to "
-            + orbax_folder(self._folder / item).encode()
-            for item in items
-        }
+        return {f"{item}/{COMMIT_FILE}": commit_text(self._folder / item) for item in items}
 
+    @cached_property
     def _custom(self) -> dict[str, Any]:
         """Our part of Orbax's custom metadata: which items there are, and how leaves are stored."""
         return {
             "version": 1,
             "items": sorted([*self._items, META_ITEM]),
-            # Orbax keeps JSON without a checksum.
-            "meta_digest": sha256_of(canonical_json(dict(self._meta))),
+            "meta_digest": self.meta_digest,  # Orbax keeps JSON without a checksum
             "forms": {
                 name: {
                     path: [form.kind, list(form.shape), form.dtype]
@@ -255,12 +272,26 @@ class StepWrite:
         """Write down with which of Orbax's handlers each item is to be read."""
         objects = ObjectStore(self._folder, patient=True)
         found = objects.read(STEP_METADATA)
-        assert found is not None, "Orbax has committed"
-        described = json.loads(found.value)
+        described = {} if found is None else json.loads(found.value)
+        if described.get("custom_metadata") != {CUSTOM_KEY: self._custom}:
+            raise SaveError(
+                "what Orbax has recorded is not what it was given",
+                path=self._folder / STEP_METADATA,
+                expected=f"Cairn's part of it: {self._custom}"[:400],
+                found=str(described.get("custom_metadata"))[:400],
+                next_step="Save again; the step is not listed.",
+            )
         described["item_handlers"] = {META_ITEM: _name_of(ocp.handlers.JsonHandler)} | {
             name: _name_of(ocp.handlers.PyTreeHandler) for name in sorted(self._written)
         }
-        objects.write(STEP_METADATA, json.dumps(described).encode())
+        text = json.dumps(described).encode()
+        objects.write(STEP_METADATA, text)
+        self._files.append(stored_file(STEP_METADATA, text))
+
+
+def commit_text(folder: StoreURI) -> bytes:
+    """What Orbax writes into the file that marks a folder as complete."""
+    return b"Checkpoint commit was successful to " + orbax_folder(folder).encode()
 
 
 def begin_step(

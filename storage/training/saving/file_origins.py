@@ -6,8 +6,7 @@ shared with it, whichever process linked it. Imports no JAX.
 
 from collections.abc import Iterable
 
-from cairn.storage.arrays import VALUE_FOLDER
-from cairn.storage.runs import SharedFiles
+from cairn.storage.arrays import holds_values
 
 __all__ = ["FileOrigins"]
 
@@ -22,25 +21,12 @@ class FileOrigins:
         """Of a run that this process has not saved yet."""
         self._known: dict[str, Origin] = {}
 
-    def shared(self, names: Iterable[str]) -> tuple[SharedFiles, ...]:
-        """What a step with these files shares with the steps that wrote them, oldest first."""
-        found: dict[Origin, list[str]] = {}
-        for name in sorted(names):
-            if name in self._known:
-                found.setdefault(self._known[name], []).append(name)
-        return tuple(
-            SharedFiles(step=step, attempt=attempt, files=tuple(files))
-            for (step, attempt), files in sorted(found.items())
-        )
+    def of(self, names: Iterable[str]) -> dict[str, Origin]:
+        """Which step wrote a file, of those that an earlier one than this has written."""
+        return {name: self._known[name] for name in names if name in self._known}
 
     def remember(self, names: Iterable[str], *, step: int, attempt: int) -> None:
         """A step with these files is durable."""
         self._known = {
-            name: self._known.get(name, (step, attempt)) for name in names if _holds_values(name)
+            name: self._known.get(name, (step, attempt)) for name in names if holds_values(name)
         }
-
-
-def _holds_values(name: str) -> bool:
-    """Whether a file of a step is a value file of some process: "item/…/d/name"."""
-    *item, folder, _ = ["", *name.split("/")]
-    return len(item) > 1 and folder == VALUE_FOLDER

@@ -2,8 +2,8 @@
 
 The item's value files come straight from memory. The small files that make it an Orbax tree follow
 from shapes, dtypes and shardings alone, and are made once for each. With several processes each
-writes a database of its own parts, which TensorStore then merges, as it does for Orbax. Imports
-JAX. See ADR 0009.
+writes value files of its own parts and tells process 0 of them, which writes one database of all.
+Imports JAX. See ADR 0009 and 18.
 
 Source of the small files: orbax.checkpoint 0.12, `_src/metadata/{tree,sharding,
 array_metadata_store}.py` and `_src/serialization/tensorstore_utils.py`, and files written by them.
@@ -23,42 +23,43 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
-import tensorstore as ts
 
 from cairn.storage.arrays import (
-    FILE_PREFIX,
     MANIFEST_FILE,
-    MAX_INLINE_BYTES,
-    MAX_NODE_BYTES,
     NODE_FOLDER,
     TREE_METADATA,
-    ChunkDigests,
-    ChunkShapes,
     Compression,
-    DigestedBox,
     ShardToWrite,
     StoredFile,
     StoredForm,
+    StoredLayout,
     ValueRef,
     array_name,
-    codecs,
     keys_of,
     leaf_node,
     manifest,
     open_sink,
     packed_axis,
+    stored_file,
     write_value_files,
+    zarr_description,
 )
-from cairn.storage.errors import translate
-from cairn.storage.store import ObjectStore, Progress, StoreURI, outcome, patient_context
+from cairn.storage.runs import PlacedShard
+from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training.saving.held_arrays import HeldArray
+from cairn.storage.training.saving.item_parts import (
+    ItemPart,
+    WrittenShard,
+    part_file,
+    take_parts,
+)
 from cairn.storage.training.saving.unchanged import SavedItem, SavedShard, Unchanged
 
 __all__ = [
     "HeldItem",
     "WrittenItem",
+    "complete_item",
     "index_entries",
-    "merge_databases",
     "shards_of",
     "write_files",
     "write_item",
@@ -102,16 +103,16 @@ class WrittenItem(NamedTuple):
     """What came of writing an item.
 
     Attributes:
-        files: size and checksum of the value files that this process wrote, named from the item.
-        digests: of the chunks that this process wrote.
+        parts: what this process wrote; in process 0, in the end, what all wrote.
         database: the folder in the item's that this process wrote into; None for the item's own.
         saved: what of it the next save may use, once the step is durable.
+        described: the description of each array, by its key in the database.
     """
 
-    files: list[StoredFile]
-    digests: ChunkDigests
+    parts: tuple[ItemPart, ...]
     database: str | None
     saved: SavedItem
+    described: Mapping[bytes, bytes]
 
 
 def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
@@ -129,7 +130,7 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     held = dict(item.arrays)
     item.arrays.clear()
     shards = list(shards_of(held, item.forms, item.compression))
-    entries: dict[bytes, bytes | ValueRef] = dict(index_entries(held, item.compression))
+    described = index_entries(held, item.compression)
     files = dict([_layouts_file(held, process)])
     if process == 0:
         files |= _description(held)
@@ -144,76 +145,60 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     del shards
     sink = open_sink(database)
     try:
-        values = write_value_files(sink, _drained(reused.rest))
+        written = write_value_files(sink, _drained(reused.rest))
     finally:
         sink.close()
     stored = dict(reused.shards)
-    for file in values:
+    for file in written:
         for key, (path, box) in file.boxes.items():
             prints = file.fingerprints.get(key) or reused.fingerprints.get(key)
             stored[key] = SavedShard(path, file.refs[key], box, prints)
     value_files = {
         **reused.files,
-        **item.unchanged.written(database, (one.record for one in values)),
+        **item.unchanged.written(database, (one.record for one in written)),
     }
-    boxes: dict[str, list[DigestedBox]] = {}
-    for key, shard in stored.items():
-        entries[key] = shard.ref
-        boxes.setdefault(shard.path, []).append(shard.box)
     prefix = f"{own}/" if own else ""
-    digests = ChunkDigests(boxes)
-    node = leaf_node(entries)
-    node_file = f"{NODE_FOLDER}/{secrets.token_hex(16)}"
-    files[f"{prefix}{node_file}"] = node.data
-    files[f"{prefix}{MANIFEST_FILE}"] = manifest(node, node_file, time_ns=time.time_ns())
-    files[f"{FILE_PREFIX}{process}.json"] = digests.to_bytes()
-    write_files(folder, files)
-    return WrittenItem(
-        files=[file.record._replace(name=f"{prefix}{name}") for name, file in value_files.items()],
-        digests=digests,
-        database=own,
-        saved=SavedItem(database, layouts, stored, value_files),
-    )
+    placed = {
+        key: WrittenShard(
+            shard.path,
+            PlacedShard(
+                shard.box.origin,
+                shard.ref._replace(file=prefix + shard.ref.file),
+                shard.box.digests,
+            ),
+        )
+        for key, shard in stored.items()
+    }
+    small = write_files(folder, files)
+    values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
+    part = ItemPart((*values, *small), placed)
+    if own is not None and process != 0:
+        write_files(folder, {part_file(process): part.to_bytes()})
+    return WrittenItem((part,), own, SavedItem(database, layouts, stored, value_files), described)
 
 
-def merge_databases(folder: StoreURI, count: int) -> None:
-    """Make one database of an item's `count` databases: its tree names their value files.
+def complete_item(folder: StoreURI, written: WrittenItem) -> WrittenItem:
+    """Make one database of what all processes wrote of an item; process 0 calls this.
 
-    As Orbax does for its own handler, with the nodes apart from the values.
+    Args:
+        folder: the item's.
+        written: what process 0 wrote. All others are done.
 
     Raises:
+        SaveError: a process did not tell what it wrote.
         StoreUnavailableError: the store gives no answer.
     """
-    context, progress = patient_context(), Progress()
-    spec = {
-        "driver": "ocdbt",
-        "base": folder.kvstore_spec(),
-        "config": {
-            "max_inline_value_bytes": MAX_INLINE_BYTES,
-            "max_decoded_node_bytes": MAX_NODE_BYTES,
-            "manifest_kind": "single",
-        },
-        "assume_config": True,  # nobody else writes here
-        "btree_node_data_prefix": f"{NODE_FOLDER}/",
-        "version_tree_node_data_prefix": f"{NODE_FOLDER}/",
-    }
-    try:
-        whole = outcome(ts.KvStore.open(spec, context=context), progress)
-        parts = [
-            ts.KvStore.open(
-                {"driver": "ocdbt", "base": (folder / _PROCESS_FOLDER.format(n)).kvstore_spec()},
-                context=context,
-            )
-            for n in range(count)
-        ]
-        transaction = ts.Transaction(atomic=True)
-        merged = whole.with_transaction(transaction)
-        opened = [outcome(part, progress) for part in parts]
-        for copied in [part.experimental_copy_range_to(merged) for part in opened]:
-            outcome(copied, progress)
-        outcome(transaction.commit_async(), progress)
-    except (ValueError, OSError) as exc:
-        raise translate(exc, path=folder) from exc
+    parts = list(written.parts)
+    if jax.process_count() > 1:
+        parts += take_parts(folder, range(1, jax.process_count()))
+    entries: dict[bytes, bytes | ValueRef] = dict(written.described)
+    for part in parts:
+        entries |= {key: shard.placed.ref for key, shard in part.shards.items()}
+    node = leaf_node(entries)
+    node_file = f"{NODE_FOLDER}/{secrets.token_hex(16)}"
+    top = manifest(node, node_file, time_ns=time.time_ns())
+    files = write_files(folder, {node_file: node.data, MANIFEST_FILE: top})
+    return written._replace(parts=(*parts, ItemPart(files, {})))
 
 
 def _drained(shards: list[Any]) -> Any:
@@ -223,8 +208,12 @@ def _drained(shards: list[Any]) -> Any:
         yield shards.pop()
 
 
-def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> None:
-    """Write small files that nobody else writes. On a disk they are synced with the step."""
+def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile]:
+    """Write small files that nobody else writes. On a disk they are synced with the step.
+
+    Returns:
+        What they are, told from the bytes that were to be written.
+    """
     if folder.scheme != "file":
         objects = ObjectStore(folder, patient=True)
         pool = ThreadPoolExecutor(min(8, len(files)))
@@ -233,12 +222,13 @@ def write_files(folder: StoreURI, files: Mapping[str, bytes]) -> None:
                 done.result()
         finally:
             pool.shutdown(cancel_futures=True)
-        return
-    for name, data in files.items():
-        path = os.path.join(folder.local_path, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(data)
+    else:
+        for name, data in files.items():
+            path = os.path.join(folder.local_path, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as file:
+                file.write(data)
+    return [stored_file(name, data) for name, data in files.items()]
 
 
 _SHARDINGS: Final = "_sharding"
@@ -281,8 +271,8 @@ def index_entries(
 ) -> dict[bytes, bytes]:
     """The zarr description of each array, by its key in the database."""
     return {
-        f"{array_name(path)}/zarr.json".encode(): _zarr_json(
-            array.shape, array.dtype.name, array.cut, compression
+        f"{array_name(path)}/zarr.json".encode(): zarr_description(
+            StoredLayout(array.shape, array.dtype.name, array.cut), compression
         )
         for path, array in held.items()
     }
@@ -368,40 +358,6 @@ def _device_ids(devices: Any) -> Any:
     if isinstance(devices, list):
         return [_device_ids(one) for one in devices]
     return {"id": devices.id}
-
-
-@functools.lru_cache(maxsize=4096)
-def _zarr_json(
-    shape: tuple[int, ...], dtype: str, cut: ChunkShapes, compression: Compression | None
-) -> bytes:
-    """As TensorStore writes it, which knows dtypes' names and fill values."""
-    of_chunks, of_index = codecs(compression)
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "memory"},
-        "metadata": {
-            "shape": list(shape),
-            "data_type": dtype,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": list(cut.shard)},
-            },
-            "codecs": [
-                {
-                    "name": "sharding_indexed",
-                    "configuration": {
-                        "chunk_shape": list(cut.chunk),
-                        "codecs": of_chunks,
-                        "index_codecs": of_index,
-                        "index_location": "end",
-                    },
-                }
-            ],
-        },
-    }
-    array = ts.open(spec, create=True, context=ts.Context()).result()
-    store: Any = array.kvstore
-    return bytes(store["zarr.json"])
 
 
 assert np.dtype("<u4").isnative, "values are written as they lie in memory: little endian"

@@ -1,7 +1,8 @@
 """Link value files of an earlier step into a new one, and only such as are what was written.
 
 Each is linked first and looked at then, under its new name, which nobody else knows. On a disk it
-must have the size that was written, and is read if it was modified or was not read for long. In an
+must have the size that was written, and is read if it was modified, is another file by now, or was
+not read for long. In an
 object store the copy must have the size and the checksum. What is damaged is removed again, and
 the caller writes the values anew, which it has in memory. Imports no JAX. See ADR 12.
 """
@@ -27,6 +28,18 @@ _READS_AT_ONCE: Final = 4
 T = TypeVar("T")
 
 
+class _Mark(NamedTuple):
+    """What a file system tells of a file, the same for each of its names.
+
+    Attributes:
+        modified: when it was, in nanoseconds.
+        inode: which file it is: one that took its name may have its size and time.
+    """
+
+    modified: int
+    inode: int
+
+
 class LinkedFile(NamedTuple):
     """A value file of this process, which may be linked into the next step.
 
@@ -35,15 +48,14 @@ class LinkedFile(NamedTuple):
         written: when.
         seen: when its bytes were last written or read.
         steps: that have it.
-        modified: when the file system says that it was modified, in nanoseconds; None where there
-            is no such thing.
+        mark: by which a file that was modified, or replaced, shows; None where there is none.
     """
 
     record: StoredFile
     written: datetime
     seen: datetime
     steps: int
-    modified: int | None
+    mark: _Mark | None
 
 
 class _Found(NamedTuple):
@@ -51,16 +63,14 @@ class _Found(NamedTuple):
 
     size: int
     crc32c: str | None
-    modified: int | None
+    mark: _Mark | None
 
 
 def new_files(
     folder: StoreURI, files: Iterable[StoredFile], now: datetime
 ) -> dict[str, LinkedFile]:
     """Files that were just written into the database in `folder`, by name."""
-    return {
-        file.name: LinkedFile(file, now, now, 1, _modified(folder, file.name)) for file in files
-    }
+    return {file.name: LinkedFile(file, now, now, 1, _mark(folder, file.name)) for file in files}
 
 
 def link_files(
@@ -104,7 +114,7 @@ def link_files(
         if found is None or not _is_as_written(found, file.record):
             problems[name] = "nothing" if found is None else _text(found.size, found.crc32c)
         elif found.crc32c is None and (
-            found.modified != file.modified or sharing.must_verify(seen=file.seen, now=now)
+            found.mark != file.mark or sharing.must_verify(seen=file.seen, now=now)
         ):
             due.append(name)
     problems |= _each(lambda name: _read_problem(target, files[name].record), due, _READS_AT_ONCE)
@@ -119,7 +129,7 @@ def link_files(
         sound[name] = file._replace(
             seen=now if name in due else file.seen,
             steps=file.steps + 1,
-            modified=shown[name].modified,
+            mark=shown[name].mark,
         )
     record_sharing(
         shared=sum(file.record.size for file in sound.values()),
@@ -205,9 +215,9 @@ def _stat(folder: StoreURI, name: str) -> _Found | None:
         found = os.stat(os.path.join(folder.local_path, name))
     except OSError:
         return None
-    return _Found(found.st_size, None, found.st_mtime_ns)
+    return _Found(found.st_size, None, _Mark(found.st_mtime_ns, found.st_ino))
 
 
-def _modified(folder: StoreURI, name: str) -> int | None:
+def _mark(folder: StoreURI, name: str) -> _Mark | None:
     found = _stat(folder, name) if folder.scheme == "file" else None
-    return None if found is None else found.modified
+    return None if found is None else found.mark

@@ -1,6 +1,6 @@
 """The background half of a save: from Orbax's commit to a durable step. Imports JAX.
 
-    Orbax commits -> sync -> list -> assets, labels -> fence -> manifest -> durable
+    Orbax commits -> sync -> compare -> assets -> index -> fence -> manifest -> durable
 
 Until the manifest is written nothing lists the step; whatever fails before leaves it unlisted.
 """
@@ -11,20 +11,22 @@ import platform
 import shutil
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import jax
 
-from cairn.storage.arrays import FILE_PREFIX, ChunkDigests, StoredFile
+from cairn.storage.arrays import StoredFile
 from cairn.storage.errors import FencedError, SaveError, StorageError, translate
 from cairn.storage.runs import (
-    COMMIT_FILE,
+    INDEX_FILE,
     Manifest,
-    ObjectRecord,
+    PlacedShard,
     Writer,
+    make_index,
+    place_of,
     put_assets,
     step_dir,
     sync_folder,
@@ -32,14 +34,12 @@ from cairn.storage.runs import (
 from cairn.storage.store import (
     Clock,
     ObjectStore,
-    StoreURI,
-    open_files,
-    read_files,
     rfc3339,
     within,
 )
 from cairn.storage.training import processes
-from cairn.storage.training.saving.engine import TEMPORARY, StepWrite
+from cairn.storage.training.saving.arrival import check_files
+from cairn.storage.training.saving.engine import TEMPORARY, StepWrite, commit_text
 from cairn.storage.training.saving.file_origins import FileOrigins
 from cairn.storage.training.saving.item_writer import WrittenItem
 from cairn.storage.training.saving.save_handle import SaveHandle
@@ -114,79 +114,57 @@ class SaveJob:
         handle.finish(error)
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
-        step, attempt = self.handle.step, self.handle.attempt
-        sync_folder(self.handle.uri)
-        objects = self._objects(written)
+        step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
+        sync_folder(folder)
+        files = [*self.write.files, *_files_of(written)]
+        objects = check_files(
+            folder, {file.name: file for file in files}, marker=commit_text(folder)
+        )
         names = [record.name for record in objects]
+        shards = _shards_of(written)
         manifest = Manifest(
             step=step,
             attempt=attempt,
             created=rfc3339(self.clock()),
             writer=self.by,
             items=self.save.names,
-            leaves=leaf_records(self.items.leaves, self._digests(written), path=self.handle.uri),
-            objects=objects,
             assets=put_assets(self.objects, self.save.assets),
             model=self.save.model,
-            environment=job_environment() | Manifest.sharing(self.origins.shared(names)),
+            environment=job_environment(),
         )
-        self.writer.publish(manifest, self.save.annotation)
+        name = f"{step_dir(attempt, step)}/{INDEX_FILE}"
+        data, indexed = make_index(
+            manifest,
+            place_of(self.objects, name),
+            leaves=leaf_records(self.items.leaves, shards),
+            forms={name: item.forms for name, item in self.items.items() if item.forms},
+            meta_digest=self.write.meta_digest,
+            shards=shards,
+            objects=objects,
+            origins=self.origins.of(names),
+        )
+        self.objects.write(name, data)
+        self.writer.publish(indexed, self.save.annotation)
         self.origins.remember(names, step=step, attempt=attempt)
 
-    def _objects(self, written: Mapping[str, WrittenItem]) -> tuple[ObjectRecord, ...]:
-        """The files of the step, all those that this process wrote among them.
 
-        Raises:
-            SaveError: some are gone, or are not what was written: somebody else was in the folder.
-        """
-        expected = {
-            f"{name}/{file.name}": file for name, item in written.items() for file in item.files
-        }
-        listed = list_objects(
-            self.handle.uri,
-            known={name: file.crc32c for name, file in expected.items()},
-            contents={name: file.content for name, file in expected.items()},
-        )
-        found = {record.name: record for record in listed}
-        problems = [
-            f"{name}: expected {file.size} bytes, crc32c {file.crc32c}, found "
-            + ("none" if found.get(name) is None else f"{found[name]}")
-            for name, file in expected.items()
-            if not _is_as_written(found.get(name), file)
-        ]
-        if COMMIT_FILE not in found:
-            problems.append(f"{COMMIT_FILE}: missing")
-        if problems:
-            raise SaveError(
-                "files of the step are not what was written",
-                path=self.handle.uri,
-                expected="every file that was written, and Orbax's commit",
-                found=f"{len(problems)} that are not",
-                next_step="Find out who else writes there and save again; the step is not listed.",
-                problems=problems,
-            )
-        return listed
-
-    def _digests(self, written: Mapping[str, WrittenItem]) -> dict[str, ChunkDigests]:
-        """Of all chunks, by item: this process's, and what the others wrote down of theirs."""
-        found = {name: ChunkDigests() for name in self.items}
-        for name, item in written.items():
-            digests = item.digests
-            others = [
-                f"{name}/{FILE_PREFIX}{process}.json"
-                for process in range(jax.process_count())
-                if process != jax.process_index()
-            ]
-            for file, value in ObjectStore.open(self.handle.uri).read_many(others).items():
-                if value is not None:  # leaves that are missing then are named
-                    path = self.handle.uri / file
-                    digests = digests.merged(ChunkDigests.parse(value.value, path=path))
-            found[name] = digests
-        return found
+def _files_of(written: Mapping[str, WrittenItem]) -> Iterator[StoredFile]:
+    """What was written of all items, named from the step's folder."""
+    for name, item in written.items():
+        for part in item.parts:
+            for file in part.files:
+                yield file._replace(name=f"{name}/{file.name}")
 
 
-def _is_as_written(found: ObjectRecord | None, written: StoredFile) -> bool:
-    return found is not None and (found.size, found.crc32c) == (written.size, written.crc32c)
+def _shards_of(written: Mapping[str, WrittenItem]) -> dict[tuple[str, str], list[PlacedShard]]:
+    """The shards of all leaves, by item and path; files named from the step's folder."""
+    found: dict[tuple[str, str], list[PlacedShard]] = {}
+    for name, item in written.items():
+        for part in item.parts:
+            for path, (origin, ref, digests) in part.shards.values():
+                placed = PlacedShard(origin, ref._replace(file=f"{name}/{ref.file}"), digests)
+                found.setdefault((name, path), []).append(placed)
+    return found
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -260,40 +238,3 @@ def job_environment() -> dict[str, Any]:
         "devices": jax.device_count(),
         "device_kind": jax.devices()[0].device_kind,
     }
-
-
-def list_objects(
-    folder: StoreURI,
-    *,
-    known: Mapping[str, str] | None = None,
-    contents: Mapping[str, str] | None = None,
-) -> tuple[ObjectRecord, ...]:
-    """Name, size and checksums of every file below `folder`.
-
-    A crc32c is that of the store's listing where it has one. Files of which none is known are read
-    back, several at once, in bounded memory.
-
-    Args:
-        folder: a step's folder that nobody writes to any more.
-        known: crc32c of files, by name, that was taken as they were written.
-        contents: the same of `ContentSum`.
-
-    Raises:
-        StoreUnavailableError: the store gives no answer.
-    """
-    entries = sorted(entry for entry in open_files(folder).walk() if not entry.is_dir)
-    listed = {entry.name: entry.crc32c for entry in entries if entry.crc32c is not None}
-    sums, told = {**(known or {}), **listed}, dict(contents or {})
-    for found in read_files(folder, [entry.name for entry in entries if entry.name not in sums]):
-        told[found.name] = found.content
-        if found.crc32c is not None:
-            sums[found.name] = found.crc32c
-    return tuple(
-        ObjectRecord(
-            name=entry.name,
-            size=entry.size,
-            crc32c=sums[entry.name],
-            content=told.get(entry.name),
-        )
-        for entry in entries
-    )

@@ -16,20 +16,22 @@ import numpy as np
 
 from cairn.storage.arrays import (
     META_ITEM,
-    ChunkDigests,
     ChunkShapes,
     Compression,
     StoredForm,
     digest_text,
     packed_axis,
+    total,
     unpacked_shape,
 )
-from cairn.storage.errors import CorruptionError, InvalidURIError, UnsupportedFormatError
+from cairn.storage.errors import InvalidURIError, UnsupportedFormatError
 from cairn.storage.runs import (
     COMMIT_FILE,
+    INDEX_FILE,
     Annotation,
     LeafRecord,
     ModelInfo,
+    PlacedShard,
     check_step,
     checked_assets,
 )
@@ -49,7 +51,8 @@ from cairn.storage.training.trees import flatten
 __all__ = ["HeldItems", "Item", "LeafDraft", "Save", "kinds_of_leaves", "leaf_records", "prepare"]
 
 _RESERVED_ITEMS: Final = frozenset(
-    {META_ITEM, "metrics", "descriptor", "default", "auto", COMMIT_FILE}
+    {META_ITEM, "metrics", "descriptor", "default", "auto"}
+    | {COMMIT_FILE, INDEX_FILE, "orbax.checkpoint"}
 )
 """What Orbax or we keep in a step's folder, or give a meaning of their own; and all with "_"."""
 
@@ -356,43 +359,33 @@ def _draft_leaves(
 
 
 def leaf_records(
-    drafts: Iterable[LeafDraft], digests: Mapping[str, ChunkDigests], *, path: object
+    drafts: Iterable[LeafDraft], shards: Mapping[tuple[str, str], Iterable[PlacedShard]]
 ) -> tuple[LeafRecord, ...]:
-    """The manifest's leaves; one that stores no array has no shards and no chunks.
+    """What is recorded of the leaves; of one that stores no array no shards and no chunks.
 
     Args:
         drafts: all leaves.
-        digests: of all chunks, by item.
-        path: the step's folder, for the error.
-
-    Raises:
-        CorruptionError: a leaf that stores an array has no digests: some process did not write it.
+        shards: of the leaves that have any, by item and path.
     """
-    records = []
-    for draft in drafts:
-        total = digests[draft.item].total(draft.path) if draft.cut else 0
-        if total is None:
-            raise CorruptionError(
-                "a leaf was not written",
-                path=f"{path}: {draft.item}/{draft.path}",
-                expected="digests of its chunks",
-                found="none",
-                next_step="Save again; the step is not listed.",
-            )
-        records.append(
-            LeafRecord(
-                item=draft.item,
-                path=draft.path,
-                shape=draft.shape,
-                dtype=draft.dtype,
-                spec=draft.spec,
-                chunks=draft.cut.chunk if draft.cut else None,
-                shards=draft.cut.shard if draft.cut else None,
-                digest=digest_text(total),
-                compression=draft.compression,
-            )
+    return tuple(
+        LeafRecord(
+            item=draft.item,
+            path=draft.path,
+            shape=draft.shape,
+            dtype=draft.dtype,
+            spec=draft.spec,
+            chunks=draft.cut.chunk if draft.cut else None,
+            shards=draft.cut.shard if draft.cut else None,
+            digest=digest_text(_total(shards.get((draft.item, draft.path), ()))),
+            compression=draft.compression,
         )
-    return tuple(records)
+        for draft in drafts
+    )
+
+
+def _total(shards: Iterable[PlacedShard]) -> int:
+    """The digest of a leaf."""
+    return sum(total(shard.digests) for shard in shards) % 2**64
 
 
 def _dtype_of(leaf: Any) -> str:

@@ -210,6 +210,8 @@ def test_job_that_is_not_watched_prints_its_id_which_watch_takes(url):
 def test_forked_run_is_listed_with_its_parent(url):
     found = result(cairn_here("fork", "tiny/steps/1", "forked", "--watch", url=url))
     assert (found["run"], found["step"]) == ("forked", "1")
+    assert found["checked"] == "crc32c and content sum of the copied bytes"
+    assert found["checked_bytes"] == found["bytes"]
     listed = {row["run"]: row for row in rows(cairn_here("runs", url=url))}
     assert listed["forked"]["forked from"] == "tiny/steps/1"
     taken = cairn_here("fork", "tiny/steps/2", "forked", "--watch", url=url)
@@ -309,4 +311,4 @@ def test_stored_names_are_what_the_command_prints(url, root):
     manifest: Manifest = run.manifest(run.step(2))
     listed = rows(cairn_here("checkpoints", "tiny", url=url))
     assert int(listed[0]["size"]) == manifest.nbytes
-    assert int(listed[0]["leaves"]) == len(manifest.leaves)
+    assert int(listed[0]["leaves"]) == len(run.contents(run.step(2)).leaves)

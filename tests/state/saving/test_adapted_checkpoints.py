@@ -113,10 +113,10 @@ def test_a_checkpoint_of_adapters_has_their_optimizer_state_alone(runs):
     uri, _ = runs["qlora"]
     run = Run.open(uri)
     (info,) = run.steps()
-    manifest = run.manifest(info)
-    adapters = {leaf.path for leaf in manifest.leaves if "_lora_" in leaf.path}
-    model = {leaf.path for leaf in manifest.leaves if leaf.item == "model"}
-    optimizer = {leaf.path for leaf in manifest.leaves if leaf.item == "optimizer"}
+    leaves = run.contents(info).leaves
+    adapters = {leaf.path for leaf in leaves if "_lora_" in leaf.path}
+    model = {leaf.path for leaf in leaves if leaf.item == "model"}
+    optimizer = {leaf.path for leaf in leaves if leaf.item == "optimizer"}
     own = {path for path in adapters if path in model}
     assert len(own) == 8
     assert "model/embed_tokens/embedding" in model
@@ -128,7 +128,7 @@ def test_packed_weights_are_listed_by_elements_and_take_half_a_byte_each(runs):
     run = Run.open(uri)
     (info,) = run.steps()
     path = "model/layers/0/mlp/gate_proj/kernel/array/qvalue"
-    (record,) = [leaf for leaf in run.manifest(info).leaves if leaf.path == path]
+    (record,) = [leaf for leaf in run.contents(info).leaves if leaf.path == path]
     assert (record.dtype, record.shape, record.nbytes) == ("uint4", (32, 64), 1024)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
     expected = np.asarray({n.path: n.leaf for n in named_leaves(state.graphother)}[path])

@@ -172,7 +172,7 @@ def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, sharing, shar
         for step in (1, 2):
             saver.step(state, step=step)
     run = Run.open(uri)
-    assert bool(run.manifest(run.step(2)).shared_files) == shared
+    assert bool(run.contents(run.step(2)).shared_files) == shared
 
 
 def test_the_best_steps_are_saved_also_across_a_restart(uri):

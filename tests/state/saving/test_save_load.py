@@ -317,7 +317,7 @@ def test_compression_is_asked_for_and_every_state_has_it(sgd_state, tmp_path):
             tmp_path / name, step=1, compression="zstd", extras={"n": 1}, verbose=False, wait=True
         )
         run = Run.open(tmp_path / name)
-        stored = {leaf.compression for leaf in run.manifest(run.step(1)).leaves if leaf.chunks}
+        stored = {leaf.compression for leaf in run.contents(run.step(1)).leaves if leaf.chunks}
         assert stored == {"zstd"}
         with pytest.raises(UnsupportedFormatError, match="unknown compression"):
             state.save_state(tmp_path / name, step=2, compression="lz4", verbose=False)

@@ -12,9 +12,11 @@ from orbax.checkpoint import v1 as ocp
 from cairn.storage.arrays.four_bits import pack, packed_axis, packed_shape, packing_axis, unpack
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
+from tests.storage.older_steps import as_version_3
 from tests.storage.states import abstract, assert_same, mesh, put
 
 DTYPES = ("int4", "uint4")
@@ -65,10 +67,11 @@ def saved(tmp_path):
 def test_the_manifest_tells_elements_and_the_files_hold_half_a_byte_each(saved):
     tree = {name: put(codes(name, 256, 512), "fsdp") for name in DTYPES}
     uri, manifest = saved(tree)
-    for leaf in manifest.leaves:
+    contents = open_contents(uri, manifest)
+    for leaf in contents.leaves:
         assert (leaf.dtype, leaf.shape, leaf.nbytes) == (leaf.path, (256, 512), 256 * 512 // 2)
         assert leaf.shards == (64, 512)
-    data = sum(file.size for file in manifest.objects if "/d/" in file.name)
+    data = sum(file.size for file in contents.objects if "/d/" in file.name)
     assert 256 * 512 <= data < 1.1 * 256 * 512
     plain = ocp.metadata(uri.local_path, "model").metadata["uint4"]
     assert (plain.dtype, tuple(plain.shape)) == (np.uint8, (256, 256))
@@ -140,7 +143,7 @@ def test_packed_leaves_restore_onto_one_device_and_the_host(saved):
 def test_shards_of_odd_size_are_not_packed_across_devices(saved):
     tree = {"w": put(codes("uint4", 4, 3), "fsdp")}
     uri, manifest = saved(tree)
-    (leaf,) = manifest.leaves
+    (leaf,) = open_contents(uri, manifest).leaves
     assert leaf.shards == (1, 3)
     assert_same(restore_item(uri, "model", abstract(tree)), tree)
 
@@ -149,13 +152,16 @@ def test_bytes_that_are_not_the_packed_leaf_are_an_error(saved):
     import json
     from pathlib import Path
 
-    uri, _ = saved({"w": codes("uint4", 8, 6)})
+    tree = {"w": codes("uint4", 8, 6)}
+    uri, _ = saved(tree)
     file = Path(uri.local_path, "_CHECKPOINT_METADATA")
     described = json.loads(file.read_text())
     described["custom_metadata"]["cairn"]["forms"]["model"]["w"][1] = [8, 60]
     file.write_text(json.dumps(described))
     with pytest.raises(CorruptionError, match=r"uint4\[8, 60\], two in a byte"):
         CheckpointReader.open(uri).read("model", "w")
-    target = {"w": jax.ShapeDtypeStruct((8, 60), np.dtype(ml_dtypes.uint4))}
-    with pytest.raises(CorruptionError, match="w"):
-        restore_item(uri, "model", target)
+    assert_same(restore_item(uri, "model", tree), tree)  # by the step's index
+    run = Run.open(uri.parent.parent.parent)
+    as_version_3(run, run.step(1))
+    with pytest.raises(CorruptionError, match="_CHECKPOINT_METADATA"):
+        restore_item(uri, "model", tree)

@@ -28,6 +28,7 @@ from cairn.storage.store.checksums import ContentSum
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.leaf_forms import STORED_DTYPES
 from cairn.storage.training.saving import item_writer
+from tests.storage.open_files import files_open_below
 from tests.storage.parts import cuts
 from tests.storage.stored_arrays import assert_equal, held, numbers, read, write
 
@@ -174,14 +175,14 @@ def _small_files():
 @pytest.mark.usefixtures("_small_files")
 def test_a_full_disk_is_an_error_and_leaves_no_thread_and_no_open_file(tmp_path, monkeypatch):
     monkeypatch.setattr(value_sinks, "FILE_BYTES", 256 << 10)
-    before, opened = threading.enumerate(), len(os.listdir("/proc/self/fd"))
+    before = threading.enumerate()
     arrays = {f"w{number}": held(numbers((1 << 15,), "float32"), ((1 << 15,), (1 << 12,)))
               for number in range(16)}  # fmt: skip
     with pytest.raises(OSError, match="File too large") as caught:
         write(tmp_path, arrays)
     assert isinstance(translate(caught.value, path=tmp_path), StoreFullError)
     assert not no_new_threads(before)
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert files_open_below(tmp_path) == []
 
 
 def test_a_disk_that_fails_to_sync_is_an_error_that_no_file_hides(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import deadlines
 from cairn.storage.store.uri import parse_uri
+from tests.storage.open_files import files_open_below
 
 MEMORY = 16 * 4096
 SIZES = [0, 1, 4095, 4096, 4097, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY, 3 * MEMORY + 4097]
@@ -117,11 +118,10 @@ def test_a_disk_that_fails_is_told_with_the_file_and_leaves_no_descriptor(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, at, fail)
-    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="file") as caught:
         written(tmp_path, numbers(2 * MEMORY))
     assert caught.value.errno == number
-    assert set(os.listdir("/proc/self/fd")) <= before  # others may have been closed meanwhile
+    assert files_open_below(tmp_path) == []
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path):

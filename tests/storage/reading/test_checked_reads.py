@@ -19,11 +19,12 @@ from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.reader import CheckpointReader
-from cairn.storage.runs.records.manifest import ObjectRecord
+from cairn.storage.runs.records.step_index import open_contents
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
+from tests.storage.older_steps import as_version_3, record_of
 
 STEP = 3
 
@@ -170,6 +171,13 @@ def saved(uri, leaves):
     return run.step_uri(run.step(STEP)), run.manifest(run.step(STEP))
 
 
+def saved_before(uri, leaves):
+    """(step folder, manifest) of a step without an index, whose digests lie in files."""
+    step_uri, _ = saved(uri, leaves)
+    run = Run.open(uri)
+    return step_uri, as_version_3(run, run.step(STEP))
+
+
 def boxes_of(array, chunks):
     """The digests of an array's chunks in two boxes, as two processes would write them."""
     cut = chunks[0] * max(1, array.shape[0] // chunks[0] // 2) if chunks else 0
@@ -187,26 +195,27 @@ def with_digests(step_uri, manifest, arrays, *, leave_out=()):
     Those that are there already are replaced.
     """
     files: list[dict[str, list[DigestedBox]]] = [{}, {}]
-    for record in manifest.leaves:
+    for record in manifest.inline_leaves:
         if record.chunks is not None and record.path not in leave_out:
             for number, box in enumerate(boxes_of(arrays[record.path], record.chunks)):
                 files[number].setdefault(record.path, []).append(box)
-    objects = {one.name: one for one in manifest.objects if FILE_PREFIX not in one.name}
+    objects = {one.name: one for one in manifest.inline_objects if FILE_PREFIX not in one.name}
     for number, boxes in enumerate(files):
         name = f"model/{FILE_PREFIX}{number}.json"
         data = ChunkDigests(boxes).to_bytes()
         ObjectStore(step_uri).write(name, data)
-        crc = f"{google_crc32c.value(data):08x}"
-        objects[name] = ObjectRecord(name=name, size=len(data), crc32c=crc)
+        objects[name] = record_of(name, data)
     all_of_them = ChunkDigests(files[0]).merged(ChunkDigests(files[1]))
     totals = {path: all_of_them.total(path) for path in all_of_them.paths}
     leaves = tuple(
         one.model_copy(update={"digest": digest_text(totals[one.path])})
         if one.path in totals
         else one
-        for one in manifest.leaves
+        for one in manifest.inline_leaves
     )
-    return manifest.model_copy(update={"objects": tuple(objects.values()), "leaves": leaves})
+    return manifest.model_copy(
+        update={"inline_objects": tuple(objects.values()), "inline_leaves": leaves}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +223,7 @@ def step(tmp_path_factory):
     """(step folder, manifest without digests, the leaves as read) of a step."""
     leaves = leaves_of()
     uri = parse_uri(tmp_path_factory.mktemp("checked")) / "run"
-    return *saved(uri, leaves), arrays_of(leaves)
+    return *saved_before(uri, leaves), arrays_of(leaves)
 
 
 def test_every_form_of_leaf_is_checked_and_read_bit_equal(step):
@@ -283,9 +292,10 @@ def test_nothing_of_a_wrong_chunk_is_handed_out_by_a_stream(step):
     assert arrays["matrix"][:48].tobytes().startswith(joined)
 
 
-def test_stored_chunks_that_changed_places_with_their_checksums_are_found(tmp_path):
+@pytest.mark.parametrize("save", [saved, saved_before])
+def test_stored_chunks_that_changed_places_with_their_checksums_are_found(tmp_path, save):
     array = leaves_of()["matrix"]
-    step_uri, manifest = saved(parse_uri(tmp_path / "run"), {"w": array})
+    step_uri, manifest = save(parse_uri(tmp_path / "run"), {"w": array})
     shards = [np.asarray(shard.data).tobytes() for shard in array.addressable_shards[:2]]
     files = [path for path in Path(step_uri.local_path).rglob("*") if path.is_file()]
     places = [
@@ -327,16 +337,16 @@ def test_digests_that_are_not_the_manifests_are_refused(step):
     other = with_digests(step_uri, manifest, arrays)
     leaves = tuple(
         one.model_copy(update={"digest": digest_text(7)}) if one.path == "half" else one
-        for one in other.leaves
+        for one in other.inline_leaves
     )
-    reader = CheckpointReader.open(step_uri, other.model_copy(update={"leaves": leaves}))
+    reader = CheckpointReader.open(step_uri, other.model_copy(update={"inline_leaves": leaves}))
     with pytest.raises(CorruptionError, match=r"model: half: expected keyed-sum-64:0{15}7"):
         reader.read("model", "half")
 
 
 def test_missing_file_of_digests_is_corrupt_and_named(tmp_path):
     leaves = {"w": jnp.arange(4.0)}
-    step_uri, manifest = saved(parse_uri(tmp_path / "run"), leaves)
+    step_uri, manifest = saved_before(parse_uri(tmp_path / "run"), leaves)
     other = with_digests(step_uri, manifest, arrays_of(leaves))
     reader = CheckpointReader.open(step_uri, other)
     ObjectStore(step_uri).delete(f"model/{FILE_PREFIX}0.json")
@@ -355,9 +365,53 @@ def test_listing_leaves_needs_no_digests(step):
 
 def test_steps_are_checked_in_every_store(root_uri):
     leaves = {"w": np.arange(12, dtype=np.float32)}
-    step_uri, manifest = saved(root_uri / "run", leaves)
+    step_uri, manifest = saved_before(root_uri / "run", leaves)
     sound = CheckpointReader.open(step_uri, with_digests(step_uri, manifest, leaves))
     assert sound.read("model", "w").tobytes() == leaves["w"].tobytes()
     wrong = with_digests(step_uri, manifest, {"w": leaves["w"][::-1]})
     with pytest.raises(CorruptionError, match="model: w, chunk"):
         CheckpointReader.open(step_uri, wrong).read("model", "w")
+
+
+def test_every_form_of_leaf_is_read_by_the_index_of_the_step(root_uri):
+    leaves = leaves_of()
+    step_uri, manifest = saved(root_uri / "run", leaves)
+    assert manifest.index is not None
+    reader = CheckpointReader.open(step_uri, manifest)
+    assert reader.leaves("model").keys() == leaves.keys()
+    for path, array in arrays_of(leaves).items():
+        found = reader.read("model", path)
+        assert (found.shape, found.dtype) == (array.shape, array.dtype)
+        assert found.tobytes() == array.tobytes()
+        blocks = reader.iter_blocks("model", path, max_bytes=99, transpose=True)
+        assert b"".join(block.tobytes() for block in blocks) == array.T.tobytes()
+
+
+@pytest.mark.parametrize("path", [*FORMS, "key"])
+def test_values_of_another_leaf_with_their_own_checksums_are_found_and_named(tmp_path, path):
+    leaves = {"one": leaves_of(0)[path], "two": leaves_of(1)[path], "sound": np.arange(3.0)}
+    step_uri, manifest = saved(parse_uri(tmp_path / "run"), leaves)
+    places = open_contents(step_uri, manifest).item("model")
+    second = places.refs("two")
+    for cell, ref in places.refs("one").items():
+        swap(Path(step_uri.local_path) / "model", ref, second[cell])
+    arrays = arrays_of(leaves)
+    unchecked = CheckpointReader.open(step_uri)
+    assert unchecked.read("model", "one").tobytes() == arrays["two"].tobytes()
+    reader = CheckpointReader.open(step_uri, manifest)
+    for name in ("one", "two"):
+        with pytest.raises(CorruptionError, match=rf"not what was saved: .*model: {name}, chunk"):
+            reader.read("model", name)
+        with pytest.raises(CorruptionError, match=rf"model: {name}, chunk \["):
+            list(reader.iter_blocks("model", name, max_bytes=64))
+    assert reader.read("model", "sound").tobytes() == arrays["sound"].tobytes()
+
+
+def swap(folder, one, two):
+    """Exchange two values of equal length."""
+    assert one.length == two.length
+    stored = [(folder / ref.file).read_bytes()[ref.offset :][: ref.length] for ref in (two, one)]
+    for ref, value in zip((one, two), stored, strict=True):
+        content = bytearray((folder / ref.file).read_bytes())
+        content[ref.offset : ref.offset + ref.length] = value
+        (folder / ref.file).write_bytes(content)

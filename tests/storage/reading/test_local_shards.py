@@ -1,6 +1,5 @@
 """Reads of stored shards into place: any part, and nothing that is not what was saved."""
 
-import contextlib
 import math
 import os
 import random
@@ -20,6 +19,7 @@ from cairn.storage.arrays.value_files import CRC_BYTES
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 from cairn.storage.store.uri import parse_uri
+from tests.storage.open_files import files_open_below
 from tests.storage.parts import boxes, cuts, inside
 from tests.storage.stored_arrays import assert_equal, held, numbers, write
 
@@ -116,15 +116,6 @@ def test_many_threads_read_one_item(tmp_path):
         reads = {path: pool.submit(item.read, path, None, local) for path in arrays for _ in "ab"}
     for path, read in reads.items():
         assert_equal(read.result()[0], item.arrays[path])
-
-
-def files_open_below(folder):
-    """Names of the files below a folder that this process has open."""
-    found = []
-    for one in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # what listed them is closed by now
-            found.append(os.readlink(f"/proc/self/fd/{one}"))
-    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 def test_an_item_of_more_files_than_may_be_open_is_read(tmp_path, monkeypatch):

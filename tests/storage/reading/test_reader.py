@@ -28,6 +28,7 @@ from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
+from tests.storage.older_steps import as_version_3
 
 STEP = 3
 META = {"step": 3, "nested": {"list": [1, 2.5, "text", None, True]}, "empty": {}}
@@ -97,6 +98,13 @@ def save_cairn(uri, tree):
     return run.step_uri(step), run.manifest(step)
 
 
+def save_older(uri, tree):
+    """(step folder, manifest) of a step that Cairn saved before there was an index."""
+    step_uri, _ = save_cairn(uri, tree)
+    run = Run.open(uri)
+    return step_uri, as_version_3(run, run.step(STEP))
+
+
 FORMS = {
     "orbax defaults": {},
     "uncompressed": {"use_compression": False, "ocdbt_target_data_file_size": 64 << 20},
@@ -106,7 +114,9 @@ FORMS = {
 }
 
 
-@pytest.fixture(scope="module", params=[*FORMS, "cairn", "cairn with manifest"])
+@pytest.fixture(
+    scope="module", params=[*FORMS, "cairn", "cairn with manifest", "cairn of version 3"]
+)
 def stored(request, tmp_path_factory):
     """(reader, the arrays that were saved) of every kind of checkpoint."""
     leaves = plain_tree()
@@ -116,8 +126,9 @@ def stored(request, tmp_path_factory):
             leaves = {p: v for p, v in leaves.items() if p not in ("int4", "float8_e4m3fn")}
         reader = CheckpointReader.open(save_plain(uri, nested(leaves), **FORMS[request.param]))
     else:
-        step_uri, manifest = save_cairn(uri, nested(leaves))
-        reader = CheckpointReader.open(step_uri, manifest if "with" in request.param else None)
+        save = save_older if "version 3" in request.param else save_cairn
+        step_uri, manifest = save(uri, nested(leaves))
+        reader = CheckpointReader.open(step_uri, None if request.param == "cairn" else manifest)
     return reader, {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
@@ -376,20 +387,20 @@ def test_file_that_is_not_as_the_manifest_records_is_corrupt(tmp_path):
 
 @pytest.mark.parametrize("change", [{"shape": (4,)}, {"dtype": "int32"}])
 def test_leaf_that_is_not_the_manifests_is_corrupt(tmp_path, change):
-    step_uri, manifest = save_cairn(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
-    (record,) = manifest.leaves
+    step_uri, manifest = save_older(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
+    (record,) = manifest.inline_leaves
     other = manifest.model_copy(
-        update={"leaves": (LeafRecord(**{**record.model_dump(), **change}),)}
+        update={"inline_leaves": (LeafRecord(**{**record.model_dump(), **change}),)}
     )
     with pytest.raises(CorruptionError, match="as in the manifest, found float32"):
         CheckpointReader.open(step_uri, other).read("model", "w")
 
 
 def test_leaf_that_the_store_lost_is_corrupt(tmp_path):
-    step_uri, manifest = save_cairn(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
-    (record,) = manifest.leaves
+    step_uri, manifest = save_older(parse_uri(tmp_path / "run"), {"w": jnp.ones(3)})
+    (record,) = manifest.inline_leaves
     lost = LeafRecord(**{**record.model_dump(), "path": "lost"})
-    other = manifest.model_copy(update={"leaves": (record, lost)})
+    other = manifest.model_copy(update={"inline_leaves": (record, lost)})
     with pytest.raises(CorruptionError, match="model: lost"):
         CheckpointReader.open(step_uri, other).read("model", "lost")
 

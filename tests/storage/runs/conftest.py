@@ -3,6 +3,8 @@
 import pytest
 
 from cairn.storage.runs.run import Run
+from cairn.storage.store.uri import parse_uri
+from tests.storage.forks import save_parent
 from tests.storage.stored_runs import SetClock, begin, end, save
 
 
@@ -20,3 +22,15 @@ def run(tmp_path, clock):
         save(made, step, attempt)
     end(made)
     return made
+
+
+@pytest.fixture
+def parent(root_uri) -> Run:
+    """A run to fork from, with arrays."""
+    return save_parent(root_uri / "parent")
+
+
+@pytest.fixture
+def on_disk(tmp_path) -> Run:
+    """The same on a disk, for what only a disk does."""
+    return save_parent(parse_uri(tmp_path / "root/parent"))

@@ -16,6 +16,7 @@ from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.retention import BestSteps, RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -42,7 +43,7 @@ def listed(run):
 
 
 def annotate(run, step, **notes):
-    run.objects.write(annotation_file(step, 1), Annotation(**notes).to_bytes())
+    put_record(run.objects, annotation_file(step, 1), Annotation(**notes))
 
 
 def counted(name):

@@ -30,6 +30,7 @@ from cairn.storage.runs.records.lease import (
     release,
     renew,
 )
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.records.run_info import RunInfo
 from cairn.storage.store.clock import from_rfc3339, rfc3339
 from cairn.storage.store.records import Place
@@ -303,7 +304,7 @@ def test_of_racing_starts_of_one_writer_the_newest_goes_on(objects):
 def test_a_start_does_not_take_the_lease_back_from_a_later_one(objects, clock):
     begin_attempt(objects, writer="w", base_step=-1, clock=clock)
     later = Lease(writer="w", attempt=9, expires="2026-11-21T12:01:00Z")
-    objects.write(LEASE_FILE, later.to_bytes())
+    put_record(objects, LEASE_FILE, later)
     assert begin_attempt(objects, writer="w", base_step=-1, clock=clock).number == 9
     assert read_lease(objects).attempt == 9
 

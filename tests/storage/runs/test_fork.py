@@ -17,7 +17,6 @@ from cairn.storage.runs.fork import abandon_fork, fork_run
 from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.layout import annotation_file, asset_file
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
-from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import delete_step
@@ -25,24 +24,7 @@ from cairn.storage.store.clock import utc_now
 from cairn.storage.store.files import Files
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
-
-WRITER = "fork/test"
-LEAF = np.arange(4096, dtype=np.float32).reshape(64, 64)
-
-
-@pytest.fixture
-def parent(root_uri) -> Run:
-    with Checkpointer(root_uri / "parent") as checkpointer:
-        for step in (3, 6):
-            checkpointer.save(
-                step,
-                {"model": {"kernel": LEAF * step, "bias": LEAF[0]}},
-                meta={"step": step},
-                model=ModelInfo(model_type="llama"),
-                assets={"tokenizer.json": b"{}"},
-                metrics={"loss": 1 / step},
-            ).wait()
-    return Run.open(root_uri / "parent")
+from tests.storage.forks import LEAF, WRITER
 
 
 def interrupted_fork(parent, root_uri):
@@ -258,10 +240,10 @@ def test_interrupted_fork_that_a_job_of_the_same_id_holds_is_not_abandoned(paren
 
 def test_damaged_step_is_not_forked(parent, root_uri):
     step = parent.step(3)
-    record = max(parent.manifest(step).objects, key=lambda one: one.size)
+    record = max(parent.contents(step).objects, key=lambda one: one.size)
     with open_files(parent.step_uri(step)).open_write(record.name) as sink:
         sink.write(b"short")
-    with pytest.raises(CorruptionError, match="5 of"):
+    with pytest.raises(CorruptionError, match=f"{record.name}: 5 bytes, {record.size} expected"):
         fork_run(parent, step, root_uri / "child", by=WRITER)
     assert Run.open(root_uri / "child").steps() == []
 

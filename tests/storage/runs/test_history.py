@@ -16,7 +16,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.gc import collect_garbage, find_garbage
 from cairn.storage.runs.promotion import promote_step
-from cairn.storage.runs.records.attempts import list_attempts
+from cairn.storage.runs.records.attempts import AttemptRecord, list_attempts
 from cairn.storage.runs.records.layout import (
     LEASE_FILE,
     RUN_FILE,
@@ -29,13 +29,14 @@ from cairn.storage.runs.records.layout import (
 )
 from cairn.storage.runs.records.lease import read_lease
 from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.retention import RetentionPolicy, apply_retention
 from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.run import Run
+from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.trash import deletable_step, delete_step, undelete_step
 from cairn.storage.runs.writer import Writer
 from cairn.storage.store.objects import ObjectStore
-from tests.storage.stored_runs import write_data
+from tests.storage.stored_runs import make_old, write_data
 
 UNREADABLE = (CorruptionError, UnsupportedFormatError)
 
@@ -140,6 +141,88 @@ def test_an_overwritten_step_does_not_come_back_when_its_successor_is_lost(run):
             act()
 
 
+@pytest.mark.parametrize(("step", "later"), [(20, []), (20, [50]), (30, [40]), (30, [])])
+def test_the_lost_manifest_of_an_overwrite_does_not_give_its_place_back(run, step, later):
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    saved(writer, run, step, overwrite=True)
+    for one in later:
+        saved(writer, run, one)
+    writer.close()
+    job(run, 60)
+    lose(run, manifest_file(step, 2))
+    with pytest.raises(CorruptionError, match=rf"manifests/{step}\.2\.json.*`cairn repair`"):
+        run.step(step)
+    assert step not in {info.step for info in run.steps()}
+    assert run.latest_step() == 60
+    assert manifest_file(step, 2) in check_run(run).unreadable
+    nothing_is_deleted(run, manifest_file(step, 2))
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(20, 3), (30, 2)])
+def test_an_overwrite_that_is_lost_with_an_attempt_gives_its_place_to_nobody(run, step, attempt):
+    """Nor once the attempt is mended, which is rebuilt from the others.
+
+    The one after it names the step that it went back to, its own the one that it was begun for.
+    """
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    saved(writer, run, step, overwrite=True)
+    saved(writer, run, 40)
+    writer.close()
+    job(run, 50)
+    lose(run, manifest_file(step, 2))
+    lose(run, attempt_file(attempt))
+    listed = [one for one in (10, 20, 40, 50) if one != step]
+    for mended in (False, True):
+        with pytest.raises(CorruptionError, match=rf"manifests/{step}\.2\.json"):
+            run.step(step)
+        assert [info.step for info in run.steps()] == listed
+        if not mended:
+            done = repair_run(run, by="me", dry_run=False)
+            assert [one.name for one in done if one.done] == [attempt_file(attempt)]
+
+
+def test_a_tombstone_of_another_place_does_not_stand_for_a_lost_manifest(run):
+    job(run, 10, 20, 30)
+    delete_step(run, deletable_step(run, 10), by="me")
+    run.objects.write(trash_file(30, 1), run.objects.read(trash_file(10, 1)).value)
+    lose(run, manifest_file(30, 1))
+    with pytest.raises(CorruptionError, match=r"manifests/30\.1\.json"):
+        run.latest_step()
+
+
+def test_an_overwrite_that_was_removed_with_what_it_had_overwritten_is_not_lost(run):
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    saved(writer, run, 20, overwrite=True)
+    saved(writer, run, 40)
+    writer.close()
+    job(run, 50)
+    for key in ((20, 2), (20, 1)):
+        delete_step(run, deletable_step(run, *key), by="me", grace=0)
+        collect_garbage(run, by="me")
+        assert check_run(run).ok, check_run(run).problems
+        with pytest.raises(StepNotFoundError):
+            run.step(20)
+    collect_garbage(run, by="me")
+    assert not run.trashed()
+    assert check_run(run).ok, check_run(run).problems
+    assert [info.step for info in run.steps()] == [10, 40, 50]
+
+
+def test_an_overwrite_that_failed_and_was_not_given_up_is_not_missed(run):
+    """The step that comes then is saved in an attempt of its own."""
+    job(run, 10, 20, 30)
+    writer = Writer(run, writer="job")
+    writer.claim(30, overwrite=True)
+    saved(writer, run, 40)
+    writer.close()
+    job(run, 50)
+    assert {info.step: info.attempt for info in run.steps()} == {10: 1, 20: 1, 30: 1, 40: 3, 50: 4}
+    assert check_run(run).ok, check_run(run).problems
+
+
 def test_a_step_that_was_deleted_and_removed_is_not_lost(run):
     job(run, 10, 20, 30)
     delete_step(run, deletable_step(run, 30), by="me", grace=0)
@@ -176,6 +259,24 @@ def test_an_attempt_lost_between_others_is_known_by_the_one_after_it(run):
     nothing_is_deleted(run, attempt_file(2))
 
 
+def test_two_attempts_lost_in_a_row_bring_nothing_back(run):
+    """The first of them set steps aside; only its manifests tell that it was."""
+    job(run, 10, 20, 30)
+    roll_back(run, 10, by="me")
+    job(run, 15, 40)
+    job(run, 50)
+    job(run, 60)
+    for number in (2, 3, 4):
+        lose(run, attempt_file(number))
+    assert run.latest_step() == 60
+    for step in (20, 30):
+        with pytest.raises(CorruptionError, match=r"attempts/3\.json"):
+            run.step(step)
+    assert [info.step for info in run.steps()] == [15, 40, 50, 60]
+    assert attempt_file(3) in check_run(run).unreadable
+    nothing_is_deleted(run, r"attempts/3.json|attempts/4.json")
+
+
 def test_an_attempt_in_the_place_of_another_is_named_and_changes_nothing(run):
     job(run, 10, 20)
     job(run, 30)
@@ -201,11 +302,7 @@ def test_a_damaged_attempt_of_which_nothing_else_tells_makes_no_guess(run):
     """As an older release wrote them: no other record names the attempt."""
     job(run, 10, 20)
     job(run, 30)
-    for number in (1, 2):
-        body = json.loads(run.objects.read(attempt_file(number)).value)
-        for key in ("checksum", "key", "run", "previous"):
-            del body[key]
-        run.objects.write(attempt_file(number), json.dumps(body | {"version": 1}).encode())
+    make_old(run)
     lose(run, LEASE_FILE)
     flip(run, attempt_file(2))
     states = {info.step: info.state.value for info in run.all_states()}
@@ -267,12 +364,9 @@ def test_aliases_in_each_others_place_are_refused_and_hide_no_other(run):
 def test_aliases_of_an_older_release_say_their_place_by_their_name(run):
     job(run, 10)
     promote_step(run, 10, "production", expect=None)
-    body = json.loads(run.objects.read(alias_file("production")).value)
-    for key in ("checksum", "key", "run"):
-        del body[key]
-    old = json.dumps(body | {"version": 1}).encode()
-    run.objects.write(alias_file("production"), old)
+    make_old(run)
     assert run.aliases.require("production").step == 10
+    old = run.objects.read(alias_file("production")).value
     run.objects.write(alias_file("candidate"), old)
     with pytest.raises(CorruptionError, match="the alias of another place"):
         run.aliases.require("candidate")
@@ -313,6 +407,71 @@ def test_a_tombstone_in_the_place_of_another_deletes_nothing(run):
     with pytest.raises(CorruptionError, match="the tombstone of another place"):
         undelete_step(run, 20, 1)
     assert run.objects.read(manifest_file(20, 1)) is not None
+
+
+def test_a_run_that_has_lost_its_record_is_listed_and_says_so(run):
+    job(run, 10)
+    Run(run.uri.parent / "no-run").objects.write("notes.json", b"{}")
+    lose(run, RUN_FILE)
+    assert list_runs(run.uri.parent) == ["my-run"]
+    with pytest.raises(CorruptionError, match=r"my-run/run\.json: .*attempts/1\.json.*repair"):
+        Run.open(run.uri)
+    repair_run(run, by="me", dry_run=False)
+    assert Run.open(run.uri).latest_step() == 10
+
+
+@pytest.mark.parametrize("stray", [30, 20])
+def test_a_tombstone_in_the_place_of_another_does_not_hide_a_step(run, stray):
+    job(run, 10, 20, 30)
+    delete_step(run, deletable_step(run, 10), by="me")
+    run.objects.write(trash_file(stray, 1), run.objects.read(trash_file(10, 1)).value)
+    with pytest.raises(CorruptionError, match=rf"trash/{stray}\.1\.json.*the record trash/10"):
+        run.step(stray)
+    if stray == 30:
+        for act in (run.latest, run.latest_step):
+            with pytest.raises(CorruptionError, match=r"trash/30\.1\.json"):
+                act()
+    else:
+        assert run.latest_step() == 30
+    assert trash_file(stray, 1) in check_run(run).unreadable
+
+
+def test_the_damaged_tombstone_of_the_last_step_blocks_no_load(run):
+    """Its name says that the step was deleted."""
+    job(run, 10, 20)
+    writer = Writer(run, writer="job")
+    saved(writer, run, 30)
+    writer.close()
+    delete_step(run, deletable_step(run, 30), by="me")
+    flip(run, trash_file(30, 2))
+    assert run.latest_step() == 20
+
+
+@pytest.mark.parametrize("base_step", [-1, 90])
+@pytest.mark.parametrize("headless", [False, True])
+def test_an_attempt_of_an_older_run_changes_no_history(run, base_step, headless):
+    job(run, 10, 20, 30)
+    roll_back(run, 10, by="me")
+    job(run, 40)
+    old = AttemptRecord(base_step=base_step, writer="job", at="2026-01-01T00:00:00Z")
+    run.objects.write(attempt_file(2), old.to_bytes())
+    if headless:
+        lose(run, RUN_FILE)
+    again = Run(run.uri, objects=ObjectStore(run.uri))
+    assert {info.step: info.attempt for info in again.steps()} == {10: 1, 40: 3}
+    assert again.history().problems.keys() == {attempt_file(2)}
+
+
+def test_what_is_written_without_a_run_file_is_of_the_run_that_the_lease_names(run):
+    job(run, 10)
+    known = run.info().id
+    run_file = run.objects.read(RUN_FILE).value
+    lose(run, RUN_FILE)
+    again = Run(run.uri, objects=ObjectStore(run.uri))
+    promote_step(again, 10, "production", expect=None)
+    run.objects.write(RUN_FILE, run_file)
+    assert run.aliases.require("production").place.run == known
+    assert check_run(run).ok
 
 
 def test_a_run_that_was_removed_below_its_writer_publishes_nothing(run):

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.runs.records.manifest import (
+    MAX_BYTES,
     AssetRecord,
+    IndexRef,
     LeafRecord,
     Manifest,
     ManifestSummary,
@@ -48,13 +50,46 @@ def manifest(**changes):
     return Manifest(**fields | changes)
 
 
+INDEX = IndexRef(
+    size=900,
+    sha256="1" * 64,
+    directory=(600, 276),
+    directory_sha256="2" * 64,
+    nbytes=123,
+    files=7,
+    leaves=5,
+)
+
+
+def with_index(**changes):
+    """A manifest as it is since version 4."""
+    return manifest(leaves=(), objects=(), **{"index": INDEX} | changes)
+
+
 def test_a_manifest_reads_back_as_it_was_written():
-    written = manifest()
-    read = Manifest.parse(written.to_bytes(), "p")
-    assert read == written
-    assert read.digest() == written.digest()
-    assert read.digest().startswith("sha256:")
-    assert read.leaves[0].spec == ("fsdp", ("tp", "sp"))
+    for written in (manifest(), with_index()):
+        read = Manifest.parse(written.to_bytes(), "p")
+        assert read == written
+        assert read.digest() == written.digest()
+        assert read.digest().startswith("sha256:")
+    assert read.index == INDEX
+    spec = Manifest.parse(manifest().to_bytes(), "p").inline_leaves[0].spec
+    assert spec == ("fsdp", ("tp", "sp"))
+
+
+def test_a_manifest_has_an_index_or_leaves_and_files():
+    assert "index" not in json.loads(manifest().to_bytes())
+    body = json.loads(with_index().to_bytes())
+    assert (body["leaves"], body["objects"]) == ([], [])
+    leaf = LeafRecord(item="m", path="p", shape=(), dtype="int8")
+    for change in ({"leaves": (leaf,)}, {"objects": (ObjectRecord(name="f", size=1),)}):
+        with pytest.raises(ValueError, match="an index, or leaves and objects, not both"):
+            manifest(**{"leaves": (), "objects": (), "index": INDEX} | change)
+
+
+def test_a_manifest_stays_small_however_large_the_step_is():
+    large = INDEX.model_copy(update={"nbytes": MAX_BYTES, "files": 10**9, "leaves": 10**9})
+    assert len(with_index(index=large).to_bytes()) < len(with_index().to_bytes()) + 40
 
 
 json_values = st.recursive(
@@ -110,8 +145,9 @@ def test_the_checksum_is_that_of_the_other_bytes():
 
 
 @pytest.mark.parametrize("parse", [Manifest.parse, ManifestSummary.parse])
-def test_every_flipped_bit_is_an_error_that_names_the_file(parse):
-    data = manifest().to_bytes()
+@pytest.mark.parametrize("made", ["inline", "with an index"])
+def test_every_flipped_bit_is_an_error_that_names_the_file(parse, made):
+    data = (manifest() if made == "inline" else with_index()).to_bytes()
     parse(data, "p")
     for bit in range(8 * len(data)):
         flipped = bytearray(data)
@@ -170,11 +206,26 @@ def test_the_digest_depends_on_every_field():
     ]
     digests = {manifest(**change).digest() for change in [{}, *changed]}
     assert len(digests) == len(changed) + 1
+    others = {
+        "size": 901,
+        "sha256": "3" * 64,
+        "directory": (601, 276),
+        "directory_sha256": "3" * 64,
+        "nbytes": 124,
+        "files": 8,
+        "leaves": 6,
+    }
+    assert others.keys() == IndexRef.model_fields.keys()
+    for name, value in others.items():
+        digests.add(with_index(index=INDEX.model_copy(update={name: value})).digest())
+    assert len(digests) == len(changed) + 1 + len(others)
 
 
 def test_sizes():
     assert manifest().nbytes == 50
     assert manifest(objects=()).nbytes == 4 * 6 * 2 + 4
+    assert (with_index().nbytes, with_index().leaf_count) == (123, 5)
+    assert manifest().leaf_count == 2
     assert LeafRecord(item="m", path="p", shape=(3, 3), dtype="int4").nbytes == 5
     assert LeafRecord(item="m", path="p", shape=(0, 3), dtype="float32").nbytes == 0
 
@@ -214,7 +265,7 @@ def changed(**fields):
         (b"[]", "not a JSON object"),
         (b"{}", "wrong format"),
         (changed(format="other"), r"expected 'cairn\.manifest', found 'other'"),
-        (changed(version=4), r"found version 4\. Upgrade Cairn"),
+        (changed(version=5), r"found version 5\. Upgrade Cairn"),
         (changed(version=0), "found version 0"),
         (changed(version="1"), "found version '1'"),
         (changed(version=True), "found version True"),
@@ -227,6 +278,10 @@ def changed(**fields):
         (changed(leaves=[{"item": "m"}]), r"leaves\.0\.path"),
         (changed(assets=[{"name": "t", "sha256": "../x", "size": 1}]), r"assets\.0\.sha256"),
         (changed(objects=[{"name": "t", "size": -1}]), r"objects\.0\.size"),
+        (changed(index=INDEX.model_dump(mode="json")), "an index, or leaves and objects"),
+        (changed(index={}), r"index\.size: Field required"),
+        (changed(index=INDEX.model_dump(mode="json") | {"sha256": "x"}), r"index\.sha256: "),
+        (changed(index=INDEX.model_dump(mode="json") | {"directory": [1]}), r"index\.directory"),
         (manifest().to_bytes()[:-40], "not JSON"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else value[:20],
@@ -244,7 +299,7 @@ def test_a_config_that_is_no_json_is_refused():
 
 
 def test_a_summary_says_what_the_manifest_says():
-    for written in (manifest(), manifest(objects=())):
+    for written in (manifest(), manifest(objects=()), with_index()):
         summary = ManifestSummary.parse(written.to_bytes(), "p")
         assert summary == (written.created, written.nbytes, written.digest())
 

@@ -1,4 +1,5 @@
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step
 from cairn.storage.runs.records.layout import alias_file, hold_file
+from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, delete_step
 from cairn.storage.store.clock import rfc3339
@@ -74,6 +76,17 @@ def test_who_saw_an_older_sequence_is_refused_and_told_the_present_one(run):
     assert run.aliases.get("production").step == 3
 
 
+def test_an_alias_may_be_a_member_of_an_enumeration(run):
+    class Stage(str, Enum):  # noqa: UP042 (this is what others have)
+        PRODUCTION = "production"
+
+    promote_step(run, 3, Stage.PRODUCTION, expect=None)
+    assert run.objects.list("aliases/") == ["aliases/production.json"]
+    assert [one.alias for one in run.aliases.list()] == ["production"]
+    assert run.aliases.require(Stage.PRODUCTION).step == 3
+    assert delete_alias(run, Stage.PRODUCTION, expect=1).deleted
+
+
 def test_an_alias_is_deleted_only_as_it_was_last_seen(run):
     promote(run, 3)
     with pytest.raises(PreconditionFailedError):
@@ -114,7 +127,7 @@ def test_a_deletion_while_an_alias_moves_is_refused(run, clock, monkeypatch):
 
 def test_a_promoter_that_died_keeps_its_step_for_a_while_and_no_longer(run, clock):
     hold = Hold(at=rfc3339(clock()), by="ann", reason="promote it", token="0" * 16)
-    run.objects.write(hold_file(3, 1, hold.token), hold.to_bytes())
+    put_record(run.objects, hold_file(3, 1, hold.token), hold)
     with pytest.raises(StepInUseError, match="ann"):
         delete_step(run, run.step(3), by="me", clock=clock)
     clock.now += timedelta(seconds=ANNOUNCED_SECONDS)

@@ -1,10 +1,20 @@
 """What is told of a run's records, and what becomes of them when they are mended."""
 
+import itertools
 import json
+import threading
+from datetime import timedelta
 
 import pytest
 
-from cairn.storage.errors import CorruptionError, LeaseHeldError, UnsupportedFormatError
+from cairn.storage.errors import (
+    CorruptionError,
+    FencedError,
+    LeaseHeldError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import repair
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.records.annotations import Annotation
@@ -27,8 +37,9 @@ from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import Hold, Intent, deletable_step, delete_step
 from cairn.storage.runs.writer import Writer
+from cairn.storage.store.objects import ObjectStore
 from tests.storage.runs.test_history import flip, job, lose, saved, swap
-from tests.storage.stored_runs import write_data
+from tests.storage.stored_runs import make_old, write_data
 
 DIGEST = "0" * 32
 
@@ -74,6 +85,14 @@ def export(run):
 def history(run):
     steps = {(info.step, info.attempt): info.state.value for info in run.all_states()}
     return steps, {one.alias: one.step for one in run.aliases.list()}
+
+
+def repaired(run, name, **options):
+    """What became of one record."""
+    (found,) = (
+        one for one in repair_run(run, by="me", dry_run=False, **options) if one.name == name
+    )
+    return found
 
 
 def records(run):
@@ -161,6 +180,30 @@ def test_a_rebuilt_lease_names_what_was_reported_durable(run):
     job(run, 50)  # the same one need not
 
 
+def test_a_lease_that_the_store_gives_as_it_was_once_is_rebuilt(run):
+    old = run.objects.read(LEASE_FILE).value
+    job(run, 50)
+    run.objects.write(LEASE_FILE, old)
+    (done,) = repair_run(run, by="me", dry_run=False)
+    assert (done.name, done.done) == (LEASE_FILE, True)
+    lease = read_lease(run.objects)
+    assert (lease.attempt, lease.durable, lease.begun) == (4, (50, 4), (4, 40))
+    assert check_run(run).ok
+
+
+def test_what_is_whole_and_does_not_fit_is_said_to_be_left(run):
+    lose(run, manifest_file(10, 1))
+    lose(run, manifest_file(20, 1))
+    before = sorted(run.objects.list())
+    for dry_run in (True, False):
+        left = {one.name: one for one in repair_run(run, by="me", dry_run=dry_run)}
+        assert alias_file("production") in left
+        assert trash_file(10, 1) in left
+        assert all(one.action is None for one in left.values())
+        assert f"points to {manifest_file(20, 1)}" in left[alias_file("production")].hint
+    assert sorted(run.objects.list()) == before
+
+
 def test_records_in_each_others_place_are_rebuilt(run):
     before = history(run)
     swap(run, attempt_file(1), attempt_file(3))
@@ -174,11 +217,11 @@ def test_records_in_each_others_place_are_rebuilt(run):
 def test_a_record_that_no_other_tells_is_forgotten_only_when_asked(run, name):
     flip(run, name)
     damaged = run.objects.read(name).value
-    (found,) = (one for one in repair_run(run, by="me", dry_run=False) if one.name == name)
+    found = repaired(run, name)
     assert found.action is None
     assert "backup" in found.hint
     assert run.objects.read(name).value == damaged
-    (done,) = repair_run(run, by="me", dry_run=False, forget=[name])
+    done = repaired(run, name, forget=[name])
     assert done.done
     assert run.objects.read(name) is None
     kept = [key for key in run.objects.list() if key.startswith(f"damaged/{name}.")]
@@ -224,11 +267,7 @@ def test_nothing_is_mended_below_a_live_writer(run):
 
 
 def test_an_attempt_of_which_nothing_tells_is_not_guessed(run):
-    for number in (2, 3):
-        body = json.loads(run.objects.read(attempt_file(number)).value)
-        for key in ("checksum", "key", "run", "previous"):
-            del body[key]
-        run.objects.write(attempt_file(number), json.dumps(body | {"version": 1}).encode())
+    make_old(run)
     lose(run, LEASE_FILE)
     flip(run, attempt_file(2))
     repairs = {one.name: one for one in repair_run(run, by="me", dry_run=False)}
@@ -262,3 +301,153 @@ def delete_step_by_hand(run, step, attempt):
     for key in ("checksum", "key", "run"):
         del stone[key]
     run.objects.write(name, json.dumps(stone | {"version": 1}).encode())
+
+
+def test_the_run_file_of_another_run_is_replaced_and_nothing_else(run, root_uri):
+    before, known = history(run), run.info().id
+    other = Run.create(root_uri / "other-run")
+    stored = {name: run.objects.read(name).value for name in records(run)}
+    run.objects.write(RUN_FILE, other.objects.read(RUN_FILE).value)
+    again = Run(run.uri)
+    assert check_run(again).unreadable == (RUN_FILE,)
+    (plan,) = repair_run(again, by="me")
+    assert (plan.name, plan.done) == (RUN_FILE, False)
+    assert known in plan.action
+    (done,) = repair_run(again, by="me", dry_run=False)
+    assert done.done
+    assert again.info().id == known
+    del stored[RUN_FILE]
+    assert {name: run.objects.read(name).value for name in stored} == stored
+    assert history(again) == before
+    assert check_run(again).ok, check_run(again).problems
+
+
+def test_of_as_many_records_of_one_run_as_of_another_none_is_believed(root_uri):
+    run, other = (Run.create(root_uri / name) for name in ("one", "other"))
+    for made in (run, other):
+        Writer(made, writer="job").begin()
+    run.objects.write(LEASE_FILE, other.objects.read(LEASE_FILE).value)
+    lose(run, RUN_FILE)
+    later = clock_after(run, hours=1)
+    repairs = {one.name: one for one in repair_run(run, by="me", dry_run=False, clock=later)}
+    assert repairs[RUN_FILE].action is None
+    assert run.objects.read(RUN_FILE) is None
+
+
+def clock_after(run, *, hours):
+    return lambda: run.clock() + timedelta(hours=hours)
+
+
+def test_a_record_that_somebody_else_has_mended_meanwhile_stays_as_it_is(run, monkeypatch):
+    """Two repairs of a lease: a job has begun behind the first one's back, and been told so."""
+    flip(run, LEASE_FILE)
+    look, writer, looks = repair.read_history, Writer(run, writer="job"), itertools.count()
+
+    def overtaken(objects):
+        found = look(objects)
+        if next(looks) == 1:  # after the plan
+            repair_run(run, by="another", dry_run=False)
+            saved(writer, run, 50)
+        return found
+
+    monkeypatch.setattr(repair, "read_history", overtaken)
+    with pytest.raises(PreconditionFailedError):
+        repair_run(run, by="me", dry_run=False)
+    saved(writer, run, 60)
+    writer.close()
+    assert run.latest_step() == 60
+    assert check_run(run).ok, check_run(run).problems
+
+
+def test_a_damaged_lease_is_mended_below_a_live_writer_and_its_next_start_goes_on(run):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 50)
+    flip(run, LEASE_FILE)
+    with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"lease\.json"):
+        saved(writer, run, 60)  # which may or may not be there
+    (done,) = repair_run(run, by="me", dry_run=False)
+    assert done.name == LEASE_FILE
+    with pytest.raises(LeaseHeldError):
+        Writer(run, writer="other").begin()
+    writer.drop()
+    with pytest.raises(FencedError, match="of another process"):
+        saved(writer, run, 70)
+    writer.close()
+    job(run, 70)
+    assert [info.step for info in run.steps()] == [20, 40, 50, 60, 70]
+    assert check_run(run).ok, check_run(run).problems
+
+
+def test_a_repair_that_is_killed_at_any_moment_is_just_repeated(run, monkeypatch):
+    before = history(run)
+    names = [RUN_FILE, LEASE_FILE, attempt_file(2), trash_file(10, 1)]
+    hours = itertools.count(1)
+    put = ObjectStore._put
+
+    def killed(self, key, value, condition):
+        here = threading.current_thread() is threading.main_thread()  # not another test's lease
+        if here and next(calls) == 0:
+            raise KeyboardInterrupt
+        return put(self, key, value, condition)
+
+    for moment in range(2 * len(names)):  # each keeps what it replaces, then writes
+        for name in names:
+            flip(run, name)
+        calls = itertools.count(-moment)
+        monkeypatch.setattr(ObjectStore, "_put", killed)
+        with pytest.raises(KeyboardInterrupt):
+            repair_run(run, by="me", dry_run=False, clock=clock_after(run, hours=next(hours)))
+        monkeypatch.setattr(ObjectStore, "_put", put)
+        repair_run(run, by="me", dry_run=False, clock=clock_after(run, hours=next(hours)))
+        assert check_run(run).ok, check_run(run).problems
+        assert history(run) == before
+        later = clock_after(run, hours=next(hours))
+        assert repair_run(run, by="me", dry_run=False, clock=later) == []
+
+
+def test_a_tombstone_of_another_place_deletes_nothing_that_was_not_deleted(run):
+    name = trash_file(40, 3)
+    run.objects.write(name, run.objects.read(trash_file(10, 1)).value)
+    found = repaired(run, name)
+    assert found.action is None
+    assert "whether step 40 of attempt 3 was deleted" in found.hint
+    assert repaired(run, name, forget=[name]).done
+    assert run.latest_step() == 40
+    assert check_run(run).ok, check_run(run).problems
+
+
+def test_a_damaged_tombstone_is_rebuilt_and_not_forgotten(run):
+    flip(run, trash_file(10, 1))
+    with pytest.raises(CorruptionError, match="not to be forgotten"):
+        repair_run(run, by="me", dry_run=False, forget=[trash_file(10, 1)])
+    assert run.trashed() == {(10, 1)}
+
+
+def test_attempts_lost_in_a_row_are_not_rebuilt_as_if_the_first_had_never_been(run):
+    job(run, 50)
+    job(run, 60)
+    before = history(run)
+    for number in (3, 4):
+        lose(run, attempt_file(number))
+    repairs = {one.name: one for one in repair_run(run, by="me", dry_run=False)}
+    assert repairs[attempt_file(3)].action is None
+    assert repairs[attempt_file(4)].hint == "Restore attempts/3.json first."
+    assert 30 not in {info.step for info in run.steps()}
+    assert before != history(run)
+    assert repair_run(run, by="me", dry_run=False) == list(repairs.values())
+
+
+def test_a_forgotten_overwrite_gives_its_place_back_for_good(run):
+    writer = Writer(run, writer="job")
+    saved(writer, run, 40, overwrite=True)
+    saved(writer, run, 50)
+    writer.close()
+    job(run, 60)
+    lose(run, manifest_file(40, 4))
+    with pytest.raises(CorruptionError, match=r"manifests/40\.4\.json"):
+        run.step(40)
+    (done,) = repair_run(run, by="me", dry_run=False, forget=[manifest_file(40, 4)])
+    assert done.done
+    assert run.step(40).attempt == 3
+    assert [info.step for info in run.steps()] == [20, 40, 50, 60]
+    assert check_run(run).ok, check_run(run).problems

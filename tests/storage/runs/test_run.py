@@ -29,7 +29,7 @@ from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.storage.stored_runs import begin, publish, save, states, write_data
+from tests.storage.stored_runs import begin, make_old, publish, save, states, write_data
 
 
 @pytest.fixture
@@ -252,7 +252,8 @@ def test_a_manifest_that_changed_or_moved_is_corrupt(run):
     run.objects.write(manifest_file(3, attempt), other.to_bytes())
     with pytest.raises(CorruptionError, match="the manifest of another place"):
         run.manifest(info)
-    bare = Manifest.model_validate(other.model_dump())  # as an older release wrote them
+    make_old(run)
+    bare = Manifest.model_validate(other.model_dump(by_alias=True))
     run.objects.write(manifest_file(3, attempt), bare.to_bytes())
     with pytest.raises(CorruptionError, match="under another's name"):
         run.manifest(info)

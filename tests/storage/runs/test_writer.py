@@ -1,10 +1,11 @@
 import pytest
 
-from cairn.storage.errors import FencedError, SaveError, StoreUnavailableError
+from cairn.storage.errors import FencedError, NotFoundError, SaveError, StoreUnavailableError
 from cairn.storage.runs.records import lease
 from cairn.storage.runs.records.layout import annotation_file
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.writer import Writer
+from cairn.storage.runs.writer import Writer, sync_folder
+from cairn.storage.store.uri import parse_uri
 from tests.storage.stored_runs import begin
 
 
@@ -149,3 +150,15 @@ def test_a_writer_interrupted_right_after_its_successor_closed_is_fenced(
 
 def interrupt(*args):
     raise KeyboardInterrupt
+
+
+def test_what_another_is_writing_is_not_waited_for_nor_missed(tmp_path):
+    """It may get its name between the listing and the look at it."""
+    folder = tmp_path / "run/attempts/1/3"
+    folder.mkdir(parents=True)
+    (folder / "whole").write_bytes(b"whole")
+    (folder / ".cairn-tmp-1").symlink_to(folder / "has-its-name")
+    sync_folder(parse_uri(folder))
+    (folder / "lost").symlink_to(folder / "nowhere")
+    with pytest.raises(NotFoundError, match="lost"):
+        sync_folder(parse_uri(folder))

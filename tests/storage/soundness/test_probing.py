@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.writer import Writer
 from cairn.storage.soundness.record import RECORD_FILE, StoreRecord, probe_name
 from cairn.storage.store.clock import utc_now
+from cairn.storage.store.deadlines import within
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
@@ -211,7 +213,10 @@ def test_a_root_that_was_moved_is_asked_anew(gcs, bucket_root, new_process):
     assert known(elsewhere).store == known(bucket_root).store
 
 
-@pytest.mark.parametrize("left", [b"", b"{}", b"\xff", None])
+LATER = b'{"at":"2030-01-01T00:00:00Z","format":"cairn.store","version":99}'
+
+
+@pytest.mark.parametrize("left", [b"", b"{}", b"\xff", LATER, None])
 def test_a_record_that_can_not_be_read_is_asked_for_anew(root_uri, left):
     older = StoreRecord(at="2026-01-01T00:00:00Z", cairn="0", checked=(), store={}).to_bytes()
     ObjectStore.open(root_uri).write(RECORD_FILE, older if left is None else left)
@@ -278,6 +283,19 @@ def test_who_is_refused_the_lease_need_not_wait_for_the_answer(gcs, bucket_root,
         begin(bucket_root / "run")
     held.wait()
     held.release()
+
+
+def test_a_caller_with_less_time_does_not_wait_longer_for_the_answer(gcs, bucket_root):
+    silent = gcs.faults.add("hang", operation="media.get", name=r"root/\.cairn-store")
+    began = time.monotonic()
+    with within(0.5), pytest.raises(StoreUnavailableError, match="does not answer") as caught:
+        begin(bucket_root / "run")
+    assert time.monotonic() - began < 20
+    assert caught.value.path == str(bucket_root)
+    assert silent.fired == 1
+    assert list_attempts(ObjectStore.open(bucket_root / "run")) == []
+    gcs.faults.clear()
+    assert begin(bucket_root / "run").number == 1
 
 
 def test_a_forked_process_asks_for_itself(gcs, bucket_root):

@@ -3,6 +3,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 
 import google_crc32c
 import pytest
@@ -386,14 +387,46 @@ def test_open_picks_the_store():
     assert type(open_files(parse_uri("gs://my-bucket/x"))).__name__ == "GcsFiles"
 
 
+HALF = """
+import os, sys
+from cairn.storage.store.opening import open_files
+
+writer = open_files(sys.argv[1]).open_write("kept/half")
+writer.write(b"half")
+os.kill(os.getpid(), 9)
+"""
+
+
 def test_sweep_removes_what_killed_writers_left_and_nothing_else(tmp_path):
     files = open_files(tmp_path)
     with files.open_write("kept/whole") as sink:
         sink.write(b"whole")
-    killed = files.open_write("kept/half")
-    killed.write(b"half")
-    assert len(list((tmp_path / "kept").iterdir())) == 2
+    assert subprocess.run([sys.executable, "-c", HALF, str(tmp_path)]).returncode == -9
+    alive = files.open_write("kept/alive")
+    alive.write(b"alive")
+    assert len(list((tmp_path / "kept").iterdir())) == 3
     files.sweep("kept")
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["whole"]
+    alive.commit()
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"whole", "alive"}
     files.sweep("never/made")
-    killed.abort()
+
+
+def test_writers_and_sweepers_of_one_folder_do_not_disturb_each_other(tmp_path):
+    files, done = open_files(tmp_path), threading.Event()
+
+    def sweep():
+        while not done.is_set():
+            files.sweep("")
+
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    for one in sweepers:
+        one.start()
+    try:
+        for number in range(200):
+            with files.open_write(f"{number}") as sink:
+                sink.write(b"whole")
+    finally:
+        done.set()
+        for one in sweepers:
+            one.join()
+    assert len(files.walk()) == len(list(tmp_path.iterdir())) == 200

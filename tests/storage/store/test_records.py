@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from cairn.storage.arrays.orbax_tree import StoredForm
+from cairn.storage.arrays.paged_table import TablePlace
+from cairn.storage.arrays.value_files import StoredFile
 from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
@@ -11,12 +14,14 @@ from cairn.storage.runs.records.attempts import list_attempts
 from cairn.storage.runs.records.exports import ExportFile, ExportManifest
 from cairn.storage.runs.records.layout import attempt_file
 from cairn.storage.runs.records.lease import Lease, begin_attempt
-from cairn.storage.runs.records.manifest import Manifest
+from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
+from cairn.storage.runs.records.step_index import IndexDirectory
 from cairn.storage.runs.run import RunInfo
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
 from cairn.storage.soundness.record import StoreRecord
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.records import Record, canonical_json
+from cairn.storage.training.saving.item_parts import _PartRecord, _Row
 
 AT = "2026-11-21T12:00:00Z"
 RECORDS = [
@@ -35,6 +40,29 @@ RECORDS = [
     ),
     Lease(writer="job", attempt=3, expires=AT, durable=(5, 3)),
     Manifest(step=3, attempt=1, created=AT, writer="job", items=("model",)),
+    IndexDirectory(
+        step=3,
+        attempt=1,
+        created=AT,
+        writer="job",
+        items=("model",),
+        assets=(AssetRecord(name="checksum", sha256="0" * 64, size=2),),
+        model=None,
+        environment={"checksum": "sha256:" + "0" * 64},
+        leaves=(LeafRecord(item="model", path="checksum", shape=(2,), dtype="int4"),),
+        forms={"model": {"checksum": StoredForm("packed", (2,), "int4")}},
+        meta_digest="sha256:0",
+        objects=(ObjectRecord(name="checksum", size=2),),
+        folders=("model/d",),
+        origins=((2, 1),),
+        files=TablePlace(0, 1, ("0" * 64,)),
+        values=TablePlace(45, 1, ("0" * 64,)),
+        digests=TablePlace(65, 0, ()),
+    ),
+    _PartRecord(
+        files=(StoredFile("d/checksum", 2, "0" * 8, "words-64:" + "0" * 16),),
+        shards=(_Row("w/c/0", "w", (0,), 0, 0, 2, "0" * 16),),
+    ),
     RunInfo(name="run", created=AT, labels={"checksum": "sha256:" + "0" * 64}),
     Tombstone(at=AT, expires=AT, by="job", reason="old"),
     Tombstone(at=AT, expires=AT, policy={"keep_last": 1}, judged=3),

@@ -24,6 +24,7 @@ from cairn.storage.errors import (
 )
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.promotion import promote_step
+from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import CheckpointRef, attempt_file
 from cairn.storage.runs.records.lease import begin_attempt, read_lease
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -158,14 +159,15 @@ def test_every_folder_that_a_run_keeps_objects_in_is_on_the_disk(tmp_path, monke
         assert held.lost(one, below=tmp_path) == []
 
 
-def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri):
+def test_manifest_and_index_name_leaves_files_assets_and_model(checkpointer, run_uri):
     large = put(np.zeros((8192, 4096), np.float32), "fsdp", None)
     items = {"model": {"w": large, "key": jax.random.key(1)}, "optimizer": {"e": jnp.zeros((0, 3))}}
     model = ModelInfo(model_type="llama", model_class="Decoder", config={"layers": 2})
     save(checkpointer, 1, items, model=model, assets={"tokenizer.json": b"{}"}).wait()
     run = Run.open(run_uri)
     manifest = run.manifest(run.step(1))
-    leaves = {(leaf.item, leaf.path): leaf for leaf in manifest.leaves}
+    contents = run.contents(run.step(1))
+    leaves = {(leaf.item, leaf.path): leaf for leaf in contents.leaves}
     w = leaves["model", "w"]
     assert (w.shape, w.dtype, w.spec) == ((8192, 4096), "float32", ("fsdp", None))
     assert (w.shards, w.chunks) == ((2048, 4096), (1024, 1024))
@@ -176,9 +178,10 @@ def test_the_manifest_names_leaves_files_assets_and_model(checkpointer, run_uri)
     assert manifest.model == model
     assert manifest.writer == "job"
     assert manifest.environment["packages"]["orbax-checkpoint"] == version("orbax-checkpoint")
-    names = {record.name for record in manifest.objects}
+    names = {record.name for record in contents.objects}
     assert {"_CHECKPOINT_METADATA", "commit_success.txt", "model/manifest.ocdbt"} <= names
-    assert manifest.nbytes > large.nbytes
+    assert manifest.nbytes == sum(record.size for record in contents.objects) > large.nbytes
+    assert (manifest.leaf_count, manifest.index.files) == (3, len(names))
     (asset,) = manifest.assets
     assert run.objects.read(f"assets/{asset.sha256}").value == b"{}"
 
@@ -206,8 +209,6 @@ def test_what_is_given_may_change_as_soon_as_save_returns(checkpointer, run_uri,
 
 
 def test_labels_and_metrics_are_kept_even_if_the_loss_is_not_a_number(checkpointer, run_uri):
-    from cairn.storage.runs.records.annotations import Annotation
-
     metrics = {"loss": jnp.float32(np.nan), "accuracy": np.float32(0.5)}
     save(checkpointer, 1, metrics=metrics, labels={"phase": "warm"}).wait()
     found = Run.open(run_uri).objects.read("annotations/1.1.json")
@@ -683,7 +684,10 @@ def test_a_full_remote_store_leaves_what_was_there_and_the_next_save_works(gcs):
 
 @pytest.mark.parametrize(
     "name",
-    ["meta", "metrics", "_x", "_CHECKPOINT_METADATA", "commit_success.txt", "a/b", "..", ""],
+    [
+        *("meta", "metrics", "_x", "_CHECKPOINT_METADATA", "a/b", "..", ""),
+        *("commit_success.txt", "orbax.checkpoint", "cairn.index"),
+    ],
 )
 def test_a_reserved_or_unsafe_item_name_is_refused(checkpointer, name):
     with pytest.raises(InvalidURIError):

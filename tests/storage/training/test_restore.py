@@ -3,7 +3,6 @@ import socket
 import subprocess
 from pathlib import Path
 
-import google_crc32c
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -39,6 +38,7 @@ from cairn.storage.training.restore import (
 )
 from tests.devices import xla_flags
 from tests.programs.program import Program
+from tests.storage.older_steps import as_version_3, record_of
 from tests.storage.states import abstract, assert_same, floats, mesh, put, raw, raws, state
 
 DTYPES = sorted(STORED_DTYPES | WIDENED | BITCAST)
@@ -56,6 +56,12 @@ def step(tmp_path):
         return handle.uri
 
     return saved
+
+
+def older(uri):
+    """Make the step one of version 3, without an index; its manifest."""
+    run = Run.open(uri.parent.parent.parent)
+    return as_version_3(run, run.step(1))
 
 
 def test_a_state_comes_back_bit_equal_in_its_own_containers(step, root_uri):
@@ -250,26 +256,18 @@ def test_numbered_leaves_come_back_by_number_whatever_holds_them(step):
 def test_flat_keys_of_a_manifest_of_an_older_release_are_read_by_both_its_paths(step):
     """Keys were joined as they are; a checkpoint that was adopted could hold a "/" in one."""
     uri = step(model={"a/b": floats(4), "c%2Fd": floats(3), "e": {"f": floats(2)}})
-    run = Run.open(uri.parent.parent.parent)
-    manifest = run.manifest(run.step(1))
-    older = {"a%2Fb": "a/b", "c%252Fd": "c%2Fd", "e/f": "e/f"}
-    leaves = [leaf.model_copy(update={"path": older[leaf.path]}) for leaf in manifest.leaves]
-    digests = Path(uri.local_path, "model/chunk_digests.process_0.json")
+    manifest = older(uri)
+    paths = {"a%2Fb": "a/b", "c%252Fd": "c%2Fd", "e/f": "e/f"}
+    leaves = [leaf.model_copy(update={"path": paths[leaf.path]}) for leaf in manifest.inline_leaves]
+    name = "model/chunk_digests.process_0.json"
+    digests = Path(uri.local_path, name)
     text = digests.read_text().replace("a%2Fb", "a/b").replace("c%252Fd", "c%2Fd")
     digests.write_text(text)
     objects = [
-        record.model_copy(
-            update={
-                "size": len(text),
-                "crc32c": f"{google_crc32c.value(text.encode()):08x}",
-                "content": None,
-            }
-        )
-        if record.name.endswith("chunk_digests.process_0.json")
-        else record
-        for record in manifest.objects
+        record_of(name, text.encode()) if record.name == name else record
+        for record in manifest.inline_objects
     ]
-    update = {"leaves": tuple(leaves), "objects": tuple(objects)}
+    update = {"inline_leaves": tuple(leaves), "inline_objects": tuple(objects)}
     reader = CheckpointReader.open(uri, manifest.model_copy(update=update))
     assert raw(reader.read("model", "a/b")) == raw(floats(4))
     assert raw(reader.read("model", "c%2Fd")) == raw(floats(3))
@@ -438,6 +436,9 @@ def test_a_lost_data_file_is_an_error(step):
     tree = {"w": put(floats(256, 256), "fsdp")}
     uri = step(model=tree)
     max(Path(uri.local_path).rglob("d/*"), key=os.path.getsize).unlink()
+    with pytest.raises(CorruptionError, match=r"model: w: expected d/[0-9a-f]{32}, found no such"):
+        restore_item(uri, "model", abstract(tree))
+    older(uri)
     with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: missing"):
         restore_item(uri, "model", abstract(tree))
 
@@ -447,6 +448,9 @@ def test_a_truncated_data_file_is_an_error(step):
     uri = step(model=tree)
     file = max(Path(uri.local_path).rglob("d/*"), key=os.path.getsize)
     os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(CorruptionError, match=r"model: w, chunk \[.*\]: .* before the end"):
+        restore_item(uri, "model", abstract(tree))
+    older(uri)
     with pytest.raises(CorruptionError, match=r"model/d/[0-9a-f]{32}: \d+ bytes, \d+ expected"):
         restore_item(uri, "model", abstract(tree))
 
@@ -455,18 +459,26 @@ def test_a_changed_digit_in_the_meta_is_an_error(step):
     uri = step(model={"a": floats(2)})
     file = Path(uri.local_path) / "meta/data.json"
     file.write_text(file.read_text().replace('"step": 1', '"step": 2').replace(":1", ":2"))
-    with pytest.raises(CorruptionError, match=r"meta/data\.json: crc32c"):
+    with pytest.raises(CorruptionError, match=r"meta/data\.json: expected .* crc32c"):
         read_meta(uri)
     without_manifest = CheckpointReader.open(uri)
     with pytest.raises(CorruptionError, match="the JSON item changed"):
         read_meta(without_manifest)
 
 
-def test_unreadable_tree_metadata_is_an_error(step):
-    uri = step(model={"a": floats(2)})
+def test_unreadable_tree_metadata_hits_only_who_needs_it(step):
+    tree = {"a": floats(2)}
+    uri = step(model=tree)
     (Path(uri.local_path) / "model/_METADATA").write_text("{")
-    with pytest.raises(CorruptionError, match=r"model/_METADATA|1: model"):
-        restore_item(uri, "model", {"a": floats(2)})
+    assert_same(restore_item(uri, "model", tree), tree)
+    report = verify_step(Run.open(uri.parent.parent.parent), 1)
+    assert [problem.partition(": ")[0] for problem in report.problems] == ["model/_METADATA"]
+    assert report.loads
+    older(uri)
+    with pytest.raises(CorruptionError, match=r"model/_METADATA: 1 bytes"):
+        restore_item(uri, "model", tree)
+    with pytest.raises(CorruptionError, match="model/_METADATA"):
+        CheckpointReader.open(uri).read("model", "a")
 
 
 def test_what_is_no_checkpoint_is_said_so(step, tmp_path):

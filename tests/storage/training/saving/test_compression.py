@@ -83,11 +83,11 @@ def test_the_manifest_names_the_compression_and_is_silent_without(root_uri):
     save(root_uri / "run", tree, compression="zstd")
     save(root_uri / "run", tree, step=2)
     run = Run.open(root_uri / "run")
-    leaves = {leaf.path: leaf.compression for leaf in run.manifest(run.step(1)).leaves}
+    leaves = {leaf.path: leaf.compression for leaf in run.contents(run.step(1)).leaves}
     assert leaves == {"w": "zstd", "empty": None}
-    plain = run.manifest(run.step(2))
+    plain = run.contents(run.step(2))
     assert {leaf.compression for leaf in plain.leaves} == {None}
-    assert b"compression" not in plain.to_bytes()
+    assert b"compression" not in plain.directory.to_bytes()
     assert "compression" not in LeafRecord(item="m", path="w", shape=(), dtype="int8").model_dump()
 
 

@@ -169,7 +169,7 @@ def test_every_item_ends_with_its_marker_and_the_manifest_names_it(gcs):
         assert own[-1] == marker
     assert written.index("commit_success.txt") > max(map(written.index, markers))
     run = Run.open(f"{gcs.bucket_uri}/run")
-    assert markers < {record.name for record in run.manifest(run.step(1)).objects}
+    assert markers < {record.name for record in run.contents(run.step(1)).objects}
 
 
 def test_orbax_lists_the_steps_and_describes_the_arrays(save_here):

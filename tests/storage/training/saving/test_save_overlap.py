@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import LeaseHeldError, SaveError
-from cairn.storage.runs.records.lease import noted_step, read_lease
+from cairn.storage.runs.records.lease import noted_key, read_lease
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from cairn.storage.store.objects import ObjectStore
@@ -133,11 +133,11 @@ def test_a_restart_does_not_keep_a_line_that_was_deleted(made):
     for step in (1, 2, 3):
         save(made, step).wait()
     objects = ObjectStore.open(made.uri)
-    assert noted_step(objects) == 3
+    assert noted_key(objects) == (3, 1)
     made.close()
     run = Run.open(made.uri)
     delete_step(run, run.step(3), by="test", reason="diverged")
-    assert noted_step(objects) == -1
+    assert noted_key(objects) is None
 
 
 def test_what_is_called_when_a_save_is_done_may_wait_for_it(made):

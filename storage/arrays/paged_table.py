@@ -1,0 +1,188 @@
+"""A table of rows of one size, cut into pages each of which is checked when it is read.
+
+So a reader takes the few pages that it needs of a table of any length, and believes no byte of
+them that is not what was written. Imports no JAX.
+"""
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cairn.storage.errors import CorruptionError
+
+__all__ = ["PAGE_BYTES", "PagedTable", "TablePlace", "damaged_index", "table_place"]
+
+PAGE_BYTES: Final = 64 << 10
+"""Most bytes of a page."""
+
+_RUN_PAGES: Final = 64
+"""Read in one go."""
+
+_GAP_PAGES: Final = 1
+"""Read for nothing, rather than to ask once more."""
+
+_READS_AT_ONCE: Final = 8
+
+Rows = np.ndarray[Any, np.dtype[Any]]
+Fetch = Callable[[int, int], bytes | memoryview]
+"""Gives the bytes of a file from one offset to another. They are kept, not copied."""
+
+
+class TablePlace(NamedTuple):
+    """Where a table lies in its file.
+
+    Attributes:
+        offset: of its first byte.
+        rows: how many there are.
+        pages: SHA-256 of each page, in hexadecimal digits.
+    """
+
+    offset: int
+    rows: int
+    pages: tuple[str, ...]
+
+
+def table_place(rows: Rows, offset: int) -> TablePlace:
+    """Of a table whose bytes are written at `offset`."""
+    step = _page_rows(rows.dtype)
+    pages = (rows[at : at + step] for at in range(0, len(rows), step))
+    return TablePlace(offset, len(rows), tuple(_sha256(page.tobytes()) for page in pages))
+
+
+class PagedTable:
+    """The rows of a table, read as they are asked for and then kept. Safe for many threads."""
+
+    def __init__(
+        self, place: TablePlace, row: np.dtype[Any], fetch: Fetch, *, path: object
+    ) -> None:
+        """Of a table that `table_place` described.
+
+        Args:
+            place: where it lies.
+            row: what a row is.
+            fetch: reads the file.
+            path: the file, for errors.
+
+        Raises:
+            CorruptionError: the number of pages is not that of the rows.
+        """
+        self._place, self._row, self._fetch, self._path = place, row, fetch, path
+        self._step = _page_rows(row)
+        self._pages: dict[int, Rows] = {}
+        self._lock = threading.Lock()
+        expected = -(-place.rows // self._step)
+        if expected != len(place.pages):
+            raise self._damaged(f"{expected} pages of {place.rows} rows", str(len(place.pages)))
+
+    def __len__(self) -> int:
+        return self._place.rows
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Some rows that follow one another.
+
+        Raises:
+            CorruptionError: there are no such rows, or they are not what was written.
+            StoreUnavailableError: the store gives no answer.
+        """
+        if not 0 <= start <= stop <= len(self):
+            raise self._damaged(f"rows {start} to {stop}", f"{len(self)} rows")
+        first, last = start // self._step, max(start, stop - 1) // self._step
+        if start == stop:
+            return np.empty(0, self._row)
+        if any(number not in self._pages for number in range(first, last + 1)):
+            self.prefetch([(start, stop)])
+        parts = [self._pages[number] for number in range(first, last + 1)]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        skipped = first * self._step
+        return rows[start - skipped : stop - skipped]
+
+    def taken(self, numbers: Sequence[int]) -> list[Any]:
+        """Some rows, in ascending order, as Python has them: many at a time cost least so.
+
+        Raises:
+            StorageError: as `rows`.
+        """
+        self.prefetch((number, number + 1) for number in numbers)
+        found: list[Any] = []
+        for page, group in itertools.groupby(numbers, lambda number: number // self._step):
+            within = [number - page * self._step for number in group]
+            found += self._pages[page][within].tolist()
+        return found
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Read the pages of these rows, many at a time, if they were not read before.
+
+        Raises:
+            CorruptionError: they are not what was written.
+            StoreUnavailableError: the store gives no answer.
+        """
+        wanted = {
+            number
+            for start, stop in ranges
+            if start < stop
+            for number in range(start // self._step, (stop - 1) // self._step + 1)
+        }
+        with self._lock:
+            runs = list(_runs(sorted(wanted.difference(self._pages))))
+            if len(runs) == 1:
+                self._read(*runs[0])
+            elif runs:
+                with ThreadPoolExecutor(min(_READS_AT_ONCE, len(runs)), "cairn-index") as pool:
+                    for done in [pool.submit(self._read, *run) for run in runs]:
+                        done.result()
+
+    def _read(self, first: int, last: int) -> None:
+        """Read pages that follow one another."""
+        size = self._row.itemsize
+        begin = self._place.offset + first * self._step * size
+        rows = min((last + 1) * self._step, len(self)) - first * self._step
+        data = memoryview(self._fetch(begin, begin + rows * size))
+        if len(data) != rows * size:
+            raise self._damaged(f"{rows * size} bytes at {begin}", f"{len(data)} bytes")
+        for number in range(first, last + 1):
+            at = (number - first) * self._step * size
+            page = data[at : at + self._step * size]
+            found = _sha256(page)
+            if found != self._place.pages[number]:
+                expected = f"SHA-256 {self._place.pages[number]} of page {number} at {begin + at}"
+                raise self._damaged(expected, found)
+            self._pages[number] = np.frombuffer(page, self._row)
+
+    def _damaged(self, expected: str, found: str) -> CorruptionError:
+        return damaged_index(self._path, expected, found)
+
+
+def damaged_index(path: object, expected: str, found: str) -> CorruptionError:
+    """That what was read of an index is not what was written."""
+    return CorruptionError(
+        "the index of the step is not what was written",
+        path=path,
+        expected=expected,
+        found=found,
+        next_step="Restore the file from a backup, or use another step.",
+    )
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of pages that are read in one go."""
+    run: tuple[int, int] | None = None
+    for number in numbers:
+        if run and (number - run[1] - 1 > _GAP_PAGES or number - run[0] >= _RUN_PAGES):
+            yield run
+            run = None
+        run = (run[0] if run else number, number)
+    if run:
+        yield run
+
+
+def _page_rows(row: np.dtype[Any]) -> int:
+    return PAGE_BYTES // row.itemsize
+
+
+def _sha256(data: bytes | memoryview) -> str:
+    return hashlib.sha256(data).hexdigest()

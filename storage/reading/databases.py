@@ -1,0 +1,40 @@
+"""What an item's OCDBT database holds, read from its root to every leaf of the tree. No JAX."""
+
+import tensorstore as ts
+
+from cairn.storage.arrays import ValueRef
+from cairn.storage.store import StoreURI, store_context
+
+__all__ = ["database_entries"]
+
+
+def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
+    """The values of an item's database, or where they lie, by key.
+
+    Raises:
+        ValueError: there is none, or it is damaged, as TensorStore says it.
+    """
+    base = ts.KvStore.open(item.kvstore_spec(), context=store_context()).result()
+    found: dict[str, ValueRef | bytes] = {}
+    top = ts.ocdbt.dump(base, context=store_context()).result()
+    nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
+    while nodes:
+        prefix, location = nodes.pop()
+        node = ts.ocdbt.dump(base, node=location, context=store_context()).result()
+        for entry in node["entries"]:
+            key = prefix + entry["key"].decode()
+            if "location" in entry:
+                shared = entry.get("subtree_common_prefix", b"").decode()
+                nodes.append((prefix + shared, entry["location"]))
+            elif "indirect_value" in entry:
+                found[key] = _ref_of(entry["indirect_value"])
+            else:
+                found[key] = bytes(entry["inline_value"])
+    return found
+
+
+def _ref_of(location: str) -> ValueRef:
+    """Of "value:<base path>:<path>:<offset>:<length>"."""
+    _, base, rest = location.split(":", 2)
+    path, offset, length = rest.rsplit(":", 2)
+    return ValueRef(base + path, int(offset), int(length))

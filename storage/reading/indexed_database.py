@@ -1,0 +1,90 @@
+"""A leaf's database for TensorStore, made of the step's index. Imports no JAX.
+
+Values lie in the store, and all that leads to them in memory: nothing but values is read of what
+Orbax wrote, and no place is believed that is not the index's.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Final
+
+import tensorstore as ts
+
+from cairn.storage.arrays import (
+    MANIFEST_FILE,
+    NODE_FOLDER,
+    ChunkShapes,
+    StoredForm,
+    ValueRef,
+    leaf_node,
+    manifest,
+    stored_layout,
+    zarr_description,
+)
+from cairn.storage.runs import ItemPlaces, LeafRecord
+
+__all__ = ["MEMORY", "indexed_database", "leaf_entries"]
+
+MEMORY: Final = "memory_key_value_store"
+"""The context must have one of its own: what is made here lasts as long as it."""
+
+_numbers: Final = itertools.count()
+
+
+def indexed_database(
+    values: Mapping[str, Any],
+    name: str,
+    record: LeafRecord,
+    form: StoredForm | None,
+    places: ItemPlaces,
+    context: ts.Context,
+) -> dict[str, Any]:
+    """The spec of the base of an OCDBT database that holds one array.
+
+    Args:
+        values: spec of the item's folder.
+        name: the array's.
+        record: its leaf; it stores something.
+        form: in which it is stored, if not as it is.
+        places: where the item's values lie.
+        context: has `MEMORY`.
+    """
+    entries = leaf_entries(name, record, form, places)
+    node = leaf_node(entries)
+    node_file = f"{NODE_FOLDER}/0"
+    folder = f"{next(_numbers)}/"
+    memory = {"driver": "memory", MEMORY: MEMORY}
+    kept = ts.KvStore.open({**memory, "path": folder}, context=context).result()
+    kept[node_file] = node.data
+    kept[MANIFEST_FILE] = manifest(node, node_file, time_ns=0)
+    return {
+        "driver": "kvstack",
+        "layers": [
+            {"base": dict(values)},
+            {"exact": MANIFEST_FILE, "base": {**memory, "path": f"{folder}{MANIFEST_FILE}"}},
+            {"prefix": f"{NODE_FOLDER}/", "base": {**memory, "path": f"{folder}{NODE_FOLDER}/"}},
+        ],
+    }
+
+
+def leaf_entries(
+    name: str, record: LeafRecord, form: StoredForm | None, places: ItemPlaces
+) -> dict[bytes, bytes | ValueRef]:
+    """What a database holds of one array: its description, and where its shards lie.
+
+    Args:
+        name: the array's.
+        record: its leaf; it stores something.
+        form: in which it is stored, if not as it is.
+        places: where the item's values lie.
+    """
+    assert record.shards is not None
+    assert record.chunks is not None
+    cut = ChunkShapes(record.shards, record.chunks)
+    layout = stored_layout(record.shape, record.dtype, cut, form)
+    entries: dict[bytes, bytes | ValueRef] = {
+        f"{name}/zarr.json".encode(): zarr_description(layout, record.compression)
+    }
+    for cell, ref in places.refs(record.path).items():
+        entries["/".join([name, "c", *map(str, cell)]).encode()] = ref
+    return entries

@@ -1,0 +1,230 @@
+"""Making the index of a step, and the manifest that has it. `step_index` says what it is."""
+
+import hashlib
+import math
+import operator
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cairn.storage.arrays import StoredForm, TablePlace, ValueRef, table_place
+from cairn.storage.errors import SaveError
+from cairn.storage.runs.records.manifest import CONTENT_FIELDS, LeafRecord, Manifest, ObjectRecord
+from cairn.storage.runs.records.step_index import (
+    CONTENT,
+    DIGEST_ROW,
+    END,
+    FILE_ROW,
+    MAGIC,
+    VALUE_ROW,
+    IndexDirectory,
+    StepIndex,
+    index_ref,
+    shard_grid,
+)
+from cairn.storage.store import Place
+
+__all__ = ["PlacedShard", "copy_index", "make_index"]
+
+_VALUE_FILE: Final = re.compile(r"(.+)/([0-9a-f]{32})")
+
+Rows = np.ndarray[Any, np.dtype[Any]]
+
+
+class PlacedShard(NamedTuple):
+    """An outer shard of a leaf.
+
+    Attributes:
+        origin: index of its first element in the leaf.
+        ref: where it lies; the file is named from the step's folder.
+        digests: of its chunks, in C order.
+    """
+
+    origin: tuple[int, ...]
+    ref: ValueRef
+    digests: np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def make_index(
+    manifest: Manifest,
+    place: Place,
+    *,
+    leaves: Sequence[LeafRecord],
+    forms: Mapping[str, Mapping[str, StoredForm]],
+    meta_digest: str | None,
+    shards: Mapping[tuple[str, str], Iterable[PlacedShard]],
+    objects: Iterable[ObjectRecord],
+    origins: Mapping[str, tuple[int, int]],
+) -> tuple[bytes, Manifest]:
+    """An index and the manifest that has it.
+
+    Args:
+        manifest: without an index.
+        place: where the index belongs.
+        leaves: every leaf of every item.
+        forms: by item and path, of those that are stored in another form.
+        meta_digest: of the JSON item's canonical form.
+        shards: by item and path, the shards of every leaf that has any.
+        objects: every file of the step.
+        origins: by name, which (step, attempt) wrote a file that the step shares with it.
+
+    Raises:
+        SaveError: a leaf lacks shards, or has some twice; all are listed.
+    """
+    tables = _Tables(objects, origins)
+    problems = []
+    for leaf in leaves:
+        problem = tables.add(leaf, shards.get((leaf.item, leaf.path), ()))
+        if problem is not None:
+            problems.append(f"{leaf.item}/{leaf.path}: {problem}")
+    if problems:
+        raise SaveError(
+            "leaves were not written",
+            path=place.key,
+            expected="every shard of every leaf, once",
+            found=f"{len(problems)} leaves that lack some, or have some twice",
+            next_step="Save again; the step is not listed.",
+            problems=problems,
+        )
+    return _assembled(
+        manifest,
+        place,
+        (tables.files(), tables.values(), tables.digests()),
+        {
+            "leaves": tuple(leaves),
+            "forms": {item: dict(by_path) for item, by_path in forms.items()},
+            "meta_digest": meta_digest,
+            "objects": tuple(tables.others),
+            "folders": tuple(tables.folders),
+            "origins": tuple(tables.origins),
+        },
+    )
+
+
+def copy_index(index: StepIndex, manifest: Manifest, place: Place) -> tuple[bytes, Manifest]:
+    """The index of a copy of a step, which shares no files, and the manifest that has it.
+
+    Args:
+        index: of the step that was copied.
+        manifest: of the copy, without an index.
+        place: where the copy's index belongs.
+
+    Raises:
+        CorruptionError: the index is not what was written.
+        StoreUnavailableError: the store gives no answer.
+    """
+    files, values, digests = index.tables()
+    files = files.copy()
+    files["origin"] = 0
+    kept = ("leaves", "forms", "meta_digest", "objects", "folders", "chunk_alignment")
+    fields = {name: getattr(index.directory, name) for name in kept}
+    return _assembled(manifest, place, (files, values, digests), fields | {"origins": ()})
+
+
+def _assembled(
+    manifest: Manifest, place: Place, tables: Sequence[Rows], fields: Mapping[str, Any]
+) -> tuple[bytes, Manifest]:
+    """An index of these tables, and the manifest that has it.
+
+    Args:
+        manifest: without an index.
+        place: where the index belongs.
+        tables: of files, of values and of digests.
+        fields: what else the directory holds, but for what the manifest says.
+    """
+    parts: list[bytes] = []
+    places: list[TablePlace] = []
+    offset = 0
+    for rows in tables:
+        places.append(table_place(rows, offset))
+        parts.append(rows.tobytes())
+        offset += len(parts[-1])
+    directory = IndexDirectory(
+        **manifest.model_dump(exclude=CONTENT_FIELDS),
+        **fields,
+        files=places[0],
+        values=places[1],
+        digests=places[2],
+    ).placed(place)
+    stored = zlib.compress(directory.to_bytes(), 1)
+    parts += (stored, END.pack(offset, len(stored), hashlib.sha256(stored).digest(), MAGIC))
+    data = b"".join(parts)
+    return data, manifest.model_copy(update={"index": index_ref(data, directory, offset)})
+
+
+class _Tables:
+    """The rows of an index's tables, as they come."""
+
+    def __init__(
+        self, objects: Iterable[ObjectRecord], origins: Mapping[str, tuple[int, int]]
+    ) -> None:
+        self.others: list[ObjectRecord] = []
+        self.folders: dict[str, int] = {}
+        self.origins: dict[tuple[int, int], int] = {}
+        self._numbers: dict[str, int] = {}
+        self._files: list[tuple[int, int, bytes, int, int, int]] = []
+        self._values: list[tuple[int, int, int]] = []
+        self._digests: list[np.ndarray[Any, np.dtype[np.uint64]]] = []
+        for record in sorted(objects, key=operator.attrgetter("name")):
+            found = _VALUE_FILE.fullmatch(record.name)
+            content = record.content_sum
+            if found is None or record.crc32c is None or content is None:
+                self.others.append(record)
+                continue
+            origin = origins.get(record.name)
+            number = 0
+            if origin is not None:
+                number = self.origins.setdefault(origin, len(self.origins)) + 1
+            self._numbers[record.name] = len(self._files)
+            self._files.append(
+                (
+                    self.folders.setdefault(found[1], len(self.folders)),
+                    number,
+                    bytes.fromhex(found[2]),
+                    record.size,
+                    int(record.crc32c, 16),
+                    int(content.removeprefix(CONTENT), 16),
+                )
+            )
+
+    def add(self, leaf: LeafRecord, shards: Iterable[PlacedShard]) -> str | None:
+        """Add the rows of a leaf; what is wrong with its shards, if anything is."""
+        grid, chunks = shard_grid(leaf)
+        steps, per_shard = leaf.shards or (), math.prod(chunks)
+        expected = math.prod(grid)
+        given = [(tuple(map(operator.floordiv, one.origin, steps)), one) for one in shards]
+        if len(given) > 1:
+            given.sort(key=operator.itemgetter(0))
+        if len(given) != expected or len({cell for cell, _ in given}) != expected:
+            return f"{expected} shards expected, found {len(given)}"
+        for cell, one in given:
+            if one.digests.size != per_shard or any(map(operator.ge, cell, grid)):
+                return f"a shard at {list(one.origin)} of {one.digests.size} chunks"
+            number = self._numbers.get(one.ref.file)
+            if number is None:
+                return f"in {one.ref.file}, which is not among the step's files"
+            self._values.append((number, one.ref.offset, one.ref.length))
+            self._digests.append(one.digests.reshape(-1))
+        return None
+
+    def files(self) -> Rows:
+        """The table of files."""
+        rows = np.zeros(len(self._files), FILE_ROW)
+        if self._files:
+            folder, origin, name, size, crc32c, content = zip(*self._files, strict=True)
+            rows["folder"], rows["origin"], rows["size"] = folder, origin, size
+            rows["crc32c"] = crc32c
+            rows["content"] = np.array(content, np.uint64)
+            rows["name"] = np.frombuffer(b"".join(name), np.uint8).reshape(-1, 16)
+        return rows
+
+    def values(self) -> Rows:
+        """The table of values."""
+        return np.array(self._values, VALUE_ROW)
+
+    def digests(self) -> Rows:
+        """The table of digests."""
+        return np.concatenate([np.empty(0, DIGEST_ROW), *self._digests]).astype(DIGEST_ROW)

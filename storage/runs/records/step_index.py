@@ -1,0 +1,568 @@
+"""The index of a step: every leaf, every file, where each value lies, and each chunk's digest.
+
+One file per step, written before the manifest, which has the SHA-256 of its directory. The
+directory, a compressed record, has the SHA-256 of each page of the three tables before it: a
+reader takes the directory and those pages that its leaves need, and believes no byte that is not
+what was written.
+
+    files | values | digests | directory | its offset, length and SHA-256
+
+- files: a row for each file of values: its folder and name, size, checksums, which step wrote it.
+- values: a row for each outer shard of each leaf, leaves in the directory's order and shards in C
+  order: in which file it lies, where, and how long it is.
+- digests: of the chunks of these shards, each shard's in C order.
+
+What the manifest says stands in the directory too, so that one can be made of the other. See
+ADR 18.
+"""
+
+import hashlib
+import itertools
+import math
+import operator
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from cairn.storage.arrays import (
+    PagedTable,
+    StoredForm,
+    TablePlace,
+    ValueRef,
+    damaged_index,
+    total,
+)
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.runs.records.layout import INDEX_FILE, step_dir
+from cairn.storage.runs.records.manifest import (
+    CONTENT_FIELDS,
+    AssetRecord,
+    IndexRef,
+    LeafRecord,
+    Manifest,
+    ModelInfo,
+    Number,
+    ObjectRecord,
+    SharedFiles,
+)
+from cairn.storage.runs.records.placed import place_of
+from cairn.storage.runs.records.step_contents import InlineContents, StepContents
+from cairn.storage.store import Moment, ObjectStore, Place, Record, StoreURI, open_files
+
+__all__ = [
+    "CONTENT",
+    "DIGEST_ROW",
+    "END",
+    "FILE_ROW",
+    "MAGIC",
+    "VALUE_ROW",
+    "IndexDirectory",
+    "ItemPlaces",
+    "StepIndex",
+    "index_ref",
+    "open_contents",
+    "parse_index",
+    "shard_grid",
+    "whole_contents",
+]
+
+_WHOLE_BYTES: Final = 4 << 20
+"""An index up to this size is read in one go."""
+
+FILE_ROW: Final = np.dtype(
+    [
+        ("folder", "<u4"),
+        ("origin", "<u4"),
+        ("name", "u1", (16,)),
+        ("size", "<u8"),
+        ("crc32c", "<u4"),
+        ("content", "<u8"),
+    ]
+)
+VALUE_ROW: Final = np.dtype([("file", "<u4"), ("offset", "<u8"), ("length", "<u8")])
+DIGEST_ROW: Final = np.dtype("<u8")
+END: Final = struct.Struct("<QQ32s8s")
+MAGIC: Final = b"cairnidx"
+
+CONTENT: Final = "words-64:"
+
+Rows = np.ndarray[Any, np.dtype[Any]]
+Cell = tuple[int, ...]
+
+
+class IndexDirectory(Record):
+    """What an index holds beside its tables.
+
+    Attributes:
+        step, attempt, created, writer, items, assets, model, environment: as in the manifest.
+        leaves: every leaf of every item.
+        forms: by item and path, the leaves that are stored in another form.
+        meta_digest: of the JSON item's canonical form.
+        objects: the files that hold no values.
+        folders: of the others.
+        origins: (step, attempt) that wrote files which the step shares with it.
+        chunk_alignment: in bytes. With 1, the chunks of a value follow one another.
+        files, values, digests: the tables.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.step_index"
+
+    step: Number
+    attempt: Number
+    created: Moment
+    writer: str
+    items: tuple[str, ...]
+    assets: tuple[AssetRecord, ...]
+    model: ModelInfo | None
+    environment: dict[str, Any]
+    leaves: tuple[LeafRecord, ...]
+    forms: dict[str, dict[str, StoredForm]] = Field(default_factory=dict)
+    meta_digest: str | None
+    objects: tuple[ObjectRecord, ...]
+    folders: tuple[str, ...]
+    origins: tuple[tuple[Number, Number], ...]
+    chunk_alignment: Literal[1] = 1
+    files: TablePlace
+    values: TablePlace
+    digests: TablePlace
+
+
+def shard_grid(leaf: LeafRecord) -> tuple[Cell, Cell]:
+    """How many shards a leaf has per axis, and how many chunks each of them has.
+
+    Typed PRNG keys have axes at the end that their logical shape does not tell.
+    """
+    if leaf.shards is None or leaf.chunks is None:
+        return (0,), (0,)
+    shape = (*leaf.shape, *leaf.shards[len(leaf.shape) :])
+    shards = tuple(-(-n // step) for n, step in zip(shape, leaf.shards, strict=True))
+    return shards, tuple(a // b for a, b in zip(leaf.shards, leaf.chunks, strict=True))
+
+
+def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
+    """What the manifest knows of an index."""
+    stored = data[offset : -END.size]
+    names = PagedTable(directory.files, FILE_ROW, lambda a, b: data[a:b], path=INDEX_FILE)
+    sizes = names.rows(0, len(names))["size"].tolist()
+    sizes += [record.size for record in directory.objects]
+    return IndexRef(
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        directory=(offset, len(stored)),
+        directory_sha256=hashlib.sha256(stored).hexdigest(),
+        nbytes=sum(sizes),
+        files=len(sizes),
+        leaves=len(directory.leaves),
+    )
+
+
+def parse_index(
+    data: bytes, path: object, place: Place | None = None
+) -> tuple[Manifest, "StepIndex"]:
+    """A whole index, and the manifest that it was written with, every byte checked.
+
+    Args:
+        data: the file.
+        path: where it was read, for errors.
+        place: where that is; an index of another place is refused.
+
+    Raises:
+        CorruptionError: it is not what was written, or not there.
+        UnsupportedFormatError: it is none, or a newer one.
+    """
+    if len(data) < END.size or data[-len(MAGIC) :] != MAGIC:
+        raise damaged_index(path, "an index", f"{len(data)} bytes without its end")
+    offset, length, digest, _ = END.unpack_from(data, len(data) - END.size)
+    if offset + length + END.size != len(data):
+        raise damaged_index(path, f"{offset + length + END.size} bytes", f"{len(data)} bytes")
+    stored = data[offset : offset + length]
+    found = hashlib.sha256(stored).digest()
+    if found != digest:
+        raise damaged_index(path, f"a directory with SHA-256 {digest.hex()}", found.hex())
+    directory = _directory(stored, path, place)
+    whole = memoryview(data)
+    index = StepIndex(directory, lambda start, stop: whole[start:stop], path)
+    index.check()
+    known = {name: getattr(directory, name) for name in {*Manifest.model_fields} - CONTENT_FIELDS}
+    manifest = Manifest(**known, index=index_ref(data, directory, offset))
+    return manifest, index
+
+
+def open_contents(step: StoreURI, manifest: Manifest) -> StepContents:
+    """What the step in the folder `step` holds, of which this is the manifest.
+
+    Raises:
+        CorruptionError: the index is missing, or is not what was written.
+        UnsupportedFormatError: the index is of a newer release.
+        StoreUnavailableError: the store gives no answer.
+    """
+    known = manifest.index
+    if known is None:
+        return InlineContents(manifest)
+    files, path = open_files(step), step / INDEX_FILE
+
+    def fetch(start: int, stop: int) -> memoryview:
+        try:
+            return memoryview(files.read_range(INDEX_FILE, start, stop))
+        except NotFoundError as exc:
+            raise damaged_index(path, f"the step's index of {known.size} bytes", "none") from exc
+
+    offset, length = known.directory
+    read = fetch
+    if known.size <= _WHOLE_BYTES:
+        whole = fetch(0, known.size + 1)
+        _check_whole(whole, known, path)
+
+        def read(start: int, stop: int) -> memoryview:
+            return whole[start:stop]
+
+    stored = read(offset, offset + length)
+    found = hashlib.sha256(stored).hexdigest()
+    if found != known.directory_sha256:
+        raise damaged_index(path, f"a directory with SHA-256 {known.directory_sha256}", found)
+    directory = _directory(stored, path, None)
+    if (directory.step, directory.attempt) != (manifest.step, manifest.attempt):
+        raise damaged_index(
+            path,
+            f"that of step {manifest.step} in attempt {manifest.attempt}",
+            f"that of step {directory.step} in attempt {directory.attempt}",
+        )
+    return StepIndex(directory, read, path)
+
+
+def whole_contents(objects: ObjectStore, manifest: Manifest) -> StepContents:
+    """As `open_contents`, but every byte of the index is checked now.
+
+    Args:
+        objects: the run's.
+        manifest: of one of its steps.
+    """
+    known, folder = manifest.index, step_dir(manifest.attempt, manifest.step)
+    if known is None:
+        return InlineContents(manifest)
+    name = f"{folder}/{INDEX_FILE}"
+    path, found = objects.uri / name, objects.read(name)
+    if found is None:
+        raise damaged_index(path, f"the step's index of {known.size} bytes", "none")
+    _check_whole(found.value, known, path)
+    return parse_index(found.value, path, place_of(objects, name))[1]
+
+
+def _check_whole(data: bytes | memoryview, known: IndexRef, path: object) -> None:
+    """Compare an index with what its manifest knows of it."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != known.sha256:
+        raise damaged_index(
+            path,
+            f"{known.size} bytes with SHA-256 {known.sha256}",
+            f"{len(data)} with {found}",
+        )
+
+
+def _directory(stored: bytes | memoryview, path: object, place: Place | None) -> IndexDirectory:
+    try:
+        data = zlib.decompress(stored)
+    except zlib.error as exc:
+        raise damaged_index(path, "a compressed directory", str(exc)) from exc
+    return IndexDirectory.parse(data, path, place)
+
+
+class StepIndex(StepContents):
+    """An open index. Safe for use by many threads.
+
+    Attributes:
+        directory: what it holds beside its tables.
+    """
+
+    def __init__(
+        self,
+        directory: IndexDirectory,
+        fetch: Callable[[int, int], bytes | memoryview],
+        path: object,
+    ) -> None:
+        """Of its directory.
+
+        Args:
+            directory: as it was read.
+            fetch: reads the file from one offset to another.
+            path: the file, for errors.
+
+        Raises:
+            CorruptionError: the tables are not those of the leaves.
+        """
+        self.directory = directory
+        self._path = path
+        self._files = PagedTable(directory.files, FILE_ROW, fetch, path=path)
+        self._values = PagedTable(directory.values, VALUE_ROW, fetch, path=path)
+        self._digests = PagedTable(directory.digests, DIGEST_ROW, fetch, path=path)
+        self._names: dict[int, str] = {}
+        self._items: dict[str, dict[str, _LeafRows]] = {}
+        value = digest = 0
+        for leaf in directory.leaves:
+            try:
+                grid, chunks = shard_grid(leaf)
+            except (ValueError, ZeroDivisionError) as exc:
+                expected = f"shards and chunks that divide {leaf.item}/{leaf.path}"
+                found = f"{leaf.shards} and {leaf.chunks} of {leaf.shape}"[:200]
+                raise damaged_index(path, expected, found) from exc
+            rows = _LeafRows(value, digest, grid, chunks)
+            value, digest = rows.end
+            if value > rows.value:
+                self._items.setdefault(leaf.item, {})[leaf.path] = rows
+        if (value, digest) != (len(self._values), len(self._digests)):
+            raise damaged_index(
+                path,
+                f"{value} values and {digest} digests",
+                f"{len(self._values)} and {len(self._digests)}",
+            )
+
+    @property
+    @override
+    def leaves(self) -> tuple[LeafRecord, ...]:
+        return self.directory.leaves
+
+    @cached_property
+    @override
+    def objects(self) -> tuple[ObjectRecord, ...]:
+        rows = self._files.rows(0, len(self._files))
+        fields = (rows[name].tolist() for name in ("folder", "size", "crc32c", "content"))
+        values = [
+            ObjectRecord(
+                name=self._named(folder, name.tobytes()),
+                size=size,
+                crc32c=f"{crc32c:08x}",
+                content=f"{CONTENT}{content:016x}",
+            )
+            for name, folder, size, crc32c, content in zip(rows["name"], *fields, strict=True)
+        ]
+        return tuple(sorted([*self.directory.objects, *values], key=operator.attrgetter("name")))
+
+    @property
+    @override
+    def shared_files(self) -> tuple[SharedFiles, ...]:
+        rows = self._files.rows(0, len(self._files))
+        found: dict[int, list[str]] = {}
+        for number in np.flatnonzero(rows["origin"]).tolist():
+            row = rows[number]
+            found.setdefault(int(row["origin"]), []).append(
+                self._named(int(row["folder"]), row["name"].tobytes())
+            )
+        shared = [(self._origin(number), names) for number, names in found.items()]
+        return tuple(
+            SharedFiles(step=step, attempt=attempt, files=tuple(sorted(names)))
+            for (step, attempt), names in sorted(shared)
+        )
+
+    def item(self, name: str) -> "ItemPlaces":
+        """Where the values of an item lie."""
+        return ItemPlaces(self, name, self._items.get(name, {}))
+
+    def check(self) -> None:
+        """Read all that was not read yet, and see that it fits together.
+
+        Raises:
+            CorruptionError: some of it is not what was written, or says what can't be.
+        """
+        for table in (self._files, self._values, self._digests):
+            table.prefetch([(0, len(table))])
+        _ = self.objects, self.shared_files
+        for item, leaves in self._items.items():
+            places = self.item(item)
+            for path in leaves:
+                places.refs(path)
+
+    def tables(self) -> tuple[Rows, Rows, Rows]:
+        """All rows: of files, of values and of digests.
+
+        Raises:
+            CorruptionError: some are not what was written.
+        """
+        files, values, digests = self._files, self._values, self._digests
+        return files.rows(0, len(files)), values.rows(0, len(values)), digests.rows(0, len(digests))
+
+    def prefetch(self, rows: Iterable["_LeafRows"]) -> None:
+        """Read what there is of these leaves in few reads."""
+        wanted = list(rows)
+        self._values.prefetch([(one.value, one.end[0]) for one in wanted])
+        self._digests.prefetch([(one.digest, one.end[1]) for one in wanted])
+
+    def small(self, rows: Iterable["_LeafRows"]) -> Iterable[tuple[ValueRef, int]]:
+        """Where leaves of one chunk each lie, in any order, and their digests."""
+        wanted = list(rows)
+        order = sorted(range(len(wanted)), key=lambda number: wanted[number].value)
+        values = self._values.taken([wanted[number].value for number in order])
+        digests = self._digests.taken([wanted[number].digest for number in order])
+        found: list[tuple[ValueRef, int] | None] = [None] * len(wanted)
+        for number, (file, offset, length), digest in zip(order, values, digests, strict=True):
+            found[number] = ValueRef(self._file(file), offset, length), digest
+        return [one for one in found if one is not None]
+
+    def refs(self, start: int, stop: int) -> list[ValueRef]:
+        """Where the values of some rows lie, files named from the step's folder."""
+        rows = self._values.rows(start, stop).tolist()
+        return [ValueRef(self._file(number), offset, length) for number, offset, length in rows]
+
+    def digest_rows(self, start: int, stop: int) -> Rows:
+        """Some rows of the digests."""
+        return self._digests.rows(start, stop)
+
+    def damaged(self, expected: str, found: str) -> CorruptionError:
+        """That the index says what can't be."""
+        return damaged_index(self._path, expected, found)
+
+    def _file(self, number: int) -> str:
+        name = self._names.get(number)
+        if name is None:
+            (row,) = self._files.rows(number, number + 1)
+            name = self._named(int(row["folder"]), row["name"].tobytes())
+            self._names[number] = name
+        return name
+
+    def _named(self, folder: int, name: bytes) -> str:
+        if folder >= len(self.directory.folders):
+            raise self.damaged(f"one of {len(self.directory.folders)} folders", str(folder))
+        return f"{self.directory.folders[folder]}/{name.hex()}"
+
+    def _origin(self, number: int) -> tuple[int, int]:
+        if number > len(self.directory.origins):
+            raise self.damaged(f"one of {len(self.directory.origins)} origins", str(number))
+        return self.directory.origins[number - 1]
+
+
+class _LeafRows(NamedTuple):
+    """Where the rows of a leaf begin, and how they are laid out.
+
+    Attributes:
+        value: its first row of values.
+        digest: its first row of digests.
+        grid: shards per axis.
+        chunks: chunks per axis of a shard.
+    """
+
+    value: int
+    digest: int
+    grid: Cell
+    chunks: Cell
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many rows of values it has, and of digests."""
+        shards = math.prod(self.grid)
+        return shards, shards * math.prod(self.chunks)
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Behind its last row of values, and of digests."""
+        values, digests = self.size
+        return self.value + values, self.digest + digests
+
+    def row(self, cell: Sequence[int]) -> int | None:
+        """The row of the value of a shard; None if there is no such shard."""
+        if len(cell) != len(self.grid):
+            return None
+        number = 0
+        for index, size in zip(cell, self.grid, strict=True):
+            if not 0 <= index < size:
+                return None
+            number = number * size + index
+        return self.value + number
+
+
+class _SmallLeaf(NamedTuple):
+    """Where a leaf of one shard of one chunk lies, and its digest."""
+
+    ref: ValueRef
+    digest: int
+
+
+class ItemPlaces:
+    """Where the values of an item lie, and the digests of their chunks, by the leaf's path."""
+
+    def __init__(self, index: StepIndex, item: str, rows: Mapping[str, _LeafRows]) -> None:
+        """See `StepIndex.item`."""
+        self._index, self._prefix, self._rows = index, f"{item}/", rows
+        self._grids: dict[str, Rows] = {}
+        self._small: dict[str, _SmallLeaf] = {}
+
+    def prefetch(self, paths: Iterable[str]) -> None:
+        """Read what there is of these leaves in few reads.
+
+        Raises:
+            CorruptionError: it is not what was written.
+            StoreUnavailableError: the store gives no answer.
+        """
+        wanted = {path: self._rows[path] for path in paths if path in self._rows}
+        self._index.prefetch(wanted.values())
+        small = {path: rows for path, rows in wanted.items() if rows.size == (1, 1)}
+        for path, (ref, digest) in zip(small, self._index.small(small.values()), strict=True):
+            self._small[path] = _SmallLeaf(self._within(ref), digest)
+
+    def total(self, path: str) -> int | None:
+        """The digest of a whole leaf; None if it has no digests here."""
+        if path in self._small:
+            return self._small[path].digest
+        rows = self._rows.get(path)
+        return None if rows is None else total(self._index.digest_rows(rows.digest, rows.end[1]))
+
+    def expected(self, path: str, chunks: Sequence[int], index: Cell) -> int | None:
+        """The digest of a chunk; None if there is none.
+
+        Args:
+            path: the leaf's.
+            chunks: the leaf's chunk shape, which is the index's own.
+            index: the chunk's index in the leaf's grid of chunks.
+        """
+        if path in self._small:
+            return self._small[path].digest if self._is_first(path, index) else None
+        grid = self._grid(path)
+        if grid is None or len(index) != grid.ndim:
+            return None
+        return int(grid[index]) if all(map(operator.lt, index, grid.shape)) else None
+
+    def ref(self, path: str, cell: Cell) -> ValueRef | None:
+        """Where a shard lies, the file named from the item's folder; None if there is none."""
+        if path in self._small:
+            return self._small[path].ref if self._is_first(path, cell) else None
+        rows = self._rows.get(path)
+        row = None if rows is None else rows.row(cell)
+        return None if row is None else self._within(self._index.refs(row, row + 1)[0])
+
+    def refs(self, path: str) -> dict[Cell, ValueRef]:
+        """Where all shards of a leaf lie, by index."""
+        rows = self._rows.get(path)
+        if rows is None:
+            return {}
+        cells = itertools.product(*map(range, rows.grid))
+        refs = self._index.refs(rows.value, rows.end[0])
+        return {cell: self._within(ref) for cell, ref in zip(cells, refs, strict=True)}
+
+    def _is_first(self, path: str, cell: Cell) -> bool:
+        return len(cell) == len(self._rows[path].grid) and not any(cell)
+
+    def _within(self, ref: ValueRef) -> ValueRef:
+        if not ref.file.startswith(self._prefix):
+            raise self._index.damaged(f"a file of {self._prefix}", ref.file)
+        return ref._replace(file=ref.file[len(self._prefix) :])
+
+    def _grid(self, path: str) -> Rows | None:
+        """The digests of a leaf's chunks, by their index."""
+        found = self._grids.get(path)
+        rows = self._rows.get(path)
+        if found is not None or rows is None:
+            return found
+        flat = self._index.digest_rows(rows.digest, rows.end[1])
+        rank = len(rows.grid)
+        # (shards …, chunks of each …) -> shards and chunks of each axis side by side.
+        axes = [
+            axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair
+        ]
+        shape = tuple(map(operator.mul, rows.grid, rows.chunks))
+        grid: Rows = flat.reshape((*rows.grid, *rows.chunks)).transpose(axes).reshape(shape)
+        self._grids[path] = grid
+        return grid

@@ -1,0 +1,224 @@
+"""Copies the files of a step, and proves of each copy that it is what the manifest names.
+
+Several files at once, in bounded memory: a file is copied by the system or the store, and judged
+where it lies by then. From a disk its bytes are read back, while the system still has them at hand.
+A bucket tells the crc32c of what it holds; small files of which that does not tell contents apart
+(see `ContentSum`) are read back there, too. Imports no JAX.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from cairn.storage.arrays import holds_values
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.runs.records import COMMIT_FILE, ObjectRecord
+from cairn.storage.runs.step_files import (
+    file_problem,
+    listed_problems,
+    missing_problem,
+    told_problem,
+)
+from cairn.storage.store import Files, read_file
+
+__all__ = ["CopyReport", "copy_step_files"]
+
+_DISK_THREADS: Final = max(2, min(4, os.cpu_count() or 1))
+_NETWORK_THREADS: Final = 8
+_TOLD_SECONDS: Final = 1.0
+_ENTRY: Final = "copied"
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What was checked of the files of a copy, each against its record in the manifest.
+
+    Attributes:
+        files: how many: all that the manifest names.
+        nbytes: their bytes.
+        how: what was compared with the record.
+        unrecorded: those of which the manifest, of an older release, records no checksum. They are
+            what the source holds now; whether that is what was saved, nothing tells.
+    """
+
+    files: int
+    nbytes: int
+    how: str
+    unrecorded: int = 0
+
+    def noted(self) -> dict[str, Any]:
+        """What the `environment` of the copy's manifest says of it."""
+        return {_ENTRY: asdict(self)}
+
+    @classmethod
+    def of(cls, environment: Mapping[str, Any]) -> "CopyReport | None":
+        """What was noted; None if the step is no copy, or one that an older release made."""
+        try:
+            return _REPORT.validate_python(environment.get(_ENTRY))
+        except ValidationError:
+            return None
+
+
+_REPORT: Final = TypeAdapter(CopyReport)
+
+
+def copy_step_files(
+    origin: Files,
+    target: Files,
+    records: tuple[ObjectRecord, ...],
+    tell: Callable[[int, int], None],
+) -> CopyReport:
+    """Copy the files of a step, and check every copy; what was checked.
+
+    A file that is there already is checked too, and copied only if it is wrong. Once one file of
+    the source is found damaged, no more is copied, and the others are only looked at, so that the
+    error can name all that are.
+
+    Args:
+        origin: the step's folder.
+        target: the folder of the copy; what killed copies left there is removed.
+        records: the files, as the manifest records them; none: every file that there is, each only
+            compared with the source. Others in `origin` are no part of the step, and not copied.
+        tell: called about once a second, and after each file, with (bytes done, bytes in all); what
+            it raises stops the copying, once the files under way are done.
+
+    Raises:
+        CorruptionError: files of the source are missing or damaged, all of them in `problems`; or a
+            copy is wrong though its source is not.
+        StoreFullError: no space or quota left.
+        StoreUnavailableError: a store gives no answer.
+    """
+    listed = {entry.name: entry for entry in origin.walk()}
+    if not records:
+        records = tuple(ObjectRecord(name=one.name, size=one.size) for one in listed.values())
+    problems = listed_problems(listed, records)
+    wanted = [record for record in records if record.name not in problems]
+    done, total = 0, sum(record.size for record in wanted)
+    copy = _Copy(origin, target, damaged=bool(problems))
+    on_disk = origin.uri.scheme == target.uri.scheme == "file"
+    pool = ThreadPoolExecutor(
+        _DISK_THREADS if on_disk else _NETWORK_THREADS, thread_name_prefix="cairn-copy"
+    )
+    try:
+        for together in _in_order(wanted):
+            for record, future in [(one, pool.submit(copy.file, one)) for one in together]:
+                while not wait([future], _TOLD_SECONDS).done:
+                    tell(done, total)
+                problem = future.result()
+                if problem is not None:
+                    problems[record.name] = problem
+                done += record.size
+                tell(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if problems:
+        raise CorruptionError(
+            "the step is damaged",
+            path=origin.uri,
+            expected=f"the {len(records)} files that its manifest names",
+            found=f"{len(problems)} that are not",
+            next_step="`cairn verify` says what they hit. Fork from another step, or restore the "
+            "files from a backup.",
+            problems=[problems[name] for name in sorted(problems)],
+        )
+    for folder in sorted({record.name.rpartition("/")[0] for record in records}):
+        target.sweep(folder)
+    return CopyReport(
+        files=len(records),
+        nbytes=total,
+        how=copy.how(),
+        unrecorded=sum(record.crc32c is None for record in records),
+    )
+
+
+def _in_order(records: Iterable[ObjectRecord]) -> Iterable[list[ObjectRecord]]:
+    """What may be copied at a time, the largest first; commit markers after all they stand for."""
+
+    def marks(record: ObjectRecord) -> int:
+        """What it says is complete: 2 the step, 1 an item of it, 0 nothing."""
+        parts = record.name.split("/")
+        return 0 if parts[-1] != COMMIT_FILE or len(parts) > 2 else 3 - len(parts)
+
+    ordered = sorted(records, key=lambda one: (marks(one), -one.size, one.name))
+    return [list(together) for _, together in itertools.groupby(ordered, marks)]
+
+
+class _Copy:
+    """One copy under way. Safe for use by many threads."""
+
+    def __init__(self, origin: Files, target: Files, *, damaged: bool) -> None:
+        self._origin = origin
+        self._target = target
+        self._before = {entry.name: entry.size for entry in target.walk()}
+        self._damaged = threading.Event()
+        if damaged:
+            self._damaged.set()
+        self._told = self._read = False
+
+    def how(self) -> str:
+        """What was compared with the records."""
+        if self._told:
+            return "the store's crc32c of the copy" + "; small files read" * self._read
+        return "crc32c and content sum of the copied bytes"
+
+    def file(self, record: ObjectRecord) -> str | None:
+        """Copy a file and check the copy; what is wrong with the source, in one line.
+
+        Raises:
+            CorruptionError: the copy is wrong, though the source is not.
+        """
+        if self._damaged.is_set():
+            return self._problem(self._origin, record)
+        wrong = self._wrong_copy(record)
+        if wrong is None:
+            return None
+        problem = self._problem(self._origin, record)
+        if problem is not None:
+            self._damaged.set()
+            return problem
+        raise CorruptionError(
+            "the copy is not what was copied",
+            path=self._target.uri / record.name,
+            expected="the bytes of the source, which are right",
+            found=wrong,
+            next_step="Start the fork again; if it fails again, mend the store.",
+        )
+
+    def _wrong_copy(self, record: ObjectRecord) -> str | None:
+        """Copy a file, unless it was before; what is wrong with the copy then."""
+        try:
+            expected = record if record.crc32c is not None else self._as_it_is(record)
+            there = self._before.get(record.name) == record.size
+            if there and self._problem(self._target, expected) is None:
+                return None
+            self._origin.copy(record.name, self._target, record.name)
+        except NotFoundError:  # it went since it was listed
+            return missing_problem(record)
+        return self._problem(self._target, expected)
+
+    def _as_it_is(self, record: ObjectRecord) -> ObjectRecord:
+        """The record, with what the source holds now as its checksums."""
+        told = self._origin.stat(record.name).crc32c
+        if told is not None:
+            return record.model_copy(update={"crc32c": told})
+        found = read_file(self._origin, record.name)
+        return record.model_copy(update={"crc32c": found.crc32c, "content": found.content})
+
+    def _problem(self, files: Files, record: ObjectRecord) -> str | None:
+        """What is wrong with a file where it lies, in one line."""
+        try:
+            if record.content_sum is None or holds_values(record.name):
+                stat = files.stat(record.name)
+                if stat.crc32c is not None:
+                    self._told = True
+                    return told_problem(record, stat.size, stat.crc32c)
+            self._read = True
+            return file_problem(record, read_file(files, record.name))
+        except NotFoundError:
+            return missing_problem(record)

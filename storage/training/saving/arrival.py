@@ -1,0 +1,87 @@
+"""Did the files of a step arrive as they were meant? Their checksums are told, not read back.
+
+What is recorded of a file follows from the bytes that were to be written. A file that is not so in
+the store fails the save: no damage on the way is taken for what was saved. Imports no JAX.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from cairn.storage.arrays import StoredFile, holds_values, stored_file
+from cairn.storage.errors import SaveError
+from cairn.storage.runs import COMMIT_FILE, ObjectRecord
+from cairn.storage.store import Entry, FileChecksum, ObjectStore, StoreURI, open_files, read_files
+
+__all__ = ["check_files"]
+
+
+def check_files(
+    folder: StoreURI, meant: Mapping[str, StoredFile], *, marker: bytes
+) -> tuple[ObjectRecord, ...]:
+    """The files of a step, every one that was written among them, each as it was meant.
+
+    Of files that hold values the size is looked at, and the checksum where the store lists one:
+    they are large, and on a disk were written past its cache. All others are read back where the
+    store tells no checksum, and so is what somebody else has written.
+
+    Args:
+        folder: the step's, committed; nobody writes to it any more.
+        meant: what was written, by name.
+        marker: what Orbax writes into the file that marks the step as complete.
+
+    Raises:
+        SaveError: some are gone, or are not what was meant; all are listed.
+        StoreUnavailableError: the store gives no answer.
+    """
+    entries = {entry.name: entry for entry in open_files(folder).walk() if not entry.is_dir}
+    read = {one.name: one for one in read_files(folder, _unproved(entries, meant))}
+    problems = [
+        problem
+        for name, file in sorted(meant.items())
+        if (problem := _wrong(file, entries.get(name), read.get(name)))
+    ]
+    found = ObjectStore(folder, patient=True).read(COMMIT_FILE)
+    if found is None or found.value != marker:
+        text = "none" if found is None else repr(found.value[:200])
+        problems.append(f"{COMMIT_FILE}: expected {marker!r}, found {text}")
+    if problems:
+        raise SaveError(
+            "files of the step are not what was written",
+            path=folder,
+            expected="every file that was written, and Orbax's commit",
+            found=f"{len(problems)} that are not",
+            next_step="Find out who else writes there, or what damages files there, and save "
+            "again; the step is not listed.",
+            problems=problems,
+        )
+    return tuple(
+        _recorded(meant.get(name) or read.get(name) or stored_file(name, b""), entry)
+        for name, entry in sorted(entries.items())
+    )
+
+
+def _unproved(entries: Mapping[str, Entry], meant: Mapping[str, StoredFile]) -> Iterator[str]:
+    """Files that must be read: nothing else tells what they hold."""
+    for name, entry in entries.items():
+        known = meant[name].size == 0 if name in meant else entry.size == 0
+        proved = entry.crc32c is not None or holds_values(name)
+        if not known and not (name in meant and proved):
+            yield name
+
+
+def _wrong(file: StoredFile, entry: Entry | None, read: FileChecksum | None) -> str | None:
+    """What is wrong with a file as it was found, in one line."""
+    expected = f"{file.name}: expected {file.size} bytes, crc32c {file.crc32c}"
+    if entry is None:
+        return f"{expected}, found none"
+    crc32c = entry.crc32c or (read.crc32c if read else None)
+    if (entry.size, crc32c or file.crc32c) != (file.size, file.crc32c):
+        return f"{expected}, found {entry.size} bytes, crc32c {crc32c or 'not looked at'}"
+    if read is not None and read.content != file.content:
+        return f"{expected}, {file.content}, found {read.content}"
+    return None
+
+
+def _recorded(known: StoredFile | FileChecksum, entry: Entry) -> ObjectRecord:
+    return ObjectRecord(
+        name=known.name, size=entry.size, crc32c=known.crc32c, content=known.content
+    )

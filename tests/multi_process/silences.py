@@ -1,0 +1,34 @@
+"""A store that falls silent for a job of several processes; every function runs in all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+from unittest import mock
+
+from cairn.storage.store import deadlines
+from tests.multi_process.deaths import SAVE_SECONDS, save, threads_left
+
+
+def fall_silent(run: str, steps: int, deadline: float) -> dict[str, Any]:
+    """Saves steps, after some of whose requests the store says nothing more.
+
+    Gives for each step that failed the error that this process was told, after how many seconds,
+    and the threads it left behind; and the last step with its attempt.
+    """
+    found: dict[str, Any] = {}
+    with mock.patch.object(deadlines, "DEADLINE_SECONDS", deadline):
+        save(run, 1).wait(SAVE_SECONDS)
+        known = set(threading.enumerate())
+        for step in range(2, steps):
+            began = time.monotonic()
+            try:
+                save(run, step).wait(SAVE_SECONDS)
+            except Exception as exc:
+                seconds = time.monotonic() - began
+                names = [kind.__name__ for kind in type(exc).__mro__]
+                found[str(step)] = [names, str(exc), seconds, threads_left(known)]
+        last = save(run, steps)
+        last.wait(SAVE_SECONDS)
+    return {**found, "last": [last.step, last.attempt]}

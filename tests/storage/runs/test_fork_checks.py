@@ -1,0 +1,289 @@
+"""A fork copies nothing that is not what was saved, and says what it has checked."""
+
+import contextlib
+import gc
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.errors import (
+    CorruptionError,
+    RunNotFoundError,
+    StepNotFoundError,
+    StorageError,
+    StoreFullError,
+)
+from cairn.storage.reading.verify import verify_step
+from cairn.storage.runs.fork import fork_run
+from cairn.storage.runs.gc import collect_garbage
+from cairn.storage.runs.records.layout import INDEX_FILE, annotation_file, asset_file, manifest_file
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_copy import CopyReport
+from cairn.storage.runs.trash import GRACE_SECONDS, delete_step
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.opening import open_files
+from tests.faults.full_disk_job import filled
+from tests.storage.forks import WRITER, contents, flipped, put, twins
+from tests.storage.older_steps import as_version_3, write_manifest
+
+
+@pytest.fixture(autouse=True)
+def _settled():
+    """What a thread of a copy that failed still holds goes here, not inside the next test."""
+    yield
+    gc.collect()
+
+
+def fork(parent, root_uri, step=3, **options):
+    return fork_run(parent, parent.step(step), root_uri / "child", by=WRITER, **options)
+
+
+def damaged_copies(parent, root_uri):
+    """The folder of a fork that was interrupted once all was copied; each copy is then damaged."""
+
+    def stop(done, total):
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fork(parent, root_uri, progress=stop)
+    folder = root_uri / "child/attempts/1/3"
+    for name, data in contents(folder).items():
+        put(folder, name, flipped(data))
+    return folder
+
+
+def assert_same(parent, child, step=3):
+    """The child's step is the parent's, byte for byte."""
+    of_parent, of_child = (run.step_uri(run.step(step)) for run in (parent, child))
+    assert contents(of_child) == contents(of_parent)
+    report = verify_step(child, step)
+    assert (report.ok, report.extra) == (True, ())
+
+
+def test_a_bit_that_changed_in_any_file_is_not_forked(parent, root_uri):
+    folder = parent.step_uri(parent.step(3))
+    for number, (name, data) in enumerate(contents(folder).items()):
+        root = root_uri / f"{number}"
+        put(folder, name, flipped(data))
+        damaged = contents(folder)
+        with pytest.raises(CorruptionError, match="cairn verify") as caught:
+            fork(parent, root)
+        assert [line.partition(": ")[0] for line in caught.value.problems] == [name]
+        assert Run.open(root / "child").steps() == []
+        assert contents(folder) == damaged
+        put(folder, name, data)
+        fork(parent, root)
+        assert_same(parent, Run.open(root / "child"))
+
+
+def test_a_step_whose_index_is_damaged_lost_or_of_another_step_is_not_forked(parent, root_uri):
+    folder = parent.step_uri(parent.step(3))
+    objects = ObjectStore.open(folder)
+    data = objects.read(INDEX_FILE).value
+    other = ObjectStore.open(parent.step_uri(parent.step(6))).read(INDEX_FILE).value
+    wrong = [flipped(data, at) for at in range(0, len(data), 7)]
+    wrong += [flipped(data, len(data) - 1), data[:-1], other, b"", None]
+    for changed in wrong:
+        objects.delete(INDEX_FILE)
+        if changed is not None:
+            objects.write(INDEX_FILE, changed)
+        with pytest.raises(CorruptionError, match=INDEX_FILE):
+            fork(parent, root_uri)
+    assert not open_files(root_uri).exists("child/run.json")
+    objects.write(INDEX_FILE, data)
+    fork(parent, root_uri)
+    assert_same(parent, Run.open(root_uri / "child"))
+
+
+def test_every_damaged_file_is_named(parent, root_uri):
+    folder = parent.step_uri(parent.step(3))
+    before = contents(folder)
+    values = next(name for name in before if holds_values(name))
+    put(folder, values, flipped(before[values]))
+    put(folder, "commit_success.txt", b"more")
+    put(folder, "meta/commit_success.txt", flipped(before["meta/commit_success.txt"]))
+    open_files(folder).delete_tree("model/_METADATA")
+    with pytest.raises(CorruptionError, match="4 that are not") as caught:
+        fork(parent, root_uri)
+    assert [line.partition(": ")[0] for line in caught.value.problems] == sorted(
+        [values, "commit_success.txt", "meta/commit_success.txt", "model/_METADATA"]
+    )
+
+
+def publish_with(parent, step, **sums):
+    """The manifest again, with other checksums of files: what a function makes of their bytes."""
+    info = parent.step(step)
+    manifest, stored = as_version_3(parent, info), contents(parent.step_uri(info))
+    objects = tuple(
+        record.model_copy(update={name: take(stored[record.name]) for name, take in sums.items()})
+        for record in manifest.inline_objects
+    )
+    write_manifest(parent, manifest.model_copy(update={"inline_objects": objects}))
+
+
+def test_a_file_whose_crc32c_is_that_of_another_is_not_forked(parent, root_uri):
+    """Files of checksummed parts have one crc32c. In a bucket no values are read to tell them."""
+    folder = parent.step_uri(parent.step(3))
+    wrong = [
+        (name, other)
+        for name, other in twins(parent, 3, 6)
+        if root_uri.scheme == "file" or not holds_values(name)
+    ]
+    assert len(wrong) == (3 if root_uri.scheme == "file" else 2)
+    before = contents(folder)
+    for number, (name, other) in enumerate(wrong):
+        put(folder, name, other)
+        with pytest.raises(CorruptionError, match=name):
+            fork(parent, root_uri / f"{number}")
+        assert Run.open(root_uri / f"{number}/child").steps() == []
+        put(folder, name, before[name])
+    forked = fork(parent, root_uri)
+    if root_uri.scheme != "file":
+        assert forked.copied.how == "the store's crc32c of the copy; small files read"
+
+
+def test_what_an_interrupted_fork_copied_is_checked_before_it_counts(parent, root_uri):
+    damaged_copies(parent, root_uri)
+    (asset,) = parent.manifest(parent.step(3)).assets
+    Run.open(root_uri / "child").objects.write(asset_file(asset.sha256), b"[]")
+    fork(parent, root_uri)
+    child = Run.open(root_uri / "child")
+    assert_same(parent, child)
+    assert child.objects.read(asset_file(asset.sha256)).value == b"{}"
+
+
+def test_files_that_were_not_saved_stay_behind(parent, root_uri):
+    folder = parent.step_uri(parent.step(3))
+    put(folder, "notes.txt", b"mine")
+    put(folder, "model/d/0123", b"of another tool")
+    fork(parent, root_uri)
+    child = Run.open(root_uri / "child")
+    names = {record.name for record in parent.contents(parent.step(3)).objects}
+    assert set(contents(child.step_uri(child.step(3)))) == names
+    assert contents(folder)["notes.txt"] == b"mine"
+
+
+def test_a_fork_says_what_it_checked_whenever_it_is_asked(parent, root_uri):
+    manifest = parent.manifest(parent.step(3))
+    files, nbytes = manifest.index.files, manifest.nbytes
+    how = {
+        "file": "crc32c and content sum of the copied bytes",
+        "gs": "the store's crc32c of the copy; small files read",
+    }[root_uri.scheme]
+    forked = fork(parent, root_uri)
+    assert forked.copied == CopyReport(files, nbytes, how)
+    assert fork(parent, root_uri).copied == forked.copied
+    child = Run.open(root_uri / "child")
+    assert child.manifest(forked).environment["copied"]["how"] == how
+    again = fork_run(child, child.step(3), root_uri / "grandchild", by=WRITER)
+    assert again.copied == forked.copied
+    assert child.step(3).copied is None
+    assert CopyReport.of({"copied": "by hand"}) is None
+
+
+def test_files_without_a_recorded_checksum_are_compared_with_the_source(parent, root_uri):
+    publish_with(parent, 3, crc32c=lambda _: None, content=lambda _: None)
+
+    folder = damaged_copies(parent, root_uri)
+    forked = fork(parent, root_uri)
+    assert forked.copied.unrecorded == forked.copied.files
+    child = Run.open(root_uri / "child")
+    assert contents(folder) == contents(parent.step_uri(parent.step(3)))
+    assert child.steps() == [forked]
+
+
+def test_files_that_no_manifest_names_are_all_copied(parent, root_uri):
+    info = parent.step(3)
+    manifest = as_version_3(parent, info)
+    write_manifest(parent, manifest.model_copy(update={"inline_objects": ()}))
+    forked = fork(parent, root_uri)
+    assert forked.copied.unrecorded == forked.copied.files == len(manifest.inline_objects)
+    assert contents(root_uri / "child/attempts/1/3") == contents(parent.step_uri(info))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "of another step"])
+def test_labels_that_are_damaged_or_of_another_step_are_not_forked(parent, root_uri, damage):
+    name, other = annotation_file(3, 1), annotation_file(6, 1)
+    stored = parent.objects.read(name).value
+    wrong = flipped(stored) if damage == "flipped" else parent.objects.read(other).value
+    parent.objects.write(name, wrong)
+    with pytest.raises(CorruptionError, match=name):
+        fork(parent, root_uri)
+    assert Run.open(root_uri / "child").steps() == []
+    assert open_files(root_uri / "child/attempts/1").walk() == []  # told before anything is copied
+
+
+def test_a_damaged_manifest_is_not_forked(parent, root_uri):
+    step = parent.step(3)
+    name = manifest_file(3, 1)
+    parent.objects.write(name, flipped(parent.objects.read(name).value))
+    for asked in (step, replace(step, manifest_digest=None)):
+        with pytest.raises(StorageError, match=name):
+            fork_run(parent, asked, root_uri / "child", by=WRITER)
+    assert open_files(root_uri / "child").walk() == []
+
+
+def weeks_later():
+    return utc_now() + timedelta(seconds=2 * GRACE_SECONDS)
+
+
+def test_a_step_that_is_deleted_meanwhile_is_forked_while_its_bytes_are_there(parent, root_uri):
+    def delete(done, total):
+        if parent.step_attempts().get(3):
+            delete_step(parent, parent.step(3), by="me")
+
+    fork(parent, root_uri, progress=delete)
+    child = Run.open(root_uri / "child")
+    assert verify_step(child, 3).ok
+    assert sorted(parent.step_attempts()) == [6]
+
+
+def test_a_step_whose_bytes_are_removed_meanwhile_is_told_as_gone(parent, root_uri):
+    step = parent.step(3)
+
+    def remove(done, total):
+        if parent.step_attempts().get(3):
+            delete_step(parent, step, by="me")
+            collect_garbage(Run(parent.uri, clock=weeks_later), by="gc", clock=weeks_later)
+
+    child = root_uri / "child"
+    with pytest.raises(StepNotFoundError, match=manifest_file(3, 1)):
+        fork_run(parent, step, child, by=WRITER, progress=remove)
+    assert Run.open(child).steps() == []
+
+
+def test_what_a_killed_fork_left_is_in_nobodys_way_and_goes(on_disk, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    root, child = on_disk.uri.parent, tmp_path / "root/child"
+    with pytest.raises(KeyboardInterrupt):
+        fork(on_disk, root, progress=stop)
+    halves = [child / "attempts/1/3/.cairn-tmp-1", child / "attempts/1/3/model/d/.cairn-tmp-2"]
+    for path in halves:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    for name in ("run.json", "lease.json", ".cairn-store.json", "attempts/1.json"):
+        (child / f"{name}.__lock").write_bytes(b"longer than what is written" * 99)
+    (child / "damaged").mkdir()
+    fork(on_disk, root)
+    assert_same(on_disk, Run.open(root / "child"))
+    assert not [path for path in halves if path.exists()]
+
+
+def test_a_full_disk_is_told_and_the_fork_goes_on_once_there_is_room(on_disk, tmp_path):
+    root = on_disk.uri.parent
+    sizes = {record.size for record in on_disk.contents(on_disk.step(3)).objects}
+    for number, size in enumerate([0, 100, *sorted(sizes)]):
+        child = root / f"child-{number}"
+        with filled(tmp_path, "limit", max(0, size - 1)), pytest.raises(StoreFullError) as caught:
+            fork_run(on_disk, on_disk.step(3), child, by=WRITER)
+        assert str(child) in str(caught.value)
+        with contextlib.suppress(RunNotFoundError):  # where not even its record had room
+            assert Run.open(child).steps() == []
+        fork_run(on_disk, on_disk.step(3), child, by=WRITER)
+        assert_same(on_disk, Run.open(child))

@@ -1,0 +1,93 @@
+"""What each process tells of the item that it wrote a part of."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from cairn.storage.arrays.ocdbt import ValueRef
+from cairn.storage.arrays.value_files import StoredFile, stored_file
+from cairn.storage.errors import CorruptionError, SaveError, UnsupportedFormatError
+from cairn.storage.runs.records.index_writer import PlacedShard
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.training.saving.item_parts import (
+    ItemPart,
+    WrittenShard,
+    part_file,
+    take_parts,
+)
+
+
+def random_part(seed):
+    rng, numbers = Random(seed), np.random.default_rng(seed)
+    files = [
+        stored_file(f"ocdbt.process_{seed}/d/{rng.randbytes(16).hex()}", rng.randbytes(n))
+        for n in range(rng.randrange(1, 5))
+    ]
+    files.append(stored_file(f"array_metadatas/process_{seed}", b"{}"))
+    shards = {}
+    for number in range(rng.randrange(8)):
+        rank = rng.randrange(4)
+        origin = tuple(rng.randrange(2**40) for _ in range(rank))
+        counts = tuple(rng.randrange(1, 4) for _ in range(rank))
+        digests = numbers.integers(0, 2**64, counts, np.uint64)
+        ref = ValueRef(rng.choice(files[:-1]).name, rng.randrange(2**40), rng.randrange(2**30))
+        path = f"ü%2F/{number}"
+        key = f"ü%2F.{number}/c/{number}".encode()
+        shards[key] = WrittenShard(path, PlacedShard(origin, ref, digests))
+    return ItemPart(tuple(files), shards)
+
+
+def told(part):
+    """All of it, comparable; digests in C order."""
+    return tuple(part.files), {
+        key: (one.path, one.placed.origin, one.placed.ref, one.placed.digests.reshape(-1).tolist())
+        for key, one in part.shards.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_part_comes_back_as_it_was(seed):
+    part = random_part(seed)
+    found = ItemPart.parse(part.to_bytes(), "p")
+    assert told(found) == told(part)
+    assert all(isinstance(file, StoredFile) for file in found.files)
+    assert all(one.placed.digests.dtype == np.uint64 for one in found.shards.values())
+
+
+def test_every_flipped_bit_of_a_part_is_an_error_that_names_it():
+    data = random_part(3).to_bytes()
+    for bit in range(0, 8 * len(data), 3):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((CorruptionError, UnsupportedFormatError), match="model/cairn"):
+            ItemPart.parse(bytes(changed), "model/cairn.process_1.json")
+
+
+def test_parts_of_all_processes_are_taken_and_their_records_removed(root_uri):
+    objects = ObjectStore(root_uri)
+    parts = {process: random_part(process) for process in range(1, 5)}
+    for process, part in parts.items():
+        objects.write(part_file(process), part.to_bytes())
+    objects.write("manifest.ocdbt", b"stays")
+    found = take_parts(root_uri, range(1, 5))
+    assert [told(part) for part in found] == [told(part) for part in parts.values()]
+    assert objects.list() == ["manifest.ocdbt"]
+
+
+def test_a_process_that_told_nothing_is_named_and_no_record_is_removed(root_uri):
+    objects = ObjectStore(root_uri)
+    for process in (1, 3):
+        objects.write(part_file(process), random_part(process).to_bytes())
+    with pytest.raises(SaveError, match=r"found no cairn\.process_2\.json, cairn\.process_4\.json"):
+        take_parts(root_uri, range(1, 5))
+    assert objects.list() == [part_file(1), part_file(3)]
+
+
+def test_a_damaged_record_of_a_process_is_an_error_that_names_it(root_uri):
+    objects = ObjectStore(root_uri)
+    data = bytearray(random_part(1).to_bytes())
+    data[len(data) // 2] ^= 4
+    objects.write(part_file(1), bytes(data))
+    with pytest.raises((CorruptionError, UnsupportedFormatError), match=r"cairn\.process_1\.json"):
+        take_parts(root_uri, [1])
