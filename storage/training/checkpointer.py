@@ -523,7 +523,7 @@ class _BackgroundWork:
             work: what to do.
             name: of the thread.
         """
-        self._work = work
+        self._work: Callable[[], object] | None = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=False)
         self._lock = threading.Lock()
         self._calls: list[Callable[[], object]] = []
@@ -548,8 +548,10 @@ class _BackgroundWork:
 
     def _run(self) -> None:
         try:
-            self._work()
+            if self._work is not None:
+                self._work()
         finally:
+            self._work = None  # what it leaves is freed here, and not at the next save
             with self._lock:
                 self.over.set()
                 calls, self._calls = self._calls, []

@@ -151,6 +151,9 @@ class _Walk:
         """Walk a container whose children's paths begin with `prefix`."""
         children: Iterable[tuple[str, Any]]
         if kind is _Kind.DICT and {*map(type, node)} <= {str}:
+            if self._are_leaves(node.values()):
+                self._take(node, prefix)
+                return
             children = sorted(node.items(), key=_FIRST)
         elif kind is _Kind.SEQUENCE:
             children = ((str(number), child) for number, child in enumerate(node))
@@ -169,6 +172,26 @@ class _Walk:
             elif found is not _Kind.NOTHING:
                 self.containers.add(path)
                 self._open(child, found, f"{path}/")
+
+    def _are_leaves(self, nodes: Collection[Any]) -> bool:
+        for kind in {*map(type, nodes)}:
+            if kind not in self._kinds:
+                self._kind_of(next(node for node in nodes if type(node) is kind))
+            if self._kinds[kind] is not _Kind.LEAF:
+                return False
+        return True
+
+    def _take(self, leaves: Mapping[str, Any], prefix: str) -> None:
+        """Walk a dict of nothing but leaves, with as little Python for each as can be."""
+        keys = sorted(leaves)
+        self.leaves += map(leaves.__getitem__, keys)
+        text = "".join(keys)
+        if text.isascii() and not _WRITTEN_OTHERWISE & {*text} and not _NO_KEYS & leaves.keys():
+            self.dotted = self.dotted or "." in text
+            self.paths += [prefix + key for key in keys]
+        else:
+            seen = self._segments
+            self.paths += [prefix + (seen.get(key) or self._checked(key, prefix)) for key in keys]
 
     def _open_variable(self, variable: Any, prefix: str) -> None:
         """Walk a Variable: what is in it has its path, not one below."""
@@ -200,6 +223,10 @@ class _Walk:
             )
         return self._kinds[kind]
 
+
+_NO_KEYS: Final = frozenset({"", ".", ".."})
+_WRITTEN_OTHERWISE: Final = frozenset("/%\0")
+"""Characters for which a key has another form in paths, or none."""
 
 _FIRST: Final = operator.itemgetter(0)
 _KINDS: Final = {
@@ -236,7 +263,7 @@ def _segment(key: Any) -> str:
 
 def _is_safe(key: str) -> bool:
     """Whether a key can be stored; "." and ".." mean something else where paths are walked."""
-    return key not in ("", ".", "..") and "\x00" not in key and is_text(key)
+    return key not in _NO_KEYS and "\x00" not in key and is_text(key)
 
 
 def _twice(paths: list[str], leaves: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, outer_shard_shape
@@ -22,6 +23,7 @@ __all__ = [
     "ArrayLayout",
     "HeldArray",
     "HeldPart",
+    "HostView",
     "Transfers",
     "array_layout",
     "host_views",
@@ -31,6 +33,8 @@ __all__ = [
 
 _LEAST_SPLIT_BYTES: Final = 1 << 20
 """What several processes hold is divided among them from this size on."""
+
+HostView = memoryview | np.ndarray[Any, Any]
 
 _COLUMN_READ_ITEMS: Final = frozenset({"model"})
 """Items whose leaves exports transpose; others are always cut into row strips."""
@@ -165,7 +169,7 @@ class Transfers:
         )
 
 
-def host_views(leaves: Mapping[str, Any]) -> dict[str, memoryview]:
+def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
     """The arrays, by path, that the host has already: their memory, held.
 
     One CPU device has all of such an array, its elements are stored as they are, and there are some
@@ -179,21 +183,31 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, memoryview]:
     arrays = leaves
     if others:
         arrays = {path: leaf for path, leaf in leaves.items() if type(leaf) not in others}
-    views: dict[str, memoryview] = {}
+    views: dict[str, HostView] = {}
     try:
         views.update(zip(arrays, map(memoryview, arrays.values()), strict=True))  # type: ignore[arg-type]
     except (BufferError, TypeError):  # of several devices, of another kind, of a dtype of JAX's own
         for path, leaf in arrays.items():
             if path not in views:
                 with contextlib.suppress(BufferError, TypeError):
-                    views[path] = memoryview(leaf)
+                    views[path] = np.asarray(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
     empty = [path for path, view in views.items() if not view.nbytes]
     for path in empty:
         del views[path]
     return views
 
 
-def viewed(view: memoryview, sharding: jax.sharding.Sharding, *, columns: bool) -> HeldArray:
+def _is_bfloat16(leaf: jax.Array) -> bool:
+    """Whether the host has an array already that the buffer protocol has no name for."""
+    return (
+        leaf.dtype == jnp.bfloat16
+        and not isinstance(leaf, jax.core.Tracer)
+        and not leaf.is_deleted()
+        and leaf.sharding.num_devices == 1
+    )
+
+
+def viewed(view: HostView, sharding: jax.sharding.Sharding, *, columns: bool) -> HeldArray:
     """What `host_views` holds of an array.
 
     Args:

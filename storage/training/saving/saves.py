@@ -39,6 +39,7 @@ from cairn.storage.store import canonical_json, check_segment, is_text
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
 from cairn.storage.training.saving.held_arrays import (
     HeldArray,
+    HostView,
     Transfers,
     host_views,
     is_read_by_columns,
@@ -117,7 +118,7 @@ class Item(NamedTuple):
     """
 
     given: Mapping[str, Any]
-    views: Mapping[str, memoryview]
+    views: Mapping[str, HostView]
     forms: Mapping[str, StoredForm]
     transfers: Transfers
 
@@ -159,7 +160,7 @@ def prepare(
             found=repr(compression),
         )
     flat: dict[str, dict[str, Any]] = {}
-    views: dict[str, dict[str, memoryview]] = {}
+    views: dict[str, dict[str, HostView]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
     for name, tree in items.items():

@@ -265,13 +265,13 @@ def test_deleting_or_donating_an_array_leaves_what_was_held():
 
 def test_what_the_host_has_already_is_held_as_it_lies_there():
     """What can't be looked at where it lies goes the other way, as it would for `np.asarray`."""
-    seen = {
-        name: jnp.asarray(np.ones((2, 3), name))
-        for name in ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
-    }
+    dtypes = ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"]
+    seen = {name: jnp.ones((2, 3), name) for name in dtypes}
     seen |= {"point": jnp.float32(3), "elsewhere": jax.device_put(floats(4), jax.devices()[3])}
     others = {
-        "bfloat16": jnp.ones(3, jnp.bfloat16),
+        "bfloat16 of several": put(floats(8, 8), "fsdp").astype(jnp.bfloat16),
+        "bfloat16 without elements": jnp.ones((0, 3), jnp.bfloat16),
+        "float8": jnp.ones(3, jnp.float8_e4m3fn),
         "empty": jnp.ones((0, 3)),
         "spread": put(floats(8, 8), "fsdp"),
         "numpy": floats(3),
@@ -289,9 +289,29 @@ def test_what_the_host_has_already_is_held_as_it_lies_there():
     for leaf in seen.values():
         leaf.delete()
     assert np.asarray(views["float32"]).tolist() == [[1.0] * 3] * 2
-    gone = jnp.ones(3)
-    gone.delete()
-    assert host_views({"gone": gone, "there": jnp.ones(3)}).keys() == {"there"}
+    for dtype in (jnp.float32, jnp.bfloat16):
+        gone = jnp.ones(3, dtype)
+        gone.delete()
+        assert host_views({"gone": gone, "there": jnp.ones(3)}).keys() == {"there"}
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_view_ends_with_the_save_and_no_later_donation_copies(dtype):
+    leaf = jnp.ones((64, 64), dtype)
+    before = leaf.unsafe_buffer_pointer()
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    views = host_views({"w": leaf})
+    assert views.keys() == {"w"}
+    del views
+    gc.collect()
+    assert step(leaf).unsafe_buffer_pointer() == before
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_traced_values_are_left_to_be_refused(dtype):
+    seen = []
+    jax.jit(lambda x: seen.append(host_views({"w": x})) or x)(jnp.ones(3, dtype))
+    assert seen == [{}]
 
 
 def test_the_caller_waits_for_no_more_than_the_leaves_to_be_held(root_uri, monkeypatch):
