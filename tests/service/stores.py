@@ -62,7 +62,8 @@ def publish(run: Run, attempt: int, step: int) -> Manifest:
 
 def begin_saving(run: Run, step: int) -> Attempt:
     """A writer that holds the run and is in the middle of a save."""
-    attempt = begin_attempt(run.objects, writer="trainer", base_step=step - 1)
+    # Nobody renews the lease, and a machine may take its time over the tests that look at it.
+    attempt = begin_attempt(run.objects, writer="trainer", base_step=step - 1, ttl=3600)
     run.objects.write(f"{step_dir(attempt.number, step)}/model/half", b"half")
     return attempt
 
