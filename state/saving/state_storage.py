@@ -79,6 +79,8 @@ class StateStorageMixin:
         Raises:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+            ConfigError: if `load_state` could never load it, such as for a config whose
+                `model_type` is unknown; found out at the first save.
             UnsupportedFormatError: if `compression` is not one of those.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
                 `labels`, `extras` or another argument differs between processes; on every
