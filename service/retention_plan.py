@@ -49,7 +49,7 @@ def judge(run: Run, policy: RetentionPolicy, *, now: datetime) -> list[Judged]:
     kept must not go.
 
     Raises:
-        PolicyError: The policy can't act.
+        PolicyError: The policy can't act, or names a metric or a label that no step carries.
         UnsupportedFormatError, CorruptionError: A manifest, an annotation or an alias can't be
             read.
     """

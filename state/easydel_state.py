@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from flax import nnx, struct
 
 from cairn.state.config import FrozenJSON
 from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
+from cairn.state.lost_draws import Draws, lost_streams, say_lost, streams_of
 from cairn.state.optimizers import init_optimizer, optax_numerics
 from cairn.state.paths import own_variables, rebuild
 from cairn.state.saving import StateStorageMixin
@@ -26,6 +27,8 @@ from cairn.state.sharding import (
 )
 
 __all__ = ["EasyDeLState"]
+
+_NO_DRAWS: Final = Draws()
 
 
 class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=False):
@@ -49,6 +52,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         hyperparameters: JSON that is saved with the state.
         tx_init: JSON that rebuilds `tx`; see `cairn.state.optimizers.make_optimizer`.
         placement: where leaves are that rules and axis names would put elsewhere; kept by itself.
+        draws: what a step drew from random streams and dropped; kept by itself.
     """
 
     step: Any
@@ -61,12 +65,23 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     hyperparameters: Mapping[str, Any] = struct.field(pytree_node=False, default_factory=FrozenJSON)
     tx_init: Mapping[str, Any] | None = struct.field(pytree_node=False, default=None)
     placement: Placement | None = struct.field(pytree_node=False, default=None)
+    draws: Draws = struct.field(pytree_node=False, default=_NO_DRAWS)
 
     def __post_init__(self) -> None:
+        if self.draws.lost:
+            self._look_at_draws()
         for name in ("hyperparameters", "tx_init"):
             value = getattr(self, name)
             if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
+
+    def _look_at_draws(self) -> None:
+        """What was dropped may have been taken over since, and is told only of arrays."""
+        if isinstance(self.step, jax.core.Tracer):
+            if self.draws.of != id(self.graphother):
+                object.__setattr__(self, "draws", _NO_DRAWS)
+        elif isinstance(self.step, jax.Array):
+            self.draws.look(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The static parts can't change; copies of them would compile every step anew.
@@ -190,12 +205,19 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     def merge(self, tree: Any) -> Any:
         """Returns the model with the parameters of `tree`, an NNX State or a nested dict.
 
+        What a call of it changes, such as a dropout's counter, is the model's alone: a step takes
+        it over as `graphother`, or draws the same numbers again and is warned of it.
+
         Raises:
             TreeStructureError: if they are not exactly the state's; lists every difference.
         """
         tree = rebuild(self.graphstate, tree, path="parameters")
         # Without the copy a dropout's counter, say, would change in the state itself.
-        return nnx.merge(self.graphdef, tree, self.graphother, copy=True)
+        model = nnx.merge(self.graphdef, tree, self.graphother, copy=True)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+            say_lost(self.__dict__.get("_lost", ()))
+            self.__dict__.setdefault("_streams", []).extend(streams_of(model))
+        return model
 
     def merge_to_state(self, tree: Any) -> Self:
         """Returns the state with other parameters, an NNX State or a nested dict.
@@ -233,7 +255,16 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         with optax_numerics():
             updates, opt_state = self.tx.update(grads, self.opt_state, self.graphstate)
             graphstate = optax.apply_updates(self.graphstate, updates)
-        return self.replace(step=self.step + 1, graphstate=graphstate, opt_state=opt_state)
+        stepped = self.replace(
+            step=self.step + 1, graphstate=graphstate, opt_state=opt_state, draws=_NO_DRAWS
+        )
+        lost = lost_streams(self.__dict__.get("_streams", ()))
+        if not lost:
+            return stepped
+        if isinstance(stepped.step, jax.core.Tracer):
+            return stepped.replace(draws=Draws(lost, of=id(stepped.graphother)))
+        object.__setattr__(stepped, "_lost", lost)
+        return stepped
 
     def init_tx(
         self,

@@ -133,6 +133,7 @@ def retain(
     """List what a policy keeps of a run, or delete the rest.
 
     What one rule keeps, no other deletes. The latest step and those that aliases name always stay.
+    Refused if no step carries a metric or a label that is named.
     Without --apply nothing is deleted; with it, each step can be undeleted for a while.
     """
     policy = {

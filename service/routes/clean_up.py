@@ -16,6 +16,7 @@ from cairn.service.schemas import (
     Operation,
     RetentionPlan,
 )
+from cairn.storage.runs import check_names
 from cairn.storage.store import utc_now
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])
@@ -41,13 +42,14 @@ def apply_retention(
 ) -> RetentionPlan | Response:
     """Say what a policy keeps and deletes, or with `dry_run: false` start to delete.
 
+    Refused, with the nearest name known, if no step carries a metric or a label that it names.
     The operation judges anew; its result names the steps that it deleted, and those that were
     promoted in between and stay. Each can be undeleted until the grace time is over. Cancelling
     ends it; what was deleted until then stays so.
     """
     if body.dry_run:
         return plan_body(root, run, judge(run, body.policy, now=utc_now()))
-    stored_policy(body.policy)  # refused now rather than by the job
+    check_names(run, stored_policy(body.policy))  # refused now rather than by the job
     request = retention.retention_request(
         root=root, run=run, policy=body.policy, grace=body.grace_seconds, by=actor
     )

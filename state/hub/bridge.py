@@ -66,7 +66,7 @@ class EasyBridgeMixin:
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
                 ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
-                "run@alias", "run/steps/N"); or a hub id such as "org/name".
+                "run@alias", "run/steps/N"); or a hub id such as "org/name", also as "hf://org/name".
             dtype: of the computation.
             param_dtype: of the floating weights; None keeps the stored dtypes.
             precision: of matrix multiplications.

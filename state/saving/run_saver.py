@@ -13,8 +13,15 @@ import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
-from cairn.storage.errors import StepExistsError, StorageError
-from cairn.storage.runs import GRACE_SECONDS, RetentionPolicy, Run, check_step
+from cairn.state.saving.state_saving import check_loadable
+from cairn.storage.errors import PolicyError, StepExistsError, StorageError
+from cairn.storage.runs import (
+    GRACE_SECONDS,
+    RetentionPolicy,
+    Run,
+    check_names,
+    check_step,
+)
 from cairn.storage.store import StoreURI, is_above_zero, parse_uri, within
 from cairn.storage.training import (
     Checkpointer,
@@ -82,7 +89,8 @@ class RunSaver:
         run_uri: the run's folder, created if there is none.
         policy: when to save.
         keep: which steps to keep; the others are deleted after each durable save, in the
-            background. By default all stay.
+            background. By default all stay, as they do while no step carries a metric or a label
+            that it names: see `retention_error`.
         grace_seconds: for how long a deleted step can be had back.
         agree_every: how often processes of one job agree, in steps.
         save_options: arguments for every `save_state`, such as `float_dtype`.
@@ -91,14 +99,16 @@ class RunSaver:
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:
-        PolicyError: the policy listens for signals, and this is not the main thread; or `sharing`
-            is no SharingPolicy.
+        PolicyError: the policy listens for signals, and this is not the main thread; `keep` is no
+            RetentionPolicy, or names a metric or a label that is a misspelt one of the run's; or
+            `sharing` is no SharingPolicy.
         ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
         LeaseHeldError: another writer holds the run.
         UnsoundStoreError: the store does not keep what runs rest on.
-        StorageError: with `policy.best`: the metrics of the run's steps can't be read.
+        StorageError: with `policy.best`, or metrics and labels in `keep`: those of the run's steps
+            can't be read.
     """
 
     def __init__(
@@ -156,6 +166,15 @@ class RunSaver:
         """Whether the process was told to end. With many processes, once all know of it."""
         return self._stops or (not self._many and self._is_told_to_end())
 
+    @property
+    def retention_error(self) -> StorageError | None:
+        """Why the last pass of retention did not delete what it was to; None if it did.
+
+        A PolicyError as long as no step carries a metric or a label that `keep` names: nothing is
+        deleted then. On process 0 only.
+        """
+        return None if self._retention is None else self._retention.error
+
     def preempt(self) -> None:
         """Do as if the signal had come: for news of an end that come another way.
 
@@ -200,11 +219,14 @@ class RunSaver:
                 at the deadline.
             StoreUnavailableError: the store gives no answer in time.
             ArgumentError: the saver is closed, or the deadline is not above 0.
+            ConfigError: from the first call, due or not: `load_state` could never load this state.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
         _check_deadline(deadline)
         before = self._due.previous
+        if before is None:
+            check_loadable(state)  # now rather than at the first save, hours later
         if step is not None:
             number = check_step(step)
         else:
@@ -453,7 +475,19 @@ class RunSaver:
             self._save_before_end(state if said[:, 1].all() else None)
 
     def _retention_of(self, keep: RetentionPolicy | None, grace: float) -> RunRetention | None:
-        if keep is None or not processes.is_primary():
+        if keep is None:
+            return None
+        if not isinstance(keep, RetentionPolicy):
+            raise PolicyError(
+                "no policy for retention",
+                path="keep",
+                expected="a RetentionPolicy, or None to keep all",
+                found=f"{type(keep).__name__} {keep!r}"[:200],
+                next_step="Make one, such as RetentionPolicy(keep_last=3).",
+            )
+        if keep.has_names:
+            processes.agree(lambda: check_names(Run(self.uri), keep, for_later=True))
+        if not processes.is_primary():
             return None
         return RunRetention(Run(self.uri), keep, by=default_writer_id(), grace=grace)
 

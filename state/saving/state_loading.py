@@ -34,12 +34,20 @@ from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
 from cairn.state.saving.progress import say, size_text
 from cairn.state.saving.quantized_loading import fill_model, quantizes, refuse_float_optimizer
 from cairn.state.sharding import home_of, module_plan, optimizer_shardings, place_step, settled
-from cairn.storage.errors import InvalidURIError
+from cairn.state.weights import HUB_SCHEME
+from cairn.storage.errors import InvalidURIError, RunNotFoundError
 from cairn.storage.runs import RUN_FILE, parse_ref
 from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training import processes
 
-__all__ = ["is_pretrained", "is_run", "load_easydel_state", "load_module", "load_optimizer_into"]
+__all__ = [
+    "is_pretrained",
+    "is_run",
+    "load_easydel_state",
+    "load_module",
+    "load_optimizer_into",
+    "may_be_hub_id",
+]
 
 State = TypeVar("State")
 
@@ -49,11 +57,12 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def is_pretrained(reference: str | os.PathLike[str]) -> bool:
     """Says whether a reference names Hugging Face weights rather than a checkpoint of a run.
 
-    That is a GGUF file, a folder (here or in a store) with a config.json that is no run, or a hub
-    id ("owner/name") that is no folder here.
+    That is a GGUF file, a folder (here or in a store) with a config.json that is no run, or a
+    repository of the hub ("hf://owner/name"). A bare "owner/name" is a path: a misspelt one must
+    not become a question to the hub.
     """
     text = os.fspath(reference)
-    if text.endswith(".gguf"):
+    if text.endswith(".gguf") or text.startswith(HUB_SCHEME):
         return True
     if "://" in text:
         ref = parse_ref(text)
@@ -61,9 +70,13 @@ def is_pretrained(reference: str | os.PathLike[str]) -> bool:
         named = ref.alias is not None or ref.step is not None
         return not named and not objects.read(RUN_FILE) and bool(objects.read("config.json"))
     path = Path(text)
-    if path.is_dir():
-        return (path / "config.json").is_file() and not (path / RUN_FILE).exists()
-    return not path.exists() and _HUB_ID.fullmatch(text) is not None
+    return path.is_dir() and (path / "config.json").is_file() and not (path / RUN_FILE).exists()
+
+
+def may_be_hub_id(reference: str | os.PathLike[str]) -> bool:
+    """Says whether a reference could be a hub id ("owner/name"), and is nothing here."""
+    text = os.fspath(reference)
+    return _HUB_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
 def is_run(reference: str | os.PathLike[str] | StoreURI) -> bool:
@@ -90,7 +103,10 @@ def load_easydel_state(
     if is_pretrained(reference):
         return _from_pretrained(state_class, reference, arguments)
     _refuse_pickle(reference)
-    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    try:
+        checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    except RunNotFoundError as error:
+        raise _naming_the_hub(error, reference) from None
     meta = checkpoint.meta
     model = _agreed_target(checkpoint, arguments)
     _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
@@ -291,14 +307,7 @@ def _from_pretrained(
         )
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)
-    try:
-        model = model_class.from_pretrained(reference, **arguments.for_pretrained())
-    except OSError as error:
-        error.add_note(
-            f"{os.fspath(reference)!r} is no run here, so it was taken for Hugging Face weights. "
-            "A run is named by a path or URI such as ./run, gs://bucket/run."
-        )
-        raise
+    model = model_class.from_pretrained(reference, **arguments.for_pretrained())
     whole: Any = state_class
     state: State = whole.create(
         model=apply_shard_fns(model, arguments.shard_fns),
@@ -307,6 +316,20 @@ def _from_pretrained(
         init_opt_state=arguments.tx is not None,
     )
     return state
+
+
+def _naming_the_hub(error: RunNotFoundError, reference: str | os.PathLike[str]) -> RunNotFoundError:
+    """The error, with how a repository of the hub is named if one could be meant."""
+    if not may_be_hub_id(reference):
+        return error
+    text = os.fspath(reference)
+    return RunNotFoundError(
+        "no such run",
+        path=error.path,
+        expected=error.expected,
+        found=error.found,
+        next_step=f"{error.next_step} The hub's repository of this name is {HUB_SCHEME}{text}.",
+    )
 
 
 def _check_task(model_class: type[Any], model_task: TaskType | str) -> None:

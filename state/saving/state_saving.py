@@ -22,6 +22,7 @@ from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import is_variable, tree_problems, variable_paths
 from cairn.state.registry import class_identity
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
+from cairn.state.saving.loadable import refuse_unloadable
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
@@ -29,7 +30,7 @@ from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
-__all__ = ["SaveArguments", "SkippedSave", "save_easydel_state", "store"]
+__all__ = ["SaveArguments", "SkippedSave", "check_loadable", "save_easydel_state", "store"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ def save_easydel_state(
 
     Raises:
         TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+        ConfigError: if `load_state` could never load it.
         ArgumentError: if an argument is not what it must be, or not the same on every process.
         StorageError: if the store refuses the save.
     """
@@ -88,21 +90,42 @@ def save_easydel_state(
     items = {"model": tree}
     if arguments.save_optimizer and state.opt_state is not None:
         items["optimizer"] = state.opt_state
-    config_json = None if config is None else config.to_dict()
     meta: dict[str, Any] = {
-        **class_identity(type(model)),
-        "model_type": getattr(config, "model_type", None),
-        "config": config_json,
-        "module": module_settings(model),
+        **_description(model),
         "trainable": _unusual_split(model, state.graphstate),
         "tx_init": state.tx_init,
         "hyperparameters": state.hyperparameters,
     }
+    if arguments.enable is None or arguments.enable:
+        refuse_unloadable(type(model), meta, tree)
     info = ModelInfo(
-        model_type=meta["model_type"], model_class=meta["model_class"], config=config_json or {}
+        model_type=meta["model_type"], model_class=meta["model_class"], config=meta["config"] or {}
     )
     assets = dict(getattr(config, "tokenizer_files", None) or {})
     return store(state.step, save_directory, items, meta, arguments, info=info, assets=assets)
+
+
+def check_loadable(state: Any) -> None:
+    """Raises what the first save would raise if nothing could load it; a TrainState always loads.
+
+    Raises:
+        ConfigError: if the state's model can't be built from what is stored of it.
+    """
+    if hasattr(state, "graphstate"):
+        model = state.merge(state.graphstate)
+        tree = nnx.merge_state(state.graphstate, state.graphother)
+        refuse_unloadable(type(model), _description(model), tree)
+
+
+def _description(model: Any) -> dict[str, Any]:
+    """Returns what a load builds the model from."""
+    config = getattr(model, "config", None)
+    return {
+        **class_identity(type(model)),
+        "model_type": getattr(config, "model_type", None),
+        "config": None if config is None else config.to_dict(),
+        "module": module_settings(model),
+    }
 
 
 def _unusual_split(model: Any, graphstate: Any) -> list[str] | None:

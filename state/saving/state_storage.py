@@ -12,6 +12,7 @@ from cairn.state.saving.state_loading import (
     load_easydel_state,
     load_module,
     load_optimizer_into,
+    may_be_hub_id,
 )
 from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
 from cairn.state.sharding import MESH_AXES
@@ -78,6 +79,8 @@ class StateStorageMixin:
         Raises:
             StepExistsError: if the run has this step or a later one, and not `overwrite`.
             TreeStructureError: if the model differs from its config and `mismatch_allowed=False`.
+            ConfigError: if `load_state` could never load it, such as for a config whose
+                `model_type` is unknown; found out at the first save.
             UnsupportedFormatError: if `compression` is not one of those.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
                 `labels`, `extras` or another argument differs between processes; on every
@@ -140,7 +143,7 @@ class StateStorageMixin:
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
-                URI; a Hugging Face folder, a GGUF file, or a hub id.
+                URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
             device: where everything goes if it is not sharded.
             dtype: dtype of the computation; None keeps the stored one.
             param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
@@ -227,14 +230,15 @@ class StateStorageMixin:
         """Returns the state of a model's `from_pretrained`: a fresh step 0.
 
         Args:
-            source: a Hugging Face folder, a GGUF file, a hub id, or a checkpoint of a run.
+            source: a Hugging Face folder, a GGUF file, a hub id ("owner/name", "hf://owner/name"),
+                or a checkpoint of a run.
             model_class: class of the model, by default the one decoder (or the one stored).
             tx: an optimizer, whose state is made at once.
             tx_init: JSON that rebuilds `tx`.
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
         """
-        if is_pretrained(source):
+        if is_pretrained(source) or may_be_hub_id(source):
             model = (model_class or shipped_decoder()).from_pretrained(source, **arguments)
         else:
             model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))

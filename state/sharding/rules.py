@@ -5,17 +5,19 @@ regular expression, searched in the leaf's path, and a PartitionSpec; the first 
 logical axis names that the model gave it (`nnx.Param(..., axes=("embed", "mlp"))`), or else
 automatically: its longest dimension that `fsdp` divides, if it has 16,384 elements or more.
 
-Nothing is dropped in silence. An axis that does not divide a dimension, or the attention heads
-inside of one, is a problem; all problems are listed in one ShardingError. A large leaf (16,384
-elements or more) that is whole on every device only because a catch-all rule without mesh axes
-took it, or because no dimension divides, is *unmatched*: reported always, an error in strict mode.
-Specs are written without mesh axes of size 1, which is how the compiler gives them back. An axis
-name that ends in "?" (`"embed?"`, the groups of a quantized weight's scale) is a wish: it splits
-where it divides, and leaves the dimension whole elsewhere.
+Nothing is dropped in silence. An axis that does not divide a dimension is a problem, and so is one
+that splits the attention heads inside of a dimension and does not divide these. Heads are split by
+the axes that carry them (`tp`): over an axis that carries something else (`fsdp`) a weight only
+lies in parts, and is whole again before it is used. All problems are listed in one ShardingError. A
+large leaf (16,384 elements or more) that is whole on every device only because a catch-all rule
+without mesh axes took it, or because no dimension divides, is *unmatched*: reported always, an
+error in strict mode. Specs are written without mesh axes of size 1, which is how the compiler gives
+them back. An axis name that ends in "?" (`"embed?"`, the groups of a quantized weight's scale) is a
+wish: it splits where it divides, and leaves the dimension whole elsewhere.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +29,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from cairn.state.errors import ArgumentError
 from cairn.state.partition_axis import AxisEntry, PartitionAxis
 from cairn.state.paths import NamedLeaf, named_leaves
-from cairn.state.sharding.mesh import mesh_of, mesh_text
+from cairn.state.sharding.mesh import MESH_AXES, mesh_of, mesh_text
 from cairn.state.sharding.report import (
     LARGE_LEAF_ELEMENTS,
     LeafPlacement,
@@ -75,8 +77,8 @@ def plan(
         mesh: the mesh.
         rules: partition rules; None to go by the leaves' own axis names.
         axis_rules: mesh axis of each logical axis name, `DEFAULT_AXIS_RULES` by default.
-        units: how many whole things a logical axis holds, such as {"heads": 9}: a mesh axis must
-            divide these, not only the size of the dimension.
+        units: how many whole things a logical axis holds, such as {"heads": 9}: the mesh axes that
+            carry it must divide these, not only the size of the dimension.
     """
     compiled = None if rules is None else [(re.compile(text), spec) for text, spec in rules]
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
@@ -131,7 +133,7 @@ def _place(
         name = axes[dimension] if axes is not None else None
         # An axis name that ends in "?" is a wish: split where it divides, else whole.
         found = [] if name is not None and name.endswith("?") else problems
-        divisor = _check_dimension(dimension, entry, shape, name, mesh, units, found)
+        divisor = _check_dimension(dimension, entry, shape, name, mesh, axis_rules, units, found)
         kept.append(splitting_axes(entry, mesh) if divisor is not None else None)
         shards *= divisor or 1
     nbytes = leaf_bytes(named.leaf)
@@ -230,6 +232,7 @@ def _check_dimension(
     shape: tuple[int, ...],
     name: str | None,
     mesh: Mesh | AbstractMesh,
+    axis_rules: AxisRules,
     units: Mapping[str, int],
     problems: list[str],
 ) -> int | None:
@@ -239,21 +242,40 @@ def _check_dimension(
     if unknown:
         problems.append(f"unknown mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})")
         return None
-    parts = int(prod(mesh.shape[axis] for axis in mesh_axes))
+    parts = _parts(mesh_axes, mesh)
     if parts == 1:
         return 1
-    by = "*".join(mesh_axes) + f"={parts}"
-    if name is not None and units.get(name, 0) % parts:
+    splitting = _splitting(mesh_axes, name, axis_rules)
+    if name is not None and units.get(name, 0) % _parts(splitting, mesh):
         label = _UNIT_LABELS.get(name, name)
+        by = _product_text(splitting, mesh)
         problems.append(f"{units[name]} {label} do not divide by {by} (shape {shape})")
         return None
     if shape[dimension] % parts:
         problems.append(
-            f"a dimension of {shape[dimension]} does not divide by {by} "
-            f"(dimension {dimension} of {shape})"
+            f"a dimension of {shape[dimension]} does not divide by "
+            f"{_product_text(mesh_axes, mesh)} (dimension {dimension} of {shape})"
         )
         return None
     return parts
+
+
+def _splitting(
+    mesh_axes: Sequence[str], name: str | None, axis_rules: AxisRules
+) -> tuple[str, ...]:
+    """Those of the mesh axes that split what a logical axis holds: its own, and unknown ones."""
+    own = entry_axes(axis_rules.get(name)) if name is not None else ()
+    carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
+    known = carried.union(MESH_AXES)
+    return tuple(axis for axis in mesh_axes if axis in own or axis not in known)
+
+
+def _parts(mesh_axes: Iterable[str], mesh: Mesh | AbstractMesh) -> int:
+    return int(prod(mesh.shape[axis] for axis in mesh_axes))
+
+
+def _product_text(mesh_axes: Sequence[str], mesh: Mesh | AbstractMesh) -> str:
+    return "*".join(mesh_axes) + f"={_parts(mesh_axes, mesh)}"
 
 
 def module_plan(

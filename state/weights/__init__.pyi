@@ -11,5 +11,6 @@ from .peft_config import target_modules as target_modules
 from .peft_names import AdaptedModule as AdaptedModule
 from .peft_names import Pair as Pair
 from .peft_names import modules_of as modules_of
+from .source_folder import HUB_SCHEME as HUB_SCHEME
 from .source_folder import SourceFolder as SourceFolder
 from .source_folder import parse_json as parse_json

@@ -97,7 +97,8 @@ def open_pretrained(
     """Finds a model and reads its config; no weights yet.
 
     Args:
-        name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id.
+        name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
+            "hf://org/name".
         config_kwargs: keys that replace those of config.json, or options of ours such as
             `scan_layers` and `sharding_axis_dims`.
         revision: branch, tag or commit of a hub id.

@@ -10,15 +10,16 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cairn.state.errors import ConversionError
 from cairn.storage.errors import NotFoundError
 from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 
-__all__ = ["SourceFolder", "parse_json"]
+__all__ = ["HUB_SCHEME", "SourceFolder", "parse_json"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+HUB_SCHEME: Final = "hf://"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
 class SourceFolder:
@@ -46,7 +47,7 @@ class SourceFolder:
         """A folder here, in a store, or else of the hub.
 
         Args:
-            name_or_path: a folder, a store URI of one, or a hub id.
+            name_or_path: a folder, a store URI of one, or a hub id, also as "hf://org/name".
             hub_files: patterns of the files to fetch from the hub.
             revision: branch, tag or commit of a hub id.
             token: of the hub.
@@ -56,8 +57,10 @@ class SourceFolder:
             NotFoundError: there is none.
         """
         text = str(name_or_path)
-        if "://" not in text and not Path(text).is_dir():
-            text = _snapshot(text, hub_files, revision, token, local_files_only)
+        on_hub = text.startswith(HUB_SCHEME)
+        if on_hub or ("://" not in text and not Path(text).is_dir()):
+            name = text.removeprefix(HUB_SCHEME)
+            text = _snapshot(name, hub_files, revision, token, local_files_only)
         return cls(parse_uri(text))
 
     def names(self) -> list[str]:

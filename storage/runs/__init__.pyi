@@ -65,6 +65,7 @@ from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
 from .retention import RetentionPolicy as RetentionPolicy
 from .retention import apply_retention as apply_retention
+from .retention import check_names as check_names
 from .retention import decide as decide
 from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts

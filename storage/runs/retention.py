@@ -5,16 +5,25 @@ deletes through the trash.
 
 A step is kept if any rule of the policy keeps it, or if it must be kept whatever the policy says:
 the latest step, a step that an alias names, one that somebody works with, and every step whose
-bytes a kept step refers to. A policy without rules deletes nothing.
+bytes a kept step refers to. A policy without rules deletes nothing, nor does one that names a
+metric or a label that no step carries: misspelt, it would delete what it is to keep.
 """
 
+import contextlib
+import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
-from cairn.storage.errors import CorruptionError, PolicyError, StepInUseError, StorageError
+from cairn.storage.errors import (
+    CorruptionError,
+    PolicyError,
+    RunNotFoundError,
+    StepInUseError,
+    StorageError,
+)
 from cairn.storage.runs.records import (
     Annotation,
     Attempt,
@@ -45,12 +54,17 @@ __all__ = [
     "RetentionPolicy",
     "StepFacts",
     "apply_retention",
+    "check_names",
     "decide",
     "judge_retention",
     "step_facts",
 ]
 
 _STEPS_AT_ONCE: Final = 8
+_NAMES_SHOWN: Final = 5
+_ALIKE: Final = 0.6
+_MISSPELT: Final = 0.8  # 1 is the same name; "train/loss" and "eval/loss" are 0.63 alike
+_WITHOUT_DIGITS: Final = str.maketrans("", "", "0123456789")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +178,12 @@ class RetentionPolicy:
     def deletes(self) -> bool:
         """Whether there is a rule at all; a policy without rules keeps everything."""
         numbers = (self.keep_last, self.keep_every, self.keep_within)
-        return bool(self.keep_best or self.keep_labelled) or any(
-            number is not None for number in numbers
-        )
+        return self.has_names or any(number is not None for number in numbers)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether it names metrics or labels, which steps may carry or not."""
+        return bool(self.keep_best or self.keep_labelled)
 
 
 def _not_lists(name: str, given: object, of: str) -> list[str]:
@@ -230,7 +247,7 @@ def decide(
     aliases: Mapping[str, StepKey],
     held: Collection[StepKey] = (),
 ) -> list[Decision]:
-    """Decide for each step whether it stays.
+    """Decide for each step whether it stays: all do if none carries what the policy names.
 
     Args:
         steps: every listed step, in any order.
@@ -266,6 +283,8 @@ def decide(
         keep([key], reason)
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
+    for name in _unmet(facts, policy):
+        keep(list(reasons), f"no step carries {name}")
     _keep_needed({one.key: one.needs for one in facts}, reasons)
     return [Decision(*key, tuple(texts)) for key, texts in reasons.items()]
 
@@ -299,8 +318,7 @@ def _by_rules(
         if within is not None and one.created >= now - timedelta(seconds=within):
             yield one.key, f"within {within:g} s"
         for label in policy.keep_labelled:
-            name, wants_value, value = label.partition("=")
-            if name in one.labels and (not wants_value or one.labels[name] == value):
+            if _has_label(one, label):
                 yield one.key, f"label {label}"
     for best in policy.keep_best:
         sign = 1.0 if best.mode == "min" else -1.0
@@ -308,10 +326,103 @@ def _by_rules(
             # Of equal values the later step is the better one.
             (sign * one.metrics[best.metric], -one.step, one.key)
             for one in facts
-            if not math.isnan(one.metrics.get(best.metric, math.nan))
+            if _has_metric(one, best.metric)
         )
         for _, _, key in ranked[: best.count]:
             yield key, f"best {best.count} by {best.metric} ({best.mode})"
+
+
+def _has_metric(one: StepFacts, metric: str) -> bool:
+    return not math.isnan(one.metrics.get(metric, math.nan))
+
+
+def _has_label(one: StepFacts, label: str) -> bool:
+    name, wants_value, value = label.partition("=")
+    return name in one.labels and (not wants_value or one.labels[name] == value)
+
+
+@dataclass(frozen=True)
+class _Unmet:
+    """A metric or label that a policy names, and no step carries.
+
+    Attributes:
+        kind: which of the two.
+        name: as the policy has it.
+        known: those that steps carry.
+    """
+
+    kind: Literal["metric", "label"]
+    name: str
+    known: Collection[str]
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name!r}"
+
+    @property
+    def problem(self) -> str:
+        """In a line, with what was meant."""
+        nearest = self.nearest(_ALIKE)
+        if self.name in self.known:
+            hint = "it is NaN wherever there is one"
+        elif nearest is not None:
+            hint = f"the nearest known is {nearest!r}"
+        elif self.known:
+            shown = sorted(self.known)[:_NAMES_SHOWN]
+            more = f" and {len(self.known) - len(shown)} more" * (len(self.known) > len(shown))
+            hint = f"known are {', '.join(map(repr, shown))}{more}"
+        else:
+            hint = f"no step has any {self.kind}"
+        return f"no step carries {self}: {hint}"
+
+    @property
+    def is_misspelt(self) -> bool:
+        """Whether it is another's name with some letters wrong; "top1" and "top5" are two names."""
+        if self.name in self.known or (self.kind == "label" and "=" in self.name):
+            return False  # a number, or another value of the label, may come
+        meant = self.nearest(_MISSPELT)
+        return meant is not None and _letters(meant) != _letters(self.name)
+
+    def nearest(self, likeness: float) -> str | None:
+        """The name among the known ones that is most like it, if any is."""
+        names = {name.casefold(): name for name in sorted(self.known) if name != self.name}
+        found = difflib.get_close_matches(self.name.casefold(), names, n=1, cutoff=likeness)
+        return names[found[0]] if found else None
+
+
+def _letters(name: str) -> str:
+    return name.translate(_WITHOUT_DIGITS)
+
+
+def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet]:
+    """What the policy names and none of the steps carries; nothing if there are no steps."""
+    if not facts:
+        return []
+    metrics = {name for one in facts for name in one.metrics}
+    unmet = [
+        _Unmet("metric", best.metric, metrics)
+        for best in policy.keep_best
+        if not any(_has_metric(one, best.metric) for one in facts)
+    ]
+    names = {name for one in facts for name in one.labels}
+    for label in policy.keep_labelled:
+        if any(_has_label(one, label) for one in facts):
+            continue
+        name, _, _ = label.partition("=")
+        values = {f"{name}={one.labels[name]}" for one in facts if name in one.labels}
+        unmet.append(_Unmet("label", label, values) if values else _Unmet("label", name, names))
+    return unmet
+
+
+def _refuse(run: Run, unmet: Collection[_Unmet]) -> None:
+    if unmet:
+        raise PolicyError(
+            "the retention policy names what no step carries",
+            path=run.uri,
+            expected="metrics and labels of the run's steps",
+            found=f"{len(unmet)} of none, so nothing is deleted",
+            next_step="Correct these, leave their rules out, or wait until a step has them.",
+            problems=[one.problem for one in unmet],
+        )
 
 
 def _keep_needed(
@@ -396,10 +507,25 @@ def judge_retention(
         undeleted: deleted steps that are judged as if they were not.
 
     Raises:
-        PolicyError: `held` has something else than (step, attempt).
+        PolicyError: no step carries a metric or a label that the policy names, or `held` has
+            something else than (step, attempt).
         UnsupportedFormatError, CorruptionError: a manifest, an annotation, an alias or a record
             that steps are judged by can't be read, or is lost: it might have said to keep a step.
     """
+    facts, judged = _judged(run, policy, now=now, held=held, undeleted=undeleted)
+    _refuse(run, _unmet(facts, policy))
+    return judged
+
+
+def _judged(
+    run: Run,
+    policy: RetentionPolicy,
+    *,
+    now: datetime,
+    held: Collection[StepKey] = (),
+    undeleted: Collection[StepKey] = (),
+) -> tuple[list[StepFacts], list[tuple[StepInfo, Decision]]]:
+    """As `judge_retention`, with the facts; all steps stay if none carries what is named."""
     history = run.history()
     history.require_whole()
     keys = history.listed(undeleted=undeleted).items()
@@ -411,7 +537,27 @@ def judge_retention(
     # Aliases after facts: one that was moved meanwhile is seen here, or once tombstones are laid.
     aliases = {one.alias: (one.step, one.attempt) for one in run.aliases.list()}
     decisions = decide(facts, policy, now=now, aliases=aliases, held=held)
-    return [(infos[one.step, one.attempt], one) for one in decisions]
+    return facts, [(infos[one.step, one.attempt], one) for one in decisions]
+
+
+def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -> None:
+    """Refuse a policy that names metrics or labels which no step carries; deletes nothing.
+
+    Args:
+        run: the run; if there is none yet, any policy may be for it.
+        policy: what to keep.
+        for_later: the policy is for steps to come, which may carry what none does by now. Then only
+            misspelt names of what steps do carry are refused.
+
+    Raises:
+        PolicyError: so it is; all such names are listed.
+        UnsupportedFormatError, CorruptionError: what steps carry can't be read.
+    """
+    if not policy.has_names:
+        return
+    with contextlib.suppress(RunNotFoundError):
+        unmet = _unmet(step_facts(Run.open(run.uri)), policy)
+        _refuse(run, [one for one in unmet if one.is_misspelt or not for_later])
 
 
 def apply_retention(
@@ -443,11 +589,12 @@ def apply_retention(
         clock: tells the time.
 
     Raises:
-        PolicyError: `held` has something else than (step, attempt); nothing was deleted.
+        PolicyError: no step carries a metric or a label that the policy names, or `held` has
+            something else than (step, attempt); nothing was deleted.
         StorageError: the facts could not be read; nothing was deleted that is not still right.
     """
     one = _Pass(run, policy, by, reason, held, grace, clock)
-    one.judge()
+    _refuse(run, _unmet(one.judge(), policy))
     while batch := one.next_batch():
         one.report(progress)
         one.delete(batch)
@@ -482,12 +629,17 @@ class _Pass:
         self._errors: dict[StepKey, StorageError] = {}
         self._done: list[StepInfo] = []
 
-    def judge(self) -> None:
-        """Ask the policy about the history as it is, this pass's own deletions undone."""
+    def judge(self) -> list[StepFacts]:
+        """Ask the policy about the history as it is, this pass's own deletions undone.
+
+        Returns:
+            What it was asked about.
+        """
         self._attempts = self._run.attempts()  # first: what comes later is seen by `_changed`
-        self._judged = judge_retention(
+        facts, self._judged = _judged(
             self._run, self._policy, now=self._clock(), held=self._held, undeleted=self._laid
         )
+        return facts
 
     def next_batch(self) -> list[StepInfo]:
         """Steps to delete now; empty once all are done."""
@@ -629,5 +781,5 @@ class PolicyJudge:
             for key, one in read_tombstones(self._run.objects).items()
             if one.policy is not None and not one.removing
         ]
-        judged = judge_retention(self._run, policy, now=self._clock(), undeleted=undeleted)
+        _, judged = _judged(self._run, policy, now=self._clock(), undeleted=undeleted)
         return {(one.step, one.attempt) for _, one in judged if one.keep}

@@ -4,7 +4,9 @@ Nothing here opens checkpoint data: states are read off names and small objects.
 """
 
 import contextlib
+import difflib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, SupportsIndex
 
@@ -87,6 +89,9 @@ __all__ = [
 ]
 
 _NAMED_IN_ERRORS = 5
+_CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
+_ITEM_MARKERS = (TREE_METADATA, "checkpoint")  # the second of those with all leaves in one file
+_PLAIN_STEP = re.compile(r"(.*_)?[0-9]+\Z")
 _CHECKPOINT_NEXT = "Give the run that the checkpoint belongs to: RUN, RUN@ALIAS or RUN/steps/N."
 
 
@@ -106,6 +111,9 @@ def no_such_run(folder: StoreURI) -> RunNotFoundError:
     else:
         is_file = folder.scheme == "file" and os.path.lexists(folder.local_path)
         found = "a file" if is_file else "nothing"
+        nearest = _nearest_name(folder)
+        if nearest is not None:
+            next_step = f"The nearest name that exists is {nearest}. {next_step}"
     return RunNotFoundError(
         "no such run",
         path=folder,
@@ -113,6 +121,18 @@ def no_such_run(folder: StoreURI) -> RunNotFoundError:
         found=found,
         next_step=next_step,
     )
+
+
+def _nearest_name(folder: StoreURI) -> StoreURI | None:
+    """What there is in place of the first part of a path that is not there, if it is like it."""
+    with contextlib.suppress(StorageError):  # not ours to look into
+        while folder.path:
+            names = [entry.name for entry in open_files(folder.parent).list()]
+            if names:
+                close = difflib.get_close_matches(folder.name, names, n=1)
+                return folder.parent / close[0] if close else None
+            folder = folder.parent
+    return None
 
 
 def refuse_inside_checkpoint(folder: StoreURI) -> None:
@@ -192,11 +212,19 @@ def refuse_plain_steps(folder: StoreURI) -> None:
     Raises:
         InvalidURIError: it does.
     """
-    folders = [entry.name for entry in open_files(folder).list() if entry.is_dir]
-    markers = [STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}"]
-    names = {f"{name}/{marker}": name for name in folders for marker in markers}
-    found = ObjectStore.open(folder).read_many(names)
-    plain = sorted({names[name] for name, value in found.items() if value is not None})
+    files = open_files(folder)
+    folders = [entry.name for entry in files.list() if entry.is_dir]
+    plain = _having(folder, dict.fromkeys(folders, _CHECKPOINT_MARKERS))
+    if not plain:  # older releases of Orbax say only in each item, whatever its name, what it is
+        steps = [name for name in folders if _PLAIN_STEP.match(name)][-_NAMED_IN_ERRORS:]
+        items = {name: [one.name for one in files.list(name) if one.is_dir] for name in steps}
+        plain = _having(
+            folder,
+            {
+                name: [f"{item}/{marker}" for item in items[name] for marker in _ITEM_MARKERS]
+                for name in steps
+            },
+        )
     if plain:
         more = f", and {len(plain) - _NAMED_IN_ERRORS} more" * (len(plain) > _NAMED_IN_ERRORS)
         raise _no_run_begins(
@@ -204,6 +232,13 @@ def refuse_plain_steps(folder: StoreURI) -> None:
             f"checkpoints that no run lists: {', '.join(plain[:_NAMED_IN_ERRORS])}{more}",
             "Load one with Orbax, and save it as a step of a run in another folder.",
         )
+
+
+def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]:
+    """Those of the folders in it, by name, that have one of their markers."""
+    names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
+    found = ObjectStore.open(folder).read_many(names)
+    return sorted({names[name] for name, value in found.items() if value is not None})
 
 
 _STEPS_NAMED = 20
@@ -257,7 +292,8 @@ class Run:
 
         Raises:
             InvalidURIError: the folder's name can't be a run's, or is the address of a step, or
-                it is in a checkpoint or in a folder of another run.
+                it is in a checkpoint or in a folder of another run, or holds checkpoints that
+                are no run's.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
         run = cls(parse_uri(uri), clock=clock)
@@ -275,7 +311,8 @@ class Run:
             return run
         try:
             refuse_headless(run)
-        except CorruptionError:
+            refuse_plain_steps(run.uri)
+        except (CorruptionError, InvalidURIError):
             raise
         except StorageError:
             pass  # no folder, no bucket: the write says so

@@ -19,4 +19,5 @@ from .saving import record_outcome as record_outcome
 from .saving import record_refusal as record_refusal
 from .saving import record_retention as record_retention
 from .saving import record_started as record_started
+from .saving import record_withheld as record_withheld
 from .saving import superseded_save as superseded_save

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from cairn.storage.errors import translate
+from cairn.storage.errors import PolicyError, StorageError, translate
 from cairn.storage.runs import (
     GRACE_SECONDS,
     RetentionOutcome,
@@ -15,7 +15,7 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import Clock, Progress, utc_now
 from cairn.storage.training import exit_guard
-from cairn.storage.training.saving import record_retention
+from cairn.storage.training.saving import record_retention, record_withheld
 
 __all__ = ["RunRetention"]
 
@@ -23,8 +23,9 @@ __all__ = ["RunRetention"]
 class RunRetention:
     """Applies a policy to a run in the background, one pass at a time. Never raises.
 
-    Deleted steps go to the trash; once some have been there for the grace time, garbage is
-    collected.
+    As long as no step carries a metric or a label that the policy names, nothing is deleted, and
+    the log says so once. Deleted steps go to the trash; once some have been there for the grace
+    time, garbage is collected.
 
     Args:
         run: the run.
@@ -33,6 +34,9 @@ class RunRetention:
         grace: seconds during which a deleted step can be had back.
         clock: tells the time.
         told: called with what each pass did.
+
+    Attributes:
+        error: why the last pass did not delete what it was to; None if it did, or there was none.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class RunRetention:
         self._grace = grace
         self._clock = clock
         self._told = told
+        self.error: StorageError | None = None
         self._lock = threading.Lock()
         self._wanted = False
         self._thread: threading.Thread | None = None
@@ -86,13 +91,19 @@ class RunRetention:
                 self._wanted = False
             try:
                 self._pass()
+            except PolicyError as exc:
+                if str(exc) != str(self.error):
+                    record_withheld(self._run.uri, exc)
+                self.error = exc
             except Exception as exc:
-                record_retention(self._run.uri, errors=(translate(exc, path=self._run.uri),))
+                self.error = translate(exc, path=self._run.uri)
+                record_retention(self._run.uri, errors=(self.error,))
 
     def _pass(self) -> None:
         outcome = apply_retention(
             self._run, self._policy, by=self._by, grace=self._grace, clock=self._clock
         )
+        self.error = next(iter(outcome.errors), None)
         record_retention(self._run.uri, deleted=len(outcome.deleted), errors=outcome.errors)
         if self._told is not None:
             self._told(outcome)

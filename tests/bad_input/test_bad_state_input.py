@@ -95,6 +95,23 @@ def test_load_state_of_nothing_raises_file_not_found(state, tmp_path):
     )
 
 
+def test_load_state_of_a_misspelt_path_names_the_nearest_and_asks_nobody_else(
+    state, tmp_path, monkeypatch
+):
+    """It looks like the name of a repository: the hub would be asked for it."""
+    monkeypatch.chdir(tmp_path)
+    state.save_state("runs/first", wait=True, verbose=False)
+    for reference in ("runs/frist", "runs/first-run"):
+        refused(
+            state,
+            lambda reference=reference: EasyDeLState.load_state(reference, verbose=False),
+            FileNotFoundError,
+            f"{tmp_path}/{reference}: expected a folder with run.json, found nothing",
+            f"The nearest name that exists is file://{tmp_path}/runs/first.",
+            f"The hub's repository of this name is hf://{reference}.",
+        )
+
+
 def test_load_optimizer_of_nothing_raises_file_not_found(state, tmp_path):
     state.save_state(tmp_path / "run", save_optimizer=False, wait=True, verbose=False)
     refused(

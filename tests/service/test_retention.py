@@ -5,6 +5,7 @@ from sqlalchemy import select
 
 from cairn.service.catalog.models import AuditRow
 from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs import retention
 from cairn.storage.runs.records.aliases import AliasWriter
@@ -82,7 +83,7 @@ def test_plan_knows_labels_metrics_and_times(http, run):
     annotate(run, 4, metrics={"loss": 0.3, "accuracy": 0.9})
     annotate(run, 6, labels={"eval": "passed"}, metrics={"loss": float("nan")})
     best = [{"metric": "loss", "count": 2}, {"metric": "accuracy", "mode": "max"}]
-    assert kept(http, keep_best=best, keep_labelled=["eval=passed", "gold"]) == {
+    assert kept(http, keep_best=best, keep_labelled=["eval=passed"]) == {
         10: ["latest"],
         6: ["label eval=passed"],
         4: ["best 2 by loss (min)", "best 1 by accuracy (max)"],
@@ -130,6 +131,27 @@ def test_label_without_a_name_is_refused_at_once(jobs, run):
         )
         assert "label without a name" in answer.json()["detail"]
     assert jobs.get("/v1/operations").json()["operations"] == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"keep_best": [{"metric": "los"}]}, "the metric 'los': the nearest known is 'loss'"),
+        ({"keep_labelled": ["finl"]}, "the label 'finl': the nearest known is 'final'"),
+    ],
+)
+def test_policy_that_names_what_no_step_carries_is_refused_at_once(jobs, run, policy, said):
+    annotate(run, 1, metrics={"loss": 0.1}, labels={"final": "yes"})
+    for dry_run in (True, False):
+        body = {"policy": {"keep_last": 1, **policy}, "dry_run": dry_run}
+        answer = jobs.post(APPLY, json=body)
+        assert (answer.status_code, answer.json()["type"]) == (
+            422,
+            "urn:cairn:problem:invalid-policy",
+        )
+        assert said in answer.text
+    assert jobs.get("/v1/operations").json()["operations"] == []
+    assert listed(run) == list(range(1, 11))
 
 
 def test_request_without_a_policy_is_refused(http, run):
@@ -278,6 +300,9 @@ def test_client_plans_and_applies(root, tmp_path):
     make_run(root / "run", range(5))
     app = create_app(Settings(root=str(root), data_dir=tmp_path / "data"))
     with serve(app) as url, Client(url) as cairn:
+        for ask in (cairn.plan_retention, cairn.apply_retention):
+            with pytest.raises(ProblemResponseError, match="no step carries the label 'final'"):
+                ask("run", {"keep_labelled": ["final"]})
         said = cairn.plan_retention("run", {"keep_last": 2})
         assert [(one.step, one.keep) for one in said.decisions if not one.keep] == [
             (2, False),

@@ -12,6 +12,7 @@ from .save_metrics import record_outcome as record_outcome
 from .save_metrics import record_refusal as record_refusal
 from .save_metrics import record_retention as record_retention
 from .save_metrics import record_started as record_started
+from .save_metrics import record_withheld as record_withheld
 from .saves import HeldItems as HeldItems
 from .saves import Item as Item
 from .saves import Save as Save

@@ -23,6 +23,7 @@ __all__ = [
     "record_retention",
     "record_sharing",
     "record_started",
+    "record_withheld",
 ]
 
 logger = logging.getLogger("cairn.save")
@@ -193,6 +194,11 @@ def record_retention(
         metrics.retention_failures.inc()
         fields = {"error": type(error).__name__, "found": _one_line(error)}
         logger.warning(_line({"retention": "failed", "uri": str(uri), **fields}))
+
+
+def record_withheld(uri: StoreURI, error: StorageError) -> None:
+    """Record that retention deletes nothing for now, since it can't tell what it is to keep."""
+    logger.warning(_line({"retention": "withheld", "uri": str(uri), "found": _one_line(error)}))
 
 
 def _is_new(handle: SaveHandle, known: WeakSet[SaveHandle]) -> bool:

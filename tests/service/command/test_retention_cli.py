@@ -113,6 +113,24 @@ def test_rule_that_cannot_work_is_wrong_usage(url, root, options, part):
     assert listed(root, "whole") == [1, 2]
 
 
+@pytest.mark.parametrize("apply", [[], ["--apply"]])
+@pytest.mark.parametrize(
+    ("rule", "part"),
+    [
+        (["--keep-best", "los"], "the metric 'los': the nearest known is 'loss'"),
+        (["--keep-best", "loss:mn:2"], "the metric 'loss:mn': the nearest known is 'loss'"),
+        (["--keep-label", "finl"], "the label 'finl': the nearest known is 'final'"),
+    ],
+)
+def test_name_that_no_step_carries_deletes_nothing(url, root, rule, part, apply):
+    run = make_run(root / f"typo-{len(apply)}-{rule[1].replace(':', '')}", [1, 2, 3])
+    annotate(run, 1, labels={"final": ""}, metrics={"loss": 0.1})
+    done = cairn_here("retain", run.uri.name, "--keep-last", "1", *rule, *apply, url=url)
+    assert done.returncode != 0
+    assert part in " ".join(done.stderr.split())
+    assert listed(root, run.uri.name) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), ("7d", 604800), ("2w", 1209600)],

@@ -308,6 +308,33 @@ else:
         run_with_hub(code, hub, tmp_path)
 
 
+def test_a_state_asks_the_hub_for_what_is_named_as_the_hubs_and_for_nothing_else(folder, tmp_path):
+    code = """
+from cairn import EasyDeLState, TrainState
+from cairn.storage.errors import RunNotFoundError, NotFoundError
+state = EasyDeLState.load_state("hf://org/tiny", verbose=False)
+assert state.model.config.num_hidden_layers == 2
+assert EasyDeLState.from_pretrained("hf://org/tiny", auto_shard_model=False).step == 0
+assert EasyDeLState.from_pretrained("org/tiny", auto_shard_model=False).step == 0
+for name in ("hf://org/none", "hf://org/tiny/more", "hf://"):
+    try:
+        EasyDeLState.load_state(name, verbose=False)
+    except NotFoundError as error:
+        assert name.removeprefix("hf://") in str(error), error
+    else:
+        raise SystemExit(f"found {name}")
+try:
+    EasyDeLState.load_state("org/tiny", verbose=False)
+except RunNotFoundError as error:
+    assert str(error).endswith("The hub's repository of this name is hf://org/tiny."), error
+    assert "/org/tiny: expected a folder with run.json, found nothing" in str(error), error
+else:
+    raise SystemExit("asked the hub for a path")
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+
+
 def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
     """In a process of its own: the client reads HF_ENDPOINT when it is imported."""
     code = f"""

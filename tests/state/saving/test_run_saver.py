@@ -527,6 +527,42 @@ def test_what_no_rule_keeps_is_deleted_after_each_durable_save(uri, caplog):
     assert caplog.text.count("outcome=durable") == 7
 
 
+def keeping(metric):
+    return RetentionPolicy(keep_last=1, keep_best=[BestSteps(metric=metric)])
+
+
+def test_until_a_step_carries_the_metric_retention_deletes_nothing_and_says_so(uri, caplog):
+    with RunSaver(uri, SavePolicy(every_steps=1), keep=keeping("loss")) as saver:
+        assert saver.retention_error is None
+        for step in range(1, 4):
+            saver.step(at(step)).wait()
+    assert listed(uri) == [1, 2, 3]
+    assert "no step carries the metric 'loss'" in str(saver.retention_error)
+    assert caplog.text.count("retention=withheld") == 1
+    with RunSaver(uri, SavePolicy(every_steps=1), keep=keeping("loss")) as saver:
+        for step in range(4, 7):
+            saver.step(at(step), metrics={"loss": step}).wait()
+    assert listed(uri) == [4, 6]
+    assert saver.retention_error is None
+
+
+def test_a_misspelt_metric_is_refused_before_training_and_the_run_stays_free(uri):
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        for step in range(1, 4):
+            saver.step(at(step), metrics={"loss": step})
+    with pytest.raises(PolicyError, match="'los': the nearest known is 'loss'"):
+        RunSaver(uri, SavePolicy(every_steps=1), keep=keeping("los"))
+    assert listed(uri) == [1, 2, 3]
+    with RunSaver(uri, SavePolicy(every_steps=1), keep=keeping("eval/accuracy")) as saver:
+        saver.step(at(4), metrics={"loss": 4})
+    assert listed(uri) == [1, 2, 3, 4]
+
+
+def test_what_is_no_retention_policy_is_refused(uri):
+    with pytest.raises(PolicyError, match="expected a RetentionPolicy"):
+        RunSaver(uri, SavePolicy(every_steps=1), keep={"keep_last": 3})
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

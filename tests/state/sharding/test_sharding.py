@@ -9,13 +9,14 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from rich.console import Console
 
 from cairn.state.config.decoder import DecoderConfig
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, ShardingError, TreeStructureError
+from cairn.state.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
 from cairn.state.sharding.mesh import (
     hybrid_devices,
@@ -177,6 +178,79 @@ def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_for_every_
             ("o_proj", "9 attention heads do not divide by tp=2"),
         ):
             assert f"layers/{layer}/self_attn/{name}/kernel: {text}" in message
+
+
+@pytest.mark.parametrize(
+    ("dims", "rules"),
+    [
+        ((1, 8, 1, 1), [(".*kernel", PartitionSpec("fsdp"))]),
+        ((1, 8, 1, 1), [(".*kernel", PartitionSpec(None, "fsdp"))]),
+        ((2, 4, 1, 1), [(".*kernel", PartitionSpec(("dp", "fsdp")))]),
+        ((1, 2, 1, 4), [(".*kernel", PartitionSpec("sp", "fsdp"))]),
+        ((1, 2, 3, 1), [("o_proj", PartitionSpec(("tp", "fsdp")))]),
+    ],
+)
+def test_axes_that_carry_no_heads_need_not_divide_them(dims, rules):
+    config, tree = nine_headed_decoder()
+    rules = [*rules, (".*", PartitionSpec())]
+    report = module_plan(tree, config, rules, make_mesh(dims)).raise_for_problems()
+    assert report.bytes_per_device < report.nbytes
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (PartitionSpec(None, "tp"), "9 attention heads do not divide by tp=2 (shape (144, 144))"),
+        (
+            PartitionSpec(None, ("fsdp", "tp")),
+            "9 attention heads do not divide by tp=2 (shape (144, 144))",
+        ),
+        (
+            PartitionSpec(None, "dp"),
+            "a dimension of 144 does not divide by dp=5 (dimension 1 of (144, 144))",
+        ),
+    ],
+)
+def test_axes_that_carry_heads_must_divide_them_and_every_axis_its_dimension(spec, problem):
+    config, tree = nine_headed_decoder()
+    mesh = AbstractMesh((5, 2, 2, 1), ("dp", "fsdp", "tp", "sp"))
+    report = module_plan(tree, config, [("q_proj", spec), (".*", PartitionSpec())], mesh)
+    assert [f"model/layers/{layer}/self_attn/q_proj/kernel: {problem}" for layer in (0, 1)] == [
+        *report.problems
+    ]
+
+
+def test_a_config_says_which_axes_carry_heads_and_an_unknown_axis_might():
+    config, tree = nine_headed_decoder()
+    by_fsdp = config.replace(partition_axis=PartitionAxis(head_axis="fsdp"))
+    rules = [("q_proj", PartitionSpec("tp", "fsdp")), (".*", PartitionSpec())]
+    report = module_plan(tree, by_fsdp, rules, make_mesh((1, 4, 2, 1)))
+    assert "9 attention heads do not divide by fsdp=4" in report.problems[0]
+    mesh = AbstractMesh((4, 2), ("data", "model"))
+    rules = [("q_proj", PartitionSpec("data", "model")), (".*", PartitionSpec())]
+    report = module_plan(tree, config, rules, mesh)
+    assert "9 attention heads do not divide by model=2" in report.problems[0]
+
+
+def test_weights_in_parts_over_fsdp_give_the_same_numbers():
+    config = DecoderConfig(
+        vocab_size=32,
+        hidden_size=48,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        sharding_axis_dims=(1, 8, 1, 1),
+    )
+    ids = jnp.arange(24).reshape(2, 12)
+    with jax.default_matmul_precision("highest"):
+        whole = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
+        expected = whole(input_ids=ids).logits
+        rules = [(".*kernel", PartitionSpec("fsdp")), (".*", PartitionSpec())]
+        parts = DecoderForCausalLM(config, rngs=nnx.Rngs(0)).shard_model(rules)
+        kernel = parts.model.layers[0].self_attn.o_proj.kernel[...]
+        assert kernel.sharding.shard_shape(kernel.shape) == (6, 48)  # a head has 16
+        np.testing.assert_allclose(parts(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mesh_that_divides_the_heads_is_accepted():

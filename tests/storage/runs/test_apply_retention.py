@@ -17,11 +17,18 @@ from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.layout import annotation_file, attempt_file, step_dir
 from cairn.storage.runs.records.placed import put_record
-from cairn.storage.runs.retention import BestSteps, RetentionPolicy, apply_retention
+from cairn.storage.runs.retention import (
+    BestSteps,
+    RetentionPolicy,
+    apply_retention,
+    check_names,
+    judge_retention,
+)
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step, read_tombstones, undelete_step
 from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 from cairn.storage.training import background_retention
 from cairn.storage.training.background_retention import RunRetention
 from tests.storage.stored_runs import begin, end, save, write_data
@@ -279,3 +286,152 @@ def test_a_policy_is_told_as_json_and_back():
     assert RetentionPolicy().to_json() == {}
     with pytest.raises(PolicyError, match="keep_luckiest"):
         RetentionPolicy.from_json({"keep_luckiest": 1})
+
+
+def best(metric):
+    return RetentionPolicy(keep_last=1, keep_best=[BestSteps(metric=metric)])
+
+
+def labelled(label):
+    return RetentionPolicy(keep_last=1, keep_labelled=[label])
+
+
+@pytest.fixture
+def measured(run):
+    """Its first step is the best, and has labels; the others have neither."""
+    annotate(
+        run,
+        1,
+        labels={"final": "", "stage": "1", "eval": "passed"},
+        metrics={"loss": 0.1, "eval/top5": 0.9, "odd": float("nan")},
+    )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (best("los"), "the metric 'los': the nearest known is 'loss'"),
+        (best("LOSS"), "the metric 'LOSS': the nearest known is 'loss'"),
+        (best("loss:mx"), "the metric 'loss:mx': the nearest known is 'loss'"),
+        (best("perplexity"), "the metric 'perplexity': known are 'eval/top5', 'loss', 'odd'"),
+        (best("odd"), "the metric 'odd': it is NaN wherever there is one"),
+        (labelled("fnal"), "the label 'fnal': the nearest known is 'final'"),
+        (labelled("evl=passed"), "the label 'evl': the nearest known is 'eval'"),
+        (labelled("eval=pased"), "the label 'eval=pased': the nearest known is 'eval=passed'"),
+    ],
+)
+def test_a_policy_that_names_what_no_step_carries_is_refused_with_the_nearest(
+    measured, clock, policy, said
+):
+    for judge in (
+        lambda: apply_retention(measured, policy, by="job", clock=clock),
+        lambda: judge_retention(measured, policy, now=clock()),
+        lambda: check_names(measured, policy),
+    ):
+        with pytest.raises(PolicyError) as caught:
+            judge()
+        assert caught.value.problems == (f"no step carries {said}",)
+    assert listed(measured) == [1, 2, 3, 4, 5]
+
+
+def test_all_names_that_no_step_carries_are_listed_at_once(run, clock):
+    policy = RetentionPolicy(
+        keep_best=[BestSteps(metric="loss"), BestSteps(metric="acc")], keep_labelled=["final"]
+    )
+    with pytest.raises(PolicyError) as caught:
+        apply_retention(run, policy, by="job", clock=clock)
+    assert caught.value.problems == (
+        "no step carries the metric 'loss': no step has any metric",
+        "no step carries the metric 'acc': no step has any metric",
+        "no step carries the label 'final': no step has any label",
+    )
+
+
+def test_a_run_without_steps_takes_any_policy(tmp_path, clock):
+    made = Run.create(tmp_path / "empty", clock=clock)
+    assert apply_retention(made, best("loss"), by="job", clock=clock).deleted == ()
+
+
+def test_what_only_deleted_steps_carry_is_not_known(measured, clock):
+    delete_step(measured, measured.step(1), by="user", reason="by hand", clock=clock)
+    with pytest.raises(PolicyError, match="no step has any metric"):
+        apply_retention(measured, best("loss"), by="job", clock=clock)
+    assert listed(measured) == [2, 3, 4, 5]
+
+
+def test_a_rollback_to_before_the_metric_brings_all_back_that_was_deleted_for_it(
+    run, clock, monkeypatch
+):
+    annotate(run, 5, metrics={"loss": 0.1})
+    judged = retention.decide
+
+    def then_the_run_goes_back(*args, **options):
+        decisions = list(judged(*args, **options))
+        if 5 in listed(run):
+            roll_back(run, 3, by="somebody")
+        return decisions
+
+    monkeypatch.setattr(retention, "decide", then_the_run_goes_back)
+    apply_retention(run, best("loss"), by="job", clock=clock)
+    assert listed(run) == [1, 2, 3]
+
+
+def test_garbage_that_a_policy_made_stays_once_no_step_carries_its_metric(run, clock):
+    annotate(run, 5, metrics={"loss": 0.1})
+    policy = RetentionPolicy(keep_last=2, keep_best=[BestSteps(metric="loss")])
+    outcome = apply_retention(run, policy, by="job", grace=0, clock=clock)
+    assert outcome.deleted == ((1, 1), (2, 1), (3, 1))
+    roll_back(run, 4, by="somebody")
+    collect_garbage(run, by="gc", clock=clock)
+    assert listed(run) == [1, 2, 3, 4]
+
+
+def test_in_the_background_nothing_goes_until_a_step_carries_the_metric_and_the_log_says_so_once(
+    run, clock, caplog
+):
+    background = RunRetention(run, best("loss"), by="job", clock=clock)
+    failures = counted("cairn_retention_failures_total")
+    for _ in range(2):
+        background.start()
+        background.close()
+    assert listed(run) == [1, 2, 3, 4, 5]
+    assert caplog.text.count("retention=withheld") == 1
+    assert "no step carries the metric 'loss'" in caplog.text
+    assert isinstance(background.error, PolicyError)
+    assert counted("cairn_retention_failures_total") == failures
+    annotate(run, 2, metrics={"loss": 0.1})
+    background.start()
+    background.close()
+    assert listed(run) == [2, 5]
+    assert background.error is None
+
+
+@pytest.mark.parametrize(
+    "policy", [best("los"), best("losss"), best("eval/top_5"), labelled("fnal"), labelled("Final")]
+)
+def test_a_name_that_is_a_misspelt_one_of_the_run_is_refused_for_steps_to_come(measured, policy):
+    with pytest.raises(PolicyError, match="the nearest known is"):
+        check_names(measured, policy, for_later=True)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        best("loss"),
+        best("eval/loss"),
+        best("eval/top1"),
+        best("odd"),
+        best("accuracy"),
+        labelled("keep"),
+        labelled("stage=2"),
+        labelled("eval=failed"),
+        RetentionPolicy(keep_last=1),
+    ],
+)
+def test_a_name_that_a_later_step_may_bring_is_not(measured, policy):
+    check_names(measured, policy, for_later=True)
+
+
+def test_a_policy_may_be_made_known_to_a_run_that_is_yet_to_begin(tmp_path):
+    check_names(Run(parse_uri(tmp_path / "none")), best("loss"), for_later=True)

@@ -200,3 +200,23 @@ def test_more_rules_never_delete_more(steps, policy, more):
     )
     if policy.deletes:
         assert set(kept(steps, policy)) <= set(kept(steps, both))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ({"keep_best": [BestSteps(metric="los")]}, "no step carries the metric 'los'"),
+        ({"keep_best": [BestSteps(metric="diverged")]}, "no step carries the metric 'diverged'"),
+        ({"keep_labelled": ["finl"]}, "no step carries the label 'finl'"),
+        ({"keep_labelled": ["stage=last"]}, "no step carries the label 'stage=last'"),
+    ],
+)
+def test_a_metric_or_label_that_no_step_carries_deletes_nothing(rule, reason):
+    steps = [facts(1, labels={"final": "", "stage": "first"}, loss=0.1, diverged=math.nan), *TEN]
+    decisions = decide(steps, RetentionPolicy(keep_last=1, **rule), now=NOW, aliases={})
+    assert all(reason in one.reasons for one in decisions)
+
+
+def test_a_metric_that_some_steps_carry_is_known():
+    steps = [facts(1), facts(2, loss=0.1), facts(3, loss=math.nan), facts(4)]
+    assert kept(steps, RetentionPolicy(keep_best=[BestSteps(metric="loss")])) == [2, 4]

@@ -346,8 +346,8 @@ def test_a_folder_of_such_a_name_that_is_in_no_run_holds_runs(root_uri):
 def test_creating_a_run_asks_no_more_for_where_it_lies(gcs):
     asked = gcs.faults.add("slow", count=None, predicate=lambda request: True)
     Run.create(f"{gcs.bucket_uri}/some/folder/demo")
-    metadata_of_a_checkpoint, run_file, other_records = 2, 2, 3
-    assert asked.fired <= metadata_of_a_checkpoint + run_file + other_records
+    metadata_of_a_checkpoint, run_file, other_records, folders_of_others = 2, 2, 3, 1
+    assert asked.fired <= metadata_of_a_checkpoint + run_file + other_records + folders_of_others
 
 
 def test_a_run_works_in_memory():
@@ -372,3 +372,23 @@ def test_a_damaged_manifest_that_does_not_count_harms_no_step(tmp_path):
     save(run, 3, second)
     run.objects.write(manifest_file(3, first), b"{")
     assert run.step(3).attempt == second
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [("runs/frist", "runs/first"), ("rnus/first", "runs"), ("runs/firts@best", "runs/first")],
+)
+def test_a_run_that_is_not_there_is_told_with_the_nearest_that_is(tmp_path, asked, nearest):
+    Run.create(tmp_path / "runs" / "first")
+    Run.create(tmp_path / "runs" / "second")
+    with pytest.raises(RunNotFoundError) as caught:
+        resolve_checkpoint(tmp_path / asked)
+    assert caught.value.path == f"file://{tmp_path}/{asked.partition('@')[0]}"
+    assert f"The nearest name that exists is file://{tmp_path}/{nearest}." in str(caught.value)
+
+
+def test_of_names_that_are_not_alike_none_is_the_nearest(tmp_path):
+    Run.create(tmp_path / "runs" / "first")
+    with pytest.raises(RunNotFoundError) as caught:
+        Run.open(tmp_path / "runs" / "quite-other")
+    assert "nearest" not in str(caught.value)

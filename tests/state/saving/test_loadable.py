@@ -1,0 +1,151 @@
+"""What `load_state` would always refuse, the first save refuses, and a saver's first step."""
+
+import logging
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from cairn.state.config.base import EDPretrainedConfig
+from cairn.state.config.decoder import DecoderConfig
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ConfigError
+from cairn.state.module.base import EasyDeLBaseModule
+from cairn.state.saving import loadable
+from cairn.state.saving.run_saver import RunSaver
+from cairn.state.train_state import TrainState
+from cairn.storage.training.save_policy import SavePolicy
+from tests.state.my_model import MyModel, MyModelConfig, my_model
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamelessConfig(EDPretrainedConfig):
+    size: int = 4
+
+
+class Nameless(EasyDeLBaseModule):
+    def __init__(self, config, rngs, **settings):
+        super().__init__(config=config, **settings)
+        self.linear = nnx.Linear(config.size, config.size, rngs=rngs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullerConfig(EDPretrainedConfig):
+    model_type: str = "fuller-of-the-tests"
+
+
+class Fuller(EasyDeLBaseModule):
+    """Takes more than a load has."""
+
+    def __init__(self, config, size, rngs, **settings):
+        super().__init__(config=config, **settings)
+        self.linear = nnx.Linear(size, size, rngs=rngs)
+
+
+class Plain(nnx.Module):
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones((2, 2)))
+
+
+def decoder(model_type):
+    return DecoderForCausalLM(DecoderConfig(**SIZES, model_type=model_type), rngs=nnx.Rngs(0))
+
+
+UNLOADABLE = {
+    "unknown model_type": (lambda: decoder("mistral"), "found 'mistral'"),
+    "no model_type": (lambda: decoder(""), "found ''"),
+    "own config without one": (lambda: Nameless(NamelessConfig(), nnx.Rngs(0)), "found ''"),
+    "own constructor": (lambda: Fuller(FullerConfig(), 4, nnx.Rngs(0)), "argument: 'size'"),
+}
+
+
+@pytest.fixture(params=UNLOADABLE)
+def unloadable(request):
+    make, found = UNLOADABLE[request.param]
+    return EasyDeLState.create(model=make(), tx=optax.sgd(0.1)), found
+
+
+@pytest.fixture(autouse=True)
+def nothing_checked(monkeypatch):
+    monkeypatch.setattr(loadable, "_CHECKED", type(loadable._CHECKED)())
+
+
+def test_the_first_save_refuses_what_no_load_could_rebuild(unloadable, tmp_path):
+    state, found = unloadable
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="load_state could not load this") as caught:
+            state.save_state(tmp_path / "run", step=1, verbose=False)
+        assert found in str(caught.value)
+        assert caught.value.next_step
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_step_of_a_saver_refuses_it_though_nothing_is_due(unloadable, tmp_path):
+    state, _ = unloadable
+    with (
+        RunSaver(tmp_path / "run", SavePolicy(every_steps=1000)) as saver,
+        pytest.raises(ConfigError, match="load_state could not load this"),
+    ):
+        saver.step(state, step=1)
+
+
+def test_what_is_not_saved_need_not_load(unloadable, tmp_path):
+    state, _ = unloadable
+    assert state.save_state(tmp_path / "run", step=1, enable=False, verbose=False).done
+
+
+def test_a_module_without_a_config_is_saved_for_a_train_state(tmp_path):
+    state = EasyDeLState.create(model=Plain())
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    form = TrainState.create(params=EasyDeLState.create(model=Plain()).graphstate)
+    loaded = TrainState.load_state(tmp_path / "run", form)
+    assert loaded.params["weight"].get_value().shape == (2, 2)
+
+
+def test_only_the_first_save_in_a_process_builds_the_model(tmp_path, monkeypatch):
+    built = []
+    abstract_model = loadable.abstract_model
+
+    def counting(*args):
+        built.append(args)
+        return abstract_model(*args)
+
+    monkeypatch.setattr(loadable, "abstract_model", counting)
+    state = my_model().to_state(optax.sgd(0.1))
+    for run in ("one", "two"):
+        for step in (1, 2):
+            state.save_state(tmp_path / run, step=step, wait=True, verbose=False)
+    with RunSaver(tmp_path / "three", SavePolicy(every_steps=1)) as saver:
+        saver.step(state, step=1)
+    assert len(built) == 1
+    lora = my_model().apply_lora_to_layers(2, 4.0, ".*").to_state(optax.sgd(0.1))
+    lora.save_state(tmp_path / "one", step=3, wait=True, verbose=False)
+    assert len(built) == 2
+
+
+def test_a_model_unlike_its_config_is_saved_and_the_log_says_what_a_load_needs(tmp_path, caplog):
+    model = my_model()
+    model.config = model.config.replace(num_layers=3)
+    state = model.to_state(optax.sgd(0.1))
+    for step in (1, 2):
+        state.save_state(tmp_path / "run", step=step, wait=True, verbose=False)
+    (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "load_state will need config_kwargs= or model_class=" in said
+    assert "layers/2/kernel: missing" in said
+    loaded = EasyDeLState.load_state(
+        tmp_path / "run", config_kwargs={"num_layers": 2}, optimizer="skip", verbose=False
+    )
+    assert isinstance(loaded.model, MyModel)
+    assert isinstance(loaded.model.config, MyModelConfig)
