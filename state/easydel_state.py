@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
+from cairn.state.added_fields import added_fields, added_names, check_added
 from cairn.state.config import FrozenJSON
 from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
 from cairn.state.optimizers import init_optimizer, optax_numerics
@@ -37,6 +38,18 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
         step = jax.jit(train_step, donate_argnums=0)
         state, loss = step(state, batch)
+
+    A subclass adds fields:
+
+        class MyState(EasyDeLState):
+            ema: Any = None
+
+        state = MyState.create(model=model, ema=jax.tree.map(jnp.copy, model.graphstate))
+
+    They are part of the tree, `apply_gradients` leaves them alone, and they are saved and restored
+    like everything else: arrays, PRNG keys, Python numbers, nested containers of these, or None.
+    `load_state` needs `fields=` for containers that JSON can't name, such as Optax's. A field made
+    with `flax.struct.field(pytree_node=False)` is static instead: hashable, and not saved.
 
     Attributes:
         step: optimizer steps taken, an int32 scalar.
@@ -68,6 +81,10 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             if isinstance(value, Mapping) and not isinstance(value, FrozenJSON):
                 object.__setattr__(self, name, FrozenJSON(value, name=name))
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Arrays have no equality that fits in one truth value, so that states have none either.
+        super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The static parts can't change; copies of them would compile every step anew.
         copied: Self = jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)
@@ -88,6 +105,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         apply_fn: Callable[..., Any] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
         tx_init: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Self:
         """Makes a state from a model, or from its parts.
 
@@ -103,12 +121,15 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             apply_fn: a function to apply the model.
             hyperparameters: JSON to keep with the state.
             tx_init: JSON that rebuilds `tx`.
+            **fields: those that a subclass added.
 
         Raises:
+            ArgumentError: if a field is unknown or missing.
             ValueError: if a model comes with parts of one, if some parts are missing, if
                 `init_opt_state` comes with an `opt_state`, or without a `tx`, if `step` is no
                 whole number.
         """
+        check_added(cls, EasyDeLState, fields)
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
         given = [name for name, part in parts.items() if part is not None]
         if model is not None and given:
@@ -134,6 +155,9 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
         graphstate, graphother = own_variables((graphstate, graphother))
         home = home_of((graphstate, graphother))
+        fields = jax.tree.map(
+            lambda leaf: at_home(leaf, home) if isinstance(leaf, jax.Array) else leaf, fields
+        )
         state = cls(
             step=place_step(0 if step is None else step, home),
             graphdef=graphdef,
@@ -147,6 +171,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             apply_fn=apply_fn,
             hyperparameters=FrozenJSON(hyperparameters, name="hyperparameters"),
             tx_init=None if tx_init is None else FrozenJSON(tx_init, name="tx_init"),
+            **fields,
         )
         state = settled(state)
         return state.init_opt_state() if init_opt_state else state
@@ -186,6 +211,16 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         """What `save_state(extras=...)` kept, on a state that was just loaded; {} on any other."""
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
+
+    @classmethod
+    def added_field_names(cls) -> list[str]:
+        """The names of the fields that a subclass added and that are part of the tree."""
+        return added_names(cls, EasyDeLState)
+
+    @property
+    def added_fields(self) -> dict[str, Any]:
+        """The values of these fields."""
+        return added_fields(self, EasyDeLState)
 
     def merge(self, tree: Any) -> Any:
         """Returns the model with the parameters of `tree`, an NNX State or a nested dict.
