@@ -6,9 +6,11 @@ JAX-free. Tensors are read one by one, when they are asked for.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import numpy as np
 from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.families import get_family
 from cairn.state.weights.gguf import GGUFFile
 from cairn.state.weights.source_folder import SourceFolder, parse_json
 from cairn.storage.errors import NotFoundError
@@ -42,6 +45,8 @@ TOKENIZER_FILES = (
 )
 """Files beside the weights that an export carries along unchanged."""
 
+_COMPARED_ELEMENTS = 4 << 20
+"""Numbers of a tensor that are compared with another's at a time."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
 
 
@@ -134,6 +139,8 @@ def open_pretrained(
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     weights = SafetensorsFolder(folder)
+    asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
+    config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     return Pretrained(str(folder.uri), config.replace(tokenizer_files=files), weights)
 
 
@@ -179,6 +186,28 @@ class SafetensorsFolder:
         files, rel = self._folder.locate(file_name)
         found: Array = read_tensor(files, rel, name, header=self._headers[file_name])
         return found
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values; read a part at a time."""
+        shape = self._entry(one).shape
+        if shape != self._entry(other).shape or not shape:
+            return False
+        rows = max(1, _COMPARED_ELEMENTS // max(1, math.prod(shape[1:])))
+        return all(
+            np.array_equal(
+                self._rows(one, (low, min(low + rows, shape[0]))),
+                self._rows(other, (low, min(low + rows, shape[0]))),
+                equal_nan=True,
+            )
+            for low in range(0, shape[0], rows)
+        )
+
+    def _rows(self, name: str, rows: tuple[int, int]) -> Array:
+        """Rows of a tensor, in a dtype that holds every stored number as it is."""
+        file_name = self._where[name]
+        files, rel = self._folder.locate(file_name)
+        header = self._headers[file_name]
+        return read_tensor(files, rel, name, header=header, rows=rows).astype(np.float64)
 
     def _entry(self, name: str) -> Any:
         return self._headers[self._where[name]].tensors[name]
@@ -235,6 +264,40 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
     config = AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
     _check_read(config, set(given) - set(data))
     return config
+
+
+def _as_tied_as_its_weights(
+    config: EDPretrainedConfig, weights: SafetensorsFolder, path: str, *, asked: bool
+) -> EDPretrainedConfig:
+    """The config, untied if the weights that it ties are there with different values.
+
+    Raises:
+        ConfigError: the caller asked for tied ones.
+    """
+    if not isinstance(config, DecoderConfig) or not config.tie_word_embeddings:
+        return config
+    aliases = get_family(config.model_type).rules(config).aliases
+    differ = [
+        f"{alias} differs from {name}"
+        for alias, name in aliases.items()
+        if {alias, name} <= weights.shapes.keys() and not weights.same(alias, name)
+    ]
+    if not differ:
+        return config
+    if asked:
+        raise ConfigError(
+            path=path,
+            expected="tied weights, as config_kwargs say (tie_word_embeddings=True)",
+            found="; ".join(differ),
+            next_step="leave tie_word_embeddings out, or remove the tensor from the files",
+        )
+    warnings.warn(
+        f"{path}: expected tied weights, as config.json says (tie_word_embeddings=true); found "
+        f"that {'; '.join(differ)}; they are loaded as two weights. Set tie_word_embeddings=false "
+        "in config.json to say so",
+        stacklevel=2,
+    )
+    return config.replace(tie_word_embeddings=False)
 
 
 def _check_read(config: EDPretrainedConfig, added: set[str]) -> None:
