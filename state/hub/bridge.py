@@ -175,7 +175,8 @@ class EasyBridgeMixin:
         """Writes config.json, safetensors and tokenizer files that transformers loads.
 
         Leaves go to the host one after the other. With several processes all must call this; the
-        first one writes.
+        first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
+        give way; other files of the folder stay.
 
         Args:
             save_directory: a folder, here or in a store.

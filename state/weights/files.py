@@ -145,14 +145,17 @@ def open_pretrained(
 
 
 class SafetensorsFolder:
-    """The tensors of a folder: `model.safetensors`, or the shards that its index names."""
+    """The tensors of a folder: `model.safetensors`, or the shards that its index names.
+
+    Beside `model.safetensors` an index counts for nothing once its shards are gone.
+    """
 
     def __init__(self, folder: SourceFolder) -> None:
         """Reads the headers.
 
         Raises:
             NotFoundError: no safetensors, or a shard that the index names is not there.
-            ConversionError: index and shards don't agree; all differences are listed.
+            ConversionError: index and shards don't agree, or there are shards and one file.
         """
         self._folder = folder
         self._where: dict[str, str] = {}
@@ -213,11 +216,21 @@ class SafetensorsFolder:
         return self._headers[self._where[name]].tensors[name]
 
     def _file_names(self) -> list[str]:
+        names = self._folder.names()
         raw = self._folder.read_bytes(INDEX_FILE)
         if raw is not None:
-            return self._indexed(raw)
-        names = self._folder.names()
+            indexed = self._indexed(raw)
+            if SINGLE_FILE not in names or indexed == [SINGLE_FILE]:
+                return indexed
+            if set(indexed) <= set(names):
+                raise ConversionError(
+                    path=self._folder.uri,
+                    expected=f"{SINGLE_FILE}, or {INDEX_FILE} with its files",
+                    found=f"both: {SINGLE_FILE} and {', '.join(indexed[:4])}",
+                    next_step="remove those that are not the model's",
+                )
         if SINGLE_FILE in names:
+            # An index whose files are gone is of an earlier save; transformers ignores it too.
             return [SINGLE_FILE]
         pickled = [n for n in names if n.endswith((".bin", ".pt", ".pth"))]
         raise NotFoundError(
