@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from cairn.state.config.hf_keys import unread_keys
 from cairn.state.config.written_init import (
     Sealed,
     adopt_init,
@@ -215,8 +216,22 @@ class EDPretrainedConfig(Sealed):
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_hf` wrote; keys that are no field of ours are ignored."""
+        """The config that `to_hf` wrote.
+
+        Raises:
+            ConfigError: keys that are no fields, and not harmless; or values that don't go
+                together.
+        """
         known = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
+        # Whose class it is knows what the architecture's name and code stand for.
+        if unread := unread_keys(data, known | {"architectures", "auto_map"}):
+            raise ConfigError(
+                path=f"{cls.__name__}.from_hf",
+                expected=f"the fields {', '.join(sorted(known))}, and keys without a meaning for "
+                "the model",
+                found=", ".join(f"{key}={value!r}" for key, value in sorted(unread.items())),
+                next_step="add them as fields, or set them to null: config_kwargs={key: None}",
+            )
         return cls.from_dict({name: value for name, value in data.items() if name in known})
 
     @classmethod

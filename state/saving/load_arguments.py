@@ -252,6 +252,12 @@ class LoadArguments:
                 expected=f"a model whose config has this option (not {type(config).__name__})",
                 found=False,
             )
+        if updates.get("model_type", config.model_type) != config.model_type:
+            raise ArgumentError(
+                path="config_kwargs",
+                expected=f"options of the {config.model_type!r} model that is stored",
+                found=f"model_type={updates['model_type']!r}, another architecture",
+            )
         unknown = sorted(set(updates) - known)
         if unknown:
             raise ArgumentError(

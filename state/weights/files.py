@@ -5,7 +5,6 @@ JAX-free. Tensors are read one by one, when they are asked for.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
@@ -274,9 +273,33 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
 def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
     given = dict(updates or {})
     ours = {name: given.pop(name) for name in OURS_ALONE if name in given}
-    config = AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
-    _check_read(config, set(given) - set(data))
-    return config
+    other = [
+        f"{key}={given[key]!r}, where the file says {data.get(key)!r}"
+        for key in ("architectures", "auto_map", "model_type")
+        if key in given and given[key] != data.get(key)
+    ]
+    if other:
+        raise ConfigError(
+            path="config_kwargs",
+            expected="options of the model that is there",
+            found=f"another architecture: {'; '.join(other)}",
+            next_step="give the folder of that model",
+        )
+    known = AutoEasyDeLConfig.hf_keys(data)
+    unread = {
+        name
+        for name in given.keys() - data.keys() - known
+        if not name.endswith("_token_id") and given[name] is not None
+    }
+    if unread:
+        raise ConfigError(
+            path="config_kwargs",
+            expected="keys of config.json, or options of the model: "
+            f"{', '.join(sorted(known | OURS_ALONE - {'tokenizer_files'}))}",
+            found=f"unknown: {', '.join(sorted(unread))}",
+            next_step="correct these names",
+        )
+    return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
 
 
 def _as_tied_as_its_weights(
@@ -311,28 +334,6 @@ def _as_tied_as_its_weights(
         stacklevel=2,
     )
     return config.replace(tie_word_embeddings=False)
-
-
-def _check_read(config: EDPretrainedConfig, added: set[str]) -> None:
-    """Checks that keys which config.json does not have were read, and not only carried along.
-
-    Raises:
-        ConfigError: some were not: their names are mistaken.
-    """
-    fields = {entry.name for entry in dataclasses.fields(config)}
-    if "hf_extra" in fields:
-        unread = added & set(getattr(config, "hf_extra", ()))
-    else:
-        unread = added - fields
-    unread = {name for name in unread if not name.endswith("_token_id")}
-    if unread:
-        raise ConfigError(
-            path="config_kwargs",
-            expected="keys of config.json, or options of the model: "
-            f"{', '.join(sorted(fields - type(config).JSON_EXCLUDED - {'hf_extra'}))}",
-            found=f"unknown: {', '.join(sorted(unread))}",
-            next_step="correct these names",
-        )
 
 
 def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:

@@ -212,6 +212,30 @@ def test_a_smaller_save_into_the_same_folder_leaves_no_stale_weights(folder, tmp
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
 
 
+def test_config_kwargs_do_not_turn_one_architecture_into_another(folder, tmp_path):
+    def copy_with(**changes):
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        data = json.loads((folder / "config.json").read_text()) | changes
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        return tmp_path
+
+    other = copy_with(model_type="mistral", architectures=["MistralForCausalLM"])
+    for key, value in (("model_type", "llama"), ("architectures", ["LlamaForCausalLM"])):
+        with pytest.raises(ConfigError, match=f"config_kwargs: .*another architecture: {key}="):
+            DecoderForCausalLM.from_pretrained(other, config_kwargs={key: value})
+    coded = copy_with(auto_map={"AutoModelForCausalLM": "own.Own"})
+    with pytest.raises(ConfigError, match="auto_map"):
+        DecoderForCausalLM.from_pretrained(coded)
+    with pytest.raises(ConfigError, match="another architecture: auto_map=None"):
+        DecoderForCausalLM.from_pretrained(coded, config_kwargs={"auto_map": None})
+    odd = copy_with(sliding_window=4)
+    with pytest.raises(ConfigError, match="sliding_window=4"):
+        DecoderForCausalLM.from_pretrained(odd)
+    taken = DecoderForCausalLM.from_pretrained(odd, config_kwargs={"sliding_window": None})
+    same_params(taken, DecoderForCausalLM.from_pretrained(folder))
+
+
 def test_files_that_a_save_does_not_write_stay(folder, tmp_path):
     model = DecoderForCausalLM.from_pretrained(folder)
     users = (
