@@ -230,12 +230,7 @@ def _low_precision(
     import qwix
 
     with qwix_numerics():
-        rounded = qwix.quantize(
-            inputs,
-            method.activation,
-            calibration_method=method.calibration,
-            **_activation_groups(product, method, array),
-        )
+        rounded = rounded_activations(product, method, inputs, array)
 
         def in_few_bits(rounded: Any, array: Any) -> jax.Array:
             out: jax.Array = qwix.einsum(product.equation, rounded, array, precision=precision)
@@ -252,6 +247,32 @@ def _low_precision(
             rounded, array, tpu=in_few_bits, default=in_floats
         )
         return out
+
+
+def rounded_activations(product: Product, method: Method, inputs: jax.Array, array: Any) -> Any:
+    """Returns activations as a method rounds them, a `qwix.QArray`.
+
+    Args:
+        product: how the layer multiplies.
+        method: one that rounds activations.
+        inputs: of the layer.
+        array: its quantized weight.
+    """
+    import qwix
+
+    made = qwix.quantize(
+        inputs,
+        method.activation,
+        calibration_method=method.calibration,
+        **_activation_groups(product, method, array),
+    )
+    if made.zero_point is not None or not jnp.issubdtype(made.qvalue.dtype, jnp.signedinteger):
+        return made
+    # Qwix puts the largest input at half a step beyond the last code. A largest one that is
+    # negative would round to -128 or to -127 as the noise of a sum has it; so both are -127.
+    lowest = -jnp.iinfo(made.qvalue.dtype).max
+    wide = jnp.maximum(made.qvalue.astype(jnp.int8), jnp.int8(lowest))
+    return dataclasses.replace(made, qvalue=wide.astype(made.qvalue.dtype))
 
 
 def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:
