@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.adapt.lora import kernel_delta, make_adapters, output_delta
+from cairn.state.adapt.lora import LoraSettings, kernel_delta, make_adapters, output_delta
 from cairn.state.adapt.products import Product, contracted_axes, product_of
 from cairn.state.adapt.quantization import METHODS, Method, QuantizationSettings
 from cairn.state.adapt.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
@@ -131,12 +131,12 @@ def has_adapters(layer: Any) -> bool:
     return hasattr(layer, "kernel_lora_a")
 
 
-def add_adapters(layer: Any, rank: int, scale: float, key: Any) -> None:
+def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
     """Gives an adapted layer a new pair of adapters, which add nothing yet."""
     product = product_of(layer)
     assert product is not None
-    layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, rank, key)
-    layer.kernel_lora_scale = scale
+    layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, settings, key)
+    layer.kernel_lora_scale = settings.scale
 
 
 def merge_adapters(layer: Any) -> None:
