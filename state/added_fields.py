@@ -9,15 +9,18 @@ from cairn.state.errors import ArgumentError
 __all__ = ["added_fields", "added_names", "check_added", "refuse_unknown"]
 
 
-def added_names(state_class: type[Any], base: type[Any]) -> list[str]:
-    """Returns the names of the fields that a class adds to `base`, of those that are in the tree.
+def added_names(state_class: type[Any], base: type[Any], *, static: bool = False) -> list[str]:
+    """Returns the names of the fields that a class adds to `base`.
 
     Args:
         state_class: a subclass of `base`.
         base: a state class of Cairn's.
+        static: those that are no part of the tree, instead of those that are.
     """
     return [
-        field.name for field in _added(state_class, base) if field.metadata.get("pytree_node", True)
+        field.name
+        for field in _added(state_class, base)
+        if field.metadata.get("pytree_node", True) != static
     ]
 
 
@@ -26,13 +29,21 @@ def added_fields(state: Any, base: type[Any]) -> dict[str, Any]:
     return {name: getattr(state, name) for name in added_names(type(state), base)}
 
 
-def check_added(state_class: type[Any], base: type[Any], given: Mapping[str, Any]) -> None:
-    """Checks the values that `create` gets for added fields, static ones among them.
+def check_added(
+    state_class: type[Any], base: type[Any], given: Mapping[str, Any], *, path: str = "create"
+) -> None:
+    """Checks the values that a state is made with for added fields, static ones among them.
+
+    Args:
+        state_class: a subclass of `base`.
+        base: a state class of Cairn's.
+        given: the values, by name.
+        path: what makes it, for the message.
 
     Raises:
         ArgumentError: if a field is unknown, or one without default has no value; names all.
     """
-    path = f"{state_class.__name__}.create"
+    path = f"{state_class.__name__}.{path}"
     added = {field.name: field for field in _added(state_class, base)}
     refuse_unknown(path, given, set(added))
     missing = [

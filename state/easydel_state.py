@@ -49,7 +49,8 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     They are part of the tree, `apply_gradients` leaves them alone, and they are saved and restored
     like everything else: arrays, PRNG keys, Python numbers, nested containers of these, or None.
     `load_state` needs `fields=` for containers that JSON can't name, such as Optax's. A field made
-    with `flax.struct.field(pytree_node=False)` is static instead: hashable, and not saved.
+    with `flax.struct.field(pytree_node=False)` is static instead: hashable, and not saved; a load
+    gives it its default, or the value in `fields=`.
 
     Attributes:
         step: optimizer steps taken, an int32 scalar.
@@ -129,7 +130,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
                 `init_opt_state` comes with an `opt_state`, or without a `tx`, if `step` is no
                 whole number.
         """
-        check_added(cls, EasyDeLState, fields)
+        cls.check_fields(fields, path="create")
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
         given = [name for name, part in parts.items() if part is not None]
         if model is not None and given:
@@ -213,9 +214,18 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         return extras
 
     @classmethod
-    def added_field_names(cls) -> list[str]:
-        """The names of the fields that a subclass added and that are part of the tree."""
-        return added_names(cls, EasyDeLState)
+    def added_field_names(cls, *, static: bool = False) -> list[str]:
+        """The names of the fields that a subclass added: those in the tree, or the static ones."""
+        return added_names(cls, EasyDeLState, static=static)
+
+    @classmethod
+    def check_fields(cls, fields: Mapping[str, Any], *, path: str) -> None:
+        """Checks values of added fields, to make a state with.
+
+        Raises:
+            ArgumentError: if a field is unknown, or one without default has no value; names all.
+        """
+        check_added(cls, EasyDeLState, fields, path=path)
 
     @property
     def added_fields(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class EDPretrainedConfig(Sealed):
                 values than it was called with.
         """
         if has_written_init(type(self)):
-            refuse_changed(self, dataclasses.replace(self))
+            refuse_changed(self, lambda: dataclasses.replace(self))
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class EDPretrainedConfig(Sealed):
         fields = dataclasses.fields(self)
         data = {f.name: jsonable(getattr(self, f.name)) for f in fields if self._in_json(f.name)}
         if has_written_init(type(self)):
-            refuse_changed(self, self.from_dict(data), self.JSON_EXCLUDED)
+            refuse_changed(self, lambda: self.from_dict(data), self.JSON_EXCLUDED)
         return data
 
     @classmethod

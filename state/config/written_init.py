@@ -93,12 +93,28 @@ def adopt_init(cls: type[Any], base: type[Any]) -> None:
     cls.__init__ = _finishing(written, frozenset(named))
 
 
-def refuse_changed(config: Any, again: Any, excluded: frozenset[str] = frozenset()) -> None:
+def refuse_changed(
+    config: Any, make: Callable[[], Any], excluded: frozenset[str] = frozenset()
+) -> None:
     """Checks that a config, made again from its own fields, is the same.
 
+    Args:
+        config: the config.
+        make: makes it again.
+        excluded: fields that may differ.
+
     Raises:
-        ConfigError: if fields differ; lists them.
+        ConfigError: if it can't be made again, or fields differ; lists them.
     """
+    try:
+        again = make()
+    except TypeError as exc:
+        raise ConfigError(
+            path=f"{type(config).__name__}.__init__",
+            expected="a call with each of the config's fields",
+            found=str(exc),
+            next_step="make what it hands to super().__init__ by name a parameter of its own",
+        ) from exc
     lost = [
         f"{field.name}={ours!r} would come back as {theirs!r}"
         for field in dataclasses.fields(config)
@@ -173,12 +189,13 @@ def _finish(config: Any, handed_on: Mapping[str, Any]) -> None:
             found=f"no attribute {', '.join(absent)}",
             next_step="write self.name = name for each of them",
         )
-    for name in fields:
+    for name in fields.keys() - cls.JSON_EXCLUDED:
         object.__setattr__(config, name, _frozen(getattr(config, name), f"{cls.__name__}.{name}"))
     lost = [
         f"{name}={value!r}"
         for name, value in handed_on.items()
-        if name not in fields or _is_dropped(fields[name], value, getattr(config, name))
+        if name not in fields
+        or (name not in cls.JSON_EXCLUDED and _is_dropped(fields[name], value, vars(config)[name]))
     ]
     if lost:
         raise ConfigError(

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from cairn.state.added_fields import refuse_unknown
 from cairn.state.errors import ArgumentError
 from cairn.state.paths import named_leaves
 from cairn.state.saving.checkpoint import StoredCheckpoint
@@ -21,7 +22,7 @@ from cairn.storage.arrays import dtype_named
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.training import is_key_dtype
 
-__all__ = ["FieldTargets", "field_forms", "field_targets"]
+__all__ = ["FieldTargets", "field_forms", "field_targets", "static_values"]
 
 FieldTargets = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | Literal["skip"] | None
 """What `load_state` takes as `fields`."""
@@ -58,7 +59,7 @@ def field_targets(
         raise ArgumentError(path="fields", expected="targets by name, or 'skip'", found=repr(given))
     stored: Mapping[str, Any] = checkpoint.meta.get(_ITEM) or {}
     names = type(abstract).added_field_names()
-    wanted = _given(abstract, names, given)
+    wanted = {name: one for name, one in _given(abstract, given).items() if name in names}
     _check_names(checkpoint, type(abstract), stored, names, wanted)
     unknown = {name: _unknown(stored[name]) for name in names if name in {*stored} - {*wanted}}
     if any(unknown.values()):
@@ -187,20 +188,27 @@ def _at(leaf: Any, place: Any) -> Any:
     )
 
 
-def _given(abstract: Any, names: list[str], given: Any) -> dict[str, Any]:
+def static_values(abstract: Any, given: FieldTargets) -> dict[str, Any]:
+    """Returns the values of static fields that the argument `fields` of a load gives.
+
+    Raises:
+        ArgumentError: it names what are no fields.
+    """
+    if isinstance(given, str):
+        return {}
+    static = type(abstract).added_field_names(static=True)
+    return {name: one for name, one in _given(abstract, given).items() if name in static}
+
+
+def _given(abstract: Any, given: Any) -> dict[str, Any]:
     made = given(abstract) if callable(given) else given
     if made is not None and not isinstance(made, Mapping):
         raise ArgumentError(
             path="fields", expected="targets by the names of fields", found=type(made).__name__
         )
     wanted = dict(made or {})
-    if unknown := sorted(set(wanted) - set(names)):
-        raise ArgumentError(
-            path="fields",
-            expected=f"names among {', '.join(names) or 'none'}, which "
-            f"{type(abstract).__name__} adds",
-            found=", ".join(unknown),
-        )
+    known = (type(abstract).added_field_names(static=static) for static in (False, True))
+    refuse_unknown("fields", wanted, {name for names in known for name in names})
     return wanted
 
 

@@ -70,7 +70,8 @@ class LoadArguments:
         fields: of a class that adds fields to `EasyDeLState`: targets by name, or a function that
             makes them of the state without arrays; needed where a field has containers that JSON
             can't name, such as Optax's. A target gives the form, and where its leaves go, if it
-            says so. "skip" leaves the fields out: they are the class's defaults.
+            says so; what is given for a static field is its value. "skip" leaves the fields out:
+            they are the class's defaults.
         mesh: a mesh to shard over, instead of `sharding_axis_dims`.
         model_class: class of the model, where several have the stored name, or none is imported.
 

@@ -28,7 +28,7 @@ from cairn.state.names import TaskType
 from cairn.state.optimizers import init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
 from cairn.state.registry import find, shipped_decoder
-from cairn.state.saving.added_fields import field_targets
+from cairn.state.saving.added_fields import field_targets, static_values
 from cairn.state.saving.checkpoint import StoredCheckpoint
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
@@ -122,9 +122,11 @@ def load_easydel_state(
         graphother=other,
         tx=tx,
         opt_state=targets.get("optimizer"),
-        **dict.fromkeys(make.added_field_names()),
+        **dict.fromkeys([*make.added_field_names(), *make.added_field_names(static=True)]),
     )
     fields = field_targets(checkpoint, abstract, arguments.fields)
+    static = static_values(abstract, arguments.fields)
+    make.check_fields({**fields, **static}, path="load_state")
     numbers = NumberForms(checkpoint, "fields", fields)
     with_fields = arguments.fields != "skip" and "fields" in checkpoint.items
     if with_fields or jax.tree.leaves(fields):
@@ -157,6 +159,7 @@ def load_easydel_state(
         hyperparameters=meta.get("hyperparameters") or {},
         tx_init=tx_init,
         **fields,
+        **static,
     )
     state = settled(state)
     object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))

@@ -224,6 +224,26 @@ def test_init_that_changes_its_arguments_each_time_is_refused_before_anything_is
         Doubles().replace(model_type="x")
 
 
+def test_what_init_gives_its_parent_by_name_is_no_parameter_and_refused():
+    class Fixed(EDPretrainedConfig):
+        def __init__(self, act="tanh", **kwargs):
+            super().__init__(model_type="fixed", **kwargs)
+            self.act = act
+
+    with pytest.raises(ConfigError, match=r"multiple values.*model_type.*a parameter of its own"):
+        Fixed().to_dict()
+    with pytest.raises(ConfigError, match="a parameter of its own"):
+        Fixed().replace(act="relu")
+
+
+def test_tokenizer_files_go_along():
+    config = ActConfig(act="relu").replace(tokenizer_files={"tokenizer.json": b"{}"})
+    assert config.tokenizer_files == {"tokenizer.json": b"{}"}
+    assert config == ActConfig(act="relu")
+    assert "tokenizer_files" not in config.to_dict()
+    assert config.replace(act="elu").tokenizer_files == config.tokenizer_files
+
+
 def test_values_that_json_cannot_hold_are_refused():
     with pytest.raises(ArgumentError, match=r"ActConfig\.scaling"):
         ActConfig(scaling={"kind": object()})
