@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from flax import nnx, struct
 
+from cairn.state.added_fields import added_fields, added_names, check_added
 from cairn.state.config import FrozenJSON
 from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
 from cairn.state.lost_draws import Draws, lost_streams, say_lost, streams_of
@@ -40,6 +41,19 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
         step = jax.jit(train_step, donate_argnums=0)
         state, loss = step(state, batch)
+
+    A subclass adds fields:
+
+        class MyState(EasyDeLState):
+            ema: Any = None
+
+        state = MyState.create(model=model, ema=jax.tree.map(jnp.copy, model.graphstate))
+
+    They are part of the tree, `apply_gradients` leaves them alone, and they are saved and restored
+    like everything else: arrays, PRNG keys, Python numbers, nested containers of these, or None.
+    `load_state` needs `fields=` for containers that JSON can't name, such as Optax's. A field made
+    with `flax.struct.field(pytree_node=False)` is static instead: hashable, and not saved; a load
+    gives it its default, or the value in `fields=`.
 
     Attributes:
         step: optimizer steps taken, an int32 scalar.
@@ -83,6 +97,10 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         elif isinstance(self.step, jax.Array):
             self.draws.look(self)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Arrays have no equality that fits in one truth value, so that states have none either.
+        super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The static parts can't change; copies of them would compile every step anew.
         copied: Self = jax.tree.map(lambda leaf: copy.deepcopy(leaf, memo), self)
@@ -103,6 +121,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         apply_fn: Callable[..., Any] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
         tx_init: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Self:
         """Makes a state from a model, or from its parts.
 
@@ -118,12 +137,15 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             apply_fn: a function to apply the model.
             hyperparameters: JSON to keep with the state.
             tx_init: JSON that rebuilds `tx`.
+            **fields: those that a subclass added.
 
         Raises:
+            ArgumentError: if a field is unknown or missing.
             ValueError: if a model comes with parts of one, if some parts are missing, if
                 `init_opt_state` comes with an `opt_state`, or without a `tx`, if `step` is no
                 whole number.
         """
+        cls.check_fields(fields, path="create")
         parts = {"graphdef": graphdef, "graphstate": graphstate, "graphother": graphother}
         given = [name for name, part in parts.items() if part is not None]
         if model is not None and given:
@@ -149,6 +171,9 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             graphdef, graphstate, graphother = nnx.split(model, trainable, ...)
         graphstate, graphother = own_variables((graphstate, graphother))
         home = home_of((graphstate, graphother))
+        fields = jax.tree.map(
+            lambda leaf: at_home(leaf, home) if isinstance(leaf, jax.Array) else leaf, fields
+        )
         state = cls(
             step=place_step(0 if step is None else step, home),
             graphdef=graphdef,
@@ -162,6 +187,7 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             apply_fn=apply_fn,
             hyperparameters=FrozenJSON(hyperparameters, name="hyperparameters"),
             tx_init=None if tx_init is None else FrozenJSON(tx_init, name="tx_init"),
+            **fields,
         )
         state = settled(state)
         return state.init_opt_state() if init_opt_state else state
@@ -201,6 +227,25 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
         """What `save_state(extras=...)` kept, on a state that was just loaded; {} on any other."""
         extras: dict[str, Any] = self.__dict__.get("_extras", {})
         return extras
+
+    @classmethod
+    def added_field_names(cls, *, static: bool = False) -> list[str]:
+        """The names of the fields that a subclass added: those in the tree, or the static ones."""
+        return added_names(cls, EasyDeLState, static=static)
+
+    @classmethod
+    def check_fields(cls, fields: Mapping[str, Any], *, path: str) -> None:
+        """Checks values of added fields, to make a state with.
+
+        Raises:
+            ArgumentError: if a field is unknown, or one without default has no value; names all.
+        """
+        check_added(cls, EasyDeLState, fields, path=path)
+
+    @property
+    def added_fields(self) -> dict[str, Any]:
+        """The values of these fields."""
+        return added_fields(self, EasyDeLState)
 
     def merge(self, tree: Any) -> Any:
         """Returns the model with the parameters of `tree`, an NNX State or a nested dict.

@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import struct
 
+from cairn.state.added_fields import added_fields, check_added, refuse_unknown
 from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
 from cairn.state.errors import ArgumentError, NotInitializedError
 from cairn.state.optimizers import init_optimizer, optax_numerics
@@ -19,8 +20,6 @@ from cairn.storage.arrays import Compression
 from cairn.storage.training import SaveHandle
 
 __all__ = ["TrainState"]
-
-_BUILT_IN = frozenset({"step", "params", "tx", "opt_state", "apply_fn"})
 
 
 class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[call-arg]  # flax is untyped
@@ -84,7 +83,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             ArgumentError: if a field is unknown or missing, an optimizer state comes without
                 optimizer, or leaves of `params` are no arrays (all are listed).
         """
-        _check_fields(cls, fields)
+        check_added(cls, TrainState, fields)
         if tx is None and opt_state is not None:
             raise ArgumentError(path=f"{cls.__name__}.create", expected="tx with opt_state")
         if is_equinox(params):
@@ -122,8 +121,9 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
                 found="none",
                 next_step="create the state with tx=",
             )
-        added = {field.name for field in dataclasses.fields(self)} - _BUILT_IN
-        _refuse_unknown(f"{type(self).__name__}.apply_gradients", kwargs, added)
+        own = {field.name for field in dataclasses.fields(TrainState)}
+        added = {field.name for field in dataclasses.fields(self)} - own
+        refuse_unknown(f"{type(self).__name__}.apply_gradients", kwargs, added)
         grads = rebuild(self.params, grads, path="grads")
         with optax_numerics():
             updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
@@ -136,11 +136,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     @property
     def added_fields(self) -> dict[str, Any]:
         """The fields that a subclass added and that are part of the tree."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in _BUILT_IN and field.metadata.get("pytree_node", True)
-        }
+        return added_fields(self, TrainState)
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -224,32 +220,3 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         loaded = load_train_state(target, load_directory, step=step, optimizer=optimizer)
         same_class: Self = loaded
         return same_class
-
-
-def _check_fields(cls: type[TrainState], given: Mapping[str, Any]) -> None:
-    added = {field.name: field for field in dataclasses.fields(cls) if field.name not in _BUILT_IN}
-    _refuse_unknown(f"{cls.__name__}.create", given, set(added))
-    missing = [
-        name
-        for name, field in added.items()
-        if name not in given
-        and field.init
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise ArgumentError(
-            path=f"{cls.__name__}.create",
-            expected="a value for each field without default",
-            found=f"none for {', '.join(missing)}",
-        )
-
-
-def _refuse_unknown(path: str, given: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise ArgumentError(
-            path=path,
-            expected=f"fields among {', '.join(sorted(known)) or 'none of its own'}",
-            found=", ".join(unknown),
-        )

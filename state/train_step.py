@@ -41,7 +41,7 @@ class TrainStep:
     `loss_fn(state, params, batch, **inputs)` returns the loss, a floating scalar, or a pair of it
     and a dict. Differentiate through `params`, not through the state's own parameters: they are
     `state.params` of a TrainState, `state.graphstate` of an EasyDeLState, whose model is then
-    `state.merge(params)`. In the dict, a name that is a field which a subclass of TrainState added
+    `state.merge(params)`. In the dict, a name that is a field which a subclass added
     (`batch_stats`, `metrics`) is that field's new value, and so is `graphother` of an EasyDeLState
     (statistics, random counters: `nnx.split(model, nnx.Param, ...)[2]`); every other entry is
     returned among the metrics, beside `loss` and `grad_norm` (the global norm, float32).
@@ -165,7 +165,7 @@ def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     if isinstance(state, TrainState):
         fields = state.added_fields
     else:
-        fields = {"graphother": state.graphother}
+        fields = {"graphother": state.graphother, **state.added_fields}
     every = {field.name for field in dataclasses.fields(state)}
     refused = [name for name in aux if name in (every | {*_OWN_METRICS}) - fields.keys()]
     if refused:

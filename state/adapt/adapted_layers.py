@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cairn.state.adapt.lora import kernel_delta, make_adapters, output_delta
+from cairn.state.adapt.lora import LoraSettings, kernel_delta, make_adapters, output_delta
 from cairn.state.adapt.products import Product, contracted_axes, product_of
 from cairn.state.adapt.quantization import METHODS, Method, QuantizationSettings
 from cairn.state.adapt.quantized_weight import QuantizedWeight, dequantize, qwix_numerics
@@ -131,12 +131,12 @@ def has_adapters(layer: Any) -> bool:
     return hasattr(layer, "kernel_lora_a")
 
 
-def add_adapters(layer: Any, rank: int, scale: float, key: Any) -> None:
+def add_adapters(layer: Any, settings: LoraSettings, key: Any) -> None:
     """Gives an adapted layer a new pair of adapters, which add nothing yet."""
     product = product_of(layer)
     assert product is not None
-    layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, rank, key)
-    layer.kernel_lora_scale = scale
+    layer.kernel_lora_a, layer.kernel_lora_b = make_adapters(layer.kernel, product, settings, key)
+    layer.kernel_lora_scale = settings.scale
 
 
 def merge_adapters(layer: Any) -> None:
@@ -230,12 +230,7 @@ def _low_precision(
     import qwix
 
     with qwix_numerics():
-        rounded = qwix.quantize(
-            inputs,
-            method.activation,
-            calibration_method=method.calibration,
-            **_activation_groups(product, method, array),
-        )
+        rounded = rounded_activations(product, method, inputs, array)
 
         def in_few_bits(rounded: Any, array: Any) -> jax.Array:
             out: jax.Array = qwix.einsum(product.equation, rounded, array, precision=precision)
@@ -252,6 +247,32 @@ def _low_precision(
             rounded, array, tpu=in_few_bits, default=in_floats
         )
         return out
+
+
+def rounded_activations(product: Product, method: Method, inputs: jax.Array, array: Any) -> Any:
+    """Returns activations as a method rounds them, a `qwix.QArray`.
+
+    Args:
+        product: how the layer multiplies.
+        method: one that rounds activations.
+        inputs: of the layer.
+        array: its quantized weight.
+    """
+    import qwix
+
+    made = qwix.quantize(
+        inputs,
+        method.activation,
+        calibration_method=method.calibration,
+        **_activation_groups(product, method, array),
+    )
+    if made.zero_point is not None or not jnp.issubdtype(made.qvalue.dtype, jnp.signedinteger):
+        return made
+    # Qwix puts the largest input at half a step beyond the last code. A largest one that is
+    # negative would round to -128 or to -127 as the noise of a sum has it; so both are -127.
+    lowest = -jnp.iinfo(made.qvalue.dtype).max
+    wide = jnp.maximum(made.qvalue.astype(jnp.int8), jnp.int8(lowest))
+    return dataclasses.replace(made, qvalue=wide.astype(made.qvalue.dtype))
 
 
 def _activation_groups(product: Product, method: Method, array: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> 
     layers = _adapted_in(model, matching_layers(model, "lora_pattern", settings.pattern))
     key = jax.random.key(0) if rngs is None else rngs.params()
     for number, (_, layer) in enumerate(layers):
-        add_adapters(layer, settings.rank, settings.scale, jax.random.fold_in(key, number))
+        add_adapters(layer, settings, jax.random.fold_in(key, number))
 
 
 def merge_layers(model: Any) -> None:

@@ -1,13 +1,15 @@
 """Low-rank adapters: their settings, and the arithmetic of one layer's pair.
 
 A layer with weight W and adapters A, B computes `x W + (alpha / rank) (x A) B`. Only A and B are
-trained. A starts random and B at zero, so that a new adapter changes nothing.
+trained. A starts random and B at zero, so that a new adapter changes nothing. They may be wider
+than W, so that small steps of the optimizer are not rounded away; the layer's dtype computes.
 
 Source: arXiv 2106.09685.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ from jax.sharding import NamedSharding, Sharding
 from cairn.state.adapt.products import Product
 from cairn.state.adapt.quantization import check_pattern, settings_from_dict
 from cairn.state.adapt.quantized_weight import axes_of
+from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError
 from cairn.state.sharding import sharding_of, short_spec
 
@@ -37,15 +40,17 @@ class LoraSettings:
         rank: columns of A and rows of B, 1 or more.
         alpha: the adapters' output is scaled by alpha / rank.
         pattern: regular expression, searched in the "/"-joined path of each layer.
+        dtype: name of the adapters' floating dtype; None for that of the weight beside them.
 
     Raises:
-        ArgumentError: a rank below 1, an alpha that is no positive number, or a pattern that is
-            no regular expression.
+        ArgumentError: a rank below 1, an alpha that is no positive number, a pattern that is no
+            regular expression, or a dtype that is not floating.
     """
 
     rank: int
     alpha: float
     pattern: str
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         rank: Any = self.rank
@@ -64,6 +69,9 @@ class LoraSettings:
             )
         object.__setattr__(self, "alpha", float(alpha))
         check_pattern("lora_pattern", self.pattern)
+        if self.dtype is not None:
+            name = floating_dtype(self.dtype, argument="lora_dtype").name
+            object.__setattr__(self, "dtype", name)
 
     @property
     def scale(self) -> float:
@@ -72,7 +80,7 @@ class LoraSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as JSON."""
-        return {"rank": self.rank, "alpha": self.alpha, "pattern": self.pattern}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -86,9 +94,9 @@ class LoraSettings:
 
 
 def make_adapters(
-    weight: Any, product: Product, rank: int, key: Any
+    weight: Any, product: Product, settings: LoraSettings, key: Any
 ) -> tuple[nnx.LoRAParam[Any], nnx.LoRAParam[Any]]:
-    """Returns a new pair (A, B) for a weight, in its dtype and placed as it is.
+    """Returns a new pair (A, B) for a weight, placed as it is.
 
     A is uniform with variance 2 / inputs (He), B is zero. An abstract weight gives abstract
     adapters.
@@ -96,18 +104,24 @@ def make_adapters(
     Args:
         weight: the layer's kernel, an `nnx.Param` or a `QuantizedWeight`.
         product: how the layer multiplies with it.
-        rank: columns of A and rows of B.
+        settings: rank and dtype.
         key: a JAX key for A.
     """
     sizes = dict(zip(product.kernel, weight.shape, strict=True))
-    shapes = [tuple(sizes.get(letter, rank) for letter in letters) for letters in product.adapters]
+    shapes = [
+        tuple(sizes.get(letter, settings.rank) for letter in letters)
+        for letters in product.adapters
+    ]
     inputs = math.prod(sizes[letter] for letter in product.contracted)
     value = weight.array.qvalue.get_value() if hasattr(weight, "array") else weight.get_value()
     places = _places(value, product)
     names = weight.axes if hasattr(weight, "array") else axes_of(weight)
     by_letter = dict(zip(product.kernel, names, strict=True)) if names is not None else None
 
-    initial = _starting_pair(shapes[0], shapes[1], np.dtype(weight.dtype), inputs)
+    dtype = np.dtype(weight.dtype)
+    if settings.dtype is not None:
+        dtype = floating_dtype(settings.dtype, argument="lora_dtype")
+    initial = _starting_pair(shapes[0], shapes[1], dtype, inputs)
     words = jax.random.key_data(key)
     made: tuple[Any, Any]
     if isinstance(value, jax.ShapeDtypeStruct):

@@ -69,5 +69,5 @@ def build_model(
         model.quantize(quantization.method, quantization.group_size, quantization.pattern)
     if settings.get("lora"):
         lora = LoraSettings.from_dict(settings["lora"])
-        model.apply_lora_to_layers(lora.rank, lora.alpha, lora.pattern)
+        model.apply_lora_to_layers(lora.rank, lora.alpha, lora.pattern, lora_dtype=lora.dtype)
     return model

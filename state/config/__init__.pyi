@@ -6,3 +6,4 @@ from .decoder import RopeConfig as RopeConfig
 from .frequencies import inverse_frequencies as inverse_frequencies
 from .frequencies import llama3_divisors as llama3_divisors
 from .frozen import FrozenJSON as FrozenJSON
+from .hf_keys import unread_keys as unread_keys

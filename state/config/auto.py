@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from cairn.state import registry
@@ -37,10 +38,29 @@ class AutoEasyDeLConfig:
         """
         return _reader(data, "from_hf")(data)
 
+    @staticmethod
+    def hf_keys(data: Mapping[str, Any]) -> frozenset[str]:
+        """The keys that are read of a Hugging Face config.json with this `model_type`.
+
+        Raises:
+            ConfigError: `model_type` is absent or unknown; the known ones are listed.
+        """
+        if registry.is_family(data.get("model_type")):
+            known: frozenset[str] = registry.family(str(data["model_type"])).known_keys
+            return known
+        config_class = _class_of(data, "hf_keys")
+        return frozenset(entry.name for entry in fields(config_class)) - config_class.JSON_EXCLUDED
+
 
 def _reader(
     data: Mapping[str, Any], method: str
 ) -> Callable[[Mapping[str, Any]], EDPretrainedConfig]:
+    reader: Callable[[Mapping[str, Any]], EDPretrainedConfig]
+    reader = getattr(_class_of(data, method), method)
+    return reader
+
+
+def _class_of(data: Mapping[str, Any], method: str) -> type[EDPretrainedConfig]:
     model_type = data.get("model_type")
     config_class = defined_configs().get(str(model_type))
     if isinstance(model_type, str) and registry.is_family(model_type):
@@ -52,5 +72,4 @@ def _reader(
             found=repr(model_type),
             next_step="import the module whose subclass of EDPretrainedConfig has this model_type",
         )
-    reader: Callable[[Mapping[str, Any]], EDPretrainedConfig] = getattr(config_class, method)
-    return reader
+    return config_class

@@ -8,6 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from cairn.state.config.hf_keys import unread_keys
+from cairn.state.config.written_init import (
+    Sealed,
+    adopt_init,
+    has_written_init,
+    refuse_changed,
+    written_parent,
+)
 from cairn.state.errors import ConfigError
 from cairn.state.partition_axis import PartitionAxis
 
@@ -21,12 +29,27 @@ _CLASSES: dict[str, type[EDPretrainedConfig]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class EDPretrainedConfig:
+class EDPretrainedConfig(Sealed):
     """What a model is and how it is laid out over devices; the base of every model config.
 
     A subclass is a frozen dataclass that sets `model_type` and adds its own fields; it is then
     known to `AutoEasyDeLConfig` under that name. Instances are hashable, so that they can be static
     under `jax.jit`.
+
+    A subclass may also write its own `__init__`, without being a dataclass. Its parameters are then
+    the fields:
+
+        class MyConfig(EDPretrainedConfig):
+            model_type = "mine"
+
+            def __init__(self, act="tanh", widths=(8, 8), **kwargs):
+                super().__init__(**kwargs)
+                self.act = act
+                self.widths = widths
+
+    Each is kept under its own name; lists become tuples, dicts immutable mappings. Other attributes
+    that `__init__` sets are computed again when a config is loaded. Nothing is assigned later:
+    `replace` makes another config.
 
     Attributes:
         model_type: the name that Hugging Face's config.json carries, such as "llama".
@@ -55,8 +78,10 @@ class EDPretrainedConfig:
         if isinstance(name, str):
             # A bare `model_type = "mine"` becomes the field's default, as its author means it.
             cls.__annotations__ = {**inspect.get_annotations(cls), "model_type": "str"}
-            if name:
-                _CLASSES[name] = cls
+        if "__init__" in cls.__dict__:
+            adopt_init(cls, EDPretrainedConfig)
+        if isinstance(name, str) and name:
+            _CLASSES[name] = cls
 
     def __post_init__(self) -> None:
         for name in ("sharding_axis_dims", "sharding_axis_names"):
@@ -66,6 +91,22 @@ class EDPretrainedConfig:
         axis: Any = self.partition_axis
         if isinstance(axis, Mapping):
             object.__setattr__(self, "partition_axis", PartitionAxis.from_dict(axis))
+        parent = written_parent(type(self))
+        if parent is not None:
+            # A dataclass's own `__init__` set the fields, and nothing that its parent's does.
+            fields = dataclasses.fields(parent)
+            made = parent(**{entry.name: getattr(self, entry.name) for entry in fields})
+            for name, value in vars(made).items():
+                object.__setattr__(self, name, value)
+        if not has_written_init(type(self)):
+            self.raise_for_problems()
+
+    def raise_for_problems(self) -> None:
+        """Checks the fields' values.
+
+        Raises:
+            ConfigError: some are wrong, or don't go together; all problems are named.
+        """
         problems = list(self.problems())
         if problems:
             raise ConfigError(
@@ -126,13 +167,27 @@ class EDPretrainedConfig:
         return None
 
     def replace(self, **updates: Any) -> Self:
-        """A copy with these fields changed; the copy is checked again."""
+        """A copy with these fields changed; the copy is checked again.
+
+        Raises:
+            ConfigError: values that don't go together; or the class's own `__init__` gives other
+                values than it was called with.
+        """
+        if has_written_init(type(self)):
+            refuse_changed(self, lambda: dataclasses.replace(self))
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form: every field but the tokenizer's files."""
+        """Our JSON form: every field but the tokenizer's files.
+
+        Raises:
+            ConfigError: the class's own `__init__` would make another config of it.
+        """
         fields = dataclasses.fields(self)
-        return {f.name: jsonable(getattr(self, f.name)) for f in fields if self._in_json(f.name)}
+        data = {f.name: jsonable(getattr(self, f.name)) for f in fields if self._in_json(f.name)}
+        if has_written_init(type(self)):
+            refuse_changed(self, lambda: self.from_dict(data), self.JSON_EXCLUDED)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -161,8 +216,22 @@ class EDPretrainedConfig:
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
-        """The config that `to_hf` wrote; keys that are no field of ours are ignored."""
+        """The config that `to_hf` wrote.
+
+        Raises:
+            ConfigError: keys that are no fields, and not harmless; or values that don't go
+                together.
+        """
         known = {f.name for f in dataclasses.fields(cls)} - cls.JSON_EXCLUDED
+        # Whose class it is knows what the architecture's name and code stand for.
+        if unread := unread_keys(data, known | {"architectures", "auto_map"}):
+            raise ConfigError(
+                path=f"{cls.__name__}.from_hf",
+                expected=f"the fields {', '.join(sorted(known))}, and keys without a meaning for "
+                "the model",
+                found=", ".join(f"{key}={value!r}" for key, value in sorted(unread.items())),
+                next_step="add them as fields, or set them to null: config_kwargs={key: None}",
+            )
         return cls.from_dict({name: value for name, value in data.items() if name in known})
 
     @classmethod

@@ -167,7 +167,9 @@ class DecoderConfig(EDPretrainedConfig):
         data = {name: one for name, one in family.write_config(self).items() if one is not None}
         # What is written is read again: an option that the family has no key for would come back
         # changed, and is refused instead of being dropped.
-        again = type(self)(**family.read_options(data))
+        carried = self.hf_extra.keys() - family.known_keys
+        read = {name: one for name, one in data.items() if name not in carried}
+        again = type(self)(**family.read_options(read))
         lost = [
             f"{name}={ours!r} would come back as {theirs!r}"
             for name in self.__dataclass_fields__

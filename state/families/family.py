@@ -36,6 +36,7 @@ class Family:
     Attributes:
         model_type: as in config.json.
         architecture: the class name that transformers gives its causal language model.
+        known_keys: keys of config.json that `read_options` reads.
         read_options: config.json -> keyword arguments of `DecoderConfig`.
         write_config: `DecoderConfig` -> config.json.
         rules: config -> table against Hugging Face's tensor names.
@@ -44,6 +45,7 @@ class Family:
 
     model_type: str
     architecture: str
+    known_keys: frozenset[str]
     read_options: Callable[[Mapping[str, Any]], dict[str, Any]]
     write_config: Callable[[DecoderConfig], dict[str, Any]]
     rules: Callable[[DecoderConfig], RuleTable]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from cairn.state.config import RopeConfig
+from cairn.state.config import RopeConfig, unread_keys
 from cairn.state.errors import ConfigError
 
 _ACTIVATIONS = {
@@ -22,6 +22,12 @@ _ACTIVATION_NAMES = {
     "gelu_tanh": "gelu_pytorch_tanh",
     "relu": "relu",
 }
+_ROPE_KEYS = frozenset(
+    {
+        *("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"),
+        *("partial_rotary_factor", "rope_theta", "rope_type", "type"),
+    }
+)
 _LLAMA3_KEYS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -40,6 +46,25 @@ def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[s
             next_step="complete the file, or take it again from its source",
         )
     return {key: data[key] for key in keys}
+
+
+def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) -> list[str]:
+    """What a config.json says that a family does not read; each with its value and the reason.
+
+    Args:
+        data: the file's content.
+        known: the keys that the family reads.
+        architecture: the class that the family stands for.
+    """
+    named = data.get("architectures")
+    names = [str(name) for name in named] if isinstance(named, list | tuple) else [str(named)]
+    refused = []
+    if named and architecture.lower() not in [name.lower() for name in names]:
+        refused.append(f"architectures={named!r} (only {architecture} is read so)")
+    for key, value in sorted(unread_keys(data, known).items()):
+        why = "code of the model's own is never run" if key == "auto_map" else "nothing reads it"
+        refused.append(f"{key}={value!r} ({why})")
+    return refused
 
 
 def activation_from_hf(name: str, where: str) -> str:
@@ -74,6 +99,9 @@ def rope_from_hf(data: Mapping[str, Any], where: str) -> RopeConfig:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         kind = f"{kind} with partial_rotary_factor={scaling['partial_rotary_factor']}"
+    unknown = {key: one for key, one in scaling.items() if key not in _ROPE_KEYS}
+    if any(one is not None for one in unknown.values()):
+        kind = f"{kind} with {', '.join(f'{key}={one!r}' for key, one in unknown.items())}"
     if kind not in ("default", "linear", "llama3"):
         raise ConfigError(
             path=where,

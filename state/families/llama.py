@@ -25,6 +25,7 @@ from cairn.state.families.family import Family, GGUFForm
 from cairn.state.families.hf_config import (
     activation_from_hf,
     activation_to_hf,
+    refused_keys,
     required,
     rope_from_hf,
     rope_to_hf,
@@ -47,10 +48,21 @@ _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-_READ_ELSEWHERE = frozenset(
-    {"hidden_act", "model_type", "rope_parameters", "rope_scaling", "rope_theta"}
+_READ_ELSEWHERE = (
+    "architectures",
+    "attention_dropout",
+    "hidden_act",
+    "model_type",
+    "pretraining_tp",
+    "quantization_config",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
 )
-_DROPPED = frozenset({"architectures", "dtype", "torch_dtype", "_name_or_path"})
+_KNOWN_KEYS = frozenset({*_SAME_NAME, *_DEFAULTS, *_READ_ELSEWHERE})
+_CARRIED = frozenset({"attention_dropout", "pretraining_tp"})
+"""Keys that are read only to be refused, and given back with the values that are not."""
+_DROPPED = frozenset({"dtype", "torch_dtype", "_name_or_path"})
 """Keys of config.json that say something of a copy on disk, not of the model."""
 
 
@@ -70,12 +82,14 @@ def read_options(data: Mapping[str, Any]) -> dict[str, Any]:
         )
         if key in data and data[key] not in allowed
     ]
+    refused += refused_keys(data, _KNOWN_KEYS, FAMILY.architecture)
     if refused:
         raise ConfigError(
             path=where,
             expected="a plain Llama",
             found="; ".join(refused),
-            next_step="pass config_kwargs to override, if the weights allow it",
+            next_step="pass config_kwargs to override keys, if the weights allow it (None for no "
+            "such key); what the architecture is, config_kwargs can't change",
         )
     options = required(data, _SAME_NAME, where)
     for key, default in _DEFAULTS.items():
@@ -85,8 +99,8 @@ def read_options(data: Mapping[str, Any]) -> dict[str, Any]:
     options["hidden_act"] = activation_from_hf(data.get("hidden_act", "silu"), where)
     options["rope"] = rope_from_hf(data, where)
     options["model_type"] = data["model_type"]
-    known = {*_SAME_NAME, *_DEFAULTS, *_READ_ELSEWHERE, *_DROPPED}
-    options["hf_extra"] = {k: v for k, v in data.items() if k not in known and v is not None}
+    dropped = (_KNOWN_KEYS - _CARRIED) | _DROPPED
+    options["hf_extra"] = {k: v for k, v in data.items() if k not in dropped and v is not None}
     return options
 
 
@@ -249,6 +263,7 @@ def gguf_rules(config: DecoderConfig) -> RuleTable:
 FAMILY = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
+    known_keys=_KNOWN_KEYS,
     read_options=read_options,
     write_config=write_config,
     rules=rules,

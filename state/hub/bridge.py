@@ -63,6 +63,9 @@ class EasyBridgeMixin:
     ) -> Self:
         """A model with pretrained weights, each one read and placed by itself.
 
+        Where config.json ties the output head to the embedding, and the files hold two different
+        weights, both are loaded, untied, with a warning.
+
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
                 ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
@@ -172,7 +175,8 @@ class EasyBridgeMixin:
         """Writes config.json, safetensors and tokenizer files that transformers loads.
 
         Leaves go to the host one after the other. With several processes all must call this; the
-        first one writes.
+        first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
+        give way; other files of the folder stay.
 
         Args:
             save_directory: a folder, here or in a store.

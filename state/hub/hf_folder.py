@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +27,9 @@ from cairn.storage.safetensors import (
 )
 from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 from cairn.storage.training import processes
+
+_WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors")
+"""Names that `plan_shards` gives."""
 
 
 class _Weights:
@@ -166,10 +170,10 @@ def _check_form(model: Any, dtype: Any) -> None:
 
 
 def _remove_stale(files: Files, *, keep: set[str]) -> None:
-    """Weights of an earlier save, which readers would mix with these."""
+    """Weights of an earlier save, which readers would mix with these; no other files."""
     for entry in files.list(""):
-        weights = entry.name.startswith("model") and entry.name.endswith(".safetensors")
-        if (weights or entry.name == INDEX_FILE) and entry.name not in keep:
+        ours = entry.name == INDEX_FILE or _WEIGHTS.fullmatch(entry.name)
+        if ours and not entry.is_dir and entry.name not in keep:
             files.delete_tree(entry.name)
 
 

@@ -6,6 +6,7 @@ folder with a config is complete. Pickled adapters are never read.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -258,7 +259,9 @@ def _settings(
     ((rank, scale),) = sizes
     paths = [kernel.removesuffix("/kernel") for name in found for kernel in modules[name].kernels]
     others = {kernel.removesuffix("/kernel") for kernel in kernels} - set(paths)
-    return LoraSettings(rank, scale * rank, _pattern(paths, others))
+    dtypes = {array.dtype.name for pair in found.values() for array in pair}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    return LoraSettings(rank, scale * rank, _pattern(paths, others), dtype)
 
 
 def _pattern(paths: list[str], others: set[str]) -> str:
@@ -283,7 +286,8 @@ def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path
     }
     own = model.lora
     if own is None:
-        model.apply_lora_to_layers(settings.rank, settings.alpha, settings.pattern)
+        rank, alpha, dtype = settings.rank, settings.alpha, settings.dtype
+        model.apply_lora_to_layers(rank, alpha, settings.pattern, lora_dtype=dtype)
     leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
     same = own is None or (own.rank, own.scale) == (settings.rank, settings.scale)
     if not same or leaves.keys() != wanted.keys():
@@ -299,6 +303,7 @@ def _give(model: Any, settings: LoraSettings, pairs: Mapping[str, Pair], *, path
         for named in named_leaves(tree)
     ]
     nnx.update(model, jax.tree.unflatten(jax.tree.structure(tree), placed))
+    model.lora = dataclasses.replace(model.lora, dtype=settings.dtype)
 
 
 def _place(leaf: Any) -> Any:

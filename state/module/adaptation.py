@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import jax.numpy as jnp
 from flax import nnx
 
 from cairn.state.adapt import (
@@ -110,24 +111,28 @@ class ModuleAdaptationMixin:
         lora_pattern: str = ".*",
         *,
         rngs: nnx.Rngs | None = None,
+        lora_dtype: Any = jnp.float32,
     ) -> Self:
         """Adds low-rank adapters to layers; only the adapters are trained from then on.
 
-        A layer's output gets `(alpha / rank) (x A) B` added. A is random and B zero, so that the
-        model computes what it did until they are trained. On a quantized model this is QLoRA.
+        A layer's output gets `(alpha / rank) (x A) B` added, computed in the layer's dtype. A is
+        random and B zero, so that the model computes what it did until they are trained. On a
+        quantized model this is QLoRA.
 
         Args:
             lora_rank: columns of A and rows of B.
             lora_alpha: by default the rank, for a scale of 1.
             lora_pattern: regular expression, searched in the "/"-joined path of each layer.
             rngs: source of A (seed 0 by default).
+            lora_dtype: of A and B. In float32 they take steps that bfloat16 would round away,
+                whatever the weights are in; None for the dtype of each layer's weight.
 
         Raises:
-            ArgumentError: if the model has adapters already, the rank is below 1, or the pattern
-                matches no layer. The model is as it was.
+            ArgumentError: if the model has adapters already, the rank is below 1, the dtype not
+                floating, or the pattern matches no layer. The model is as it was.
         """
         alpha: Any = lora_rank if lora_alpha is None else lora_alpha
-        settings = LoraSettings(lora_rank, alpha, lora_pattern)
+        settings = LoraSettings(lora_rank, alpha, lora_pattern, lora_dtype)
         if self.lora_is_enabled:
             raise ArgumentError(
                 path=f"{type(self).__name__}.apply_lora_to_layers",

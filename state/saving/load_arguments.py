@@ -1,7 +1,8 @@
 """The arguments of `load_state`, checked: each one acts, or raises an error that names it."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsIndex
 
 import jax
@@ -12,6 +13,7 @@ from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, require_known
 from cairn.state.names import TaskType
+from cairn.state.saving.added_fields import FieldTargets
 from cairn.state.saving.load_placement import (
     as_partition_axis,
     check_mesh_dims,
@@ -65,6 +67,11 @@ class LoadArguments:
         tx_init: JSON that rebuilds `tx`, kept with the state.
         optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
             it out.
+        fields: of a class that adds fields to `EasyDeLState`: targets by name, or a function that
+            makes them of the state without arrays; needed where a field has containers that JSON
+            can't name, such as Optax's. A target gives the form, and where its leaves go, if it
+            says so; what is given for a static field is its value. "skip" leaves the fields out:
+            they are the class's defaults.
         mesh: a mesh to shard over, instead of `sharding_axis_dims`.
         model_class: class of the model, where several have the stored name, or none is imported.
 
@@ -98,6 +105,7 @@ class LoadArguments:
     tx: optax.GradientTransformation | None = None
     tx_init: Mapping[str, Any] | None = None
     optimizer: Literal["require", "skip"] = "require"
+    fields: FieldTargets = None
     mesh: Mesh | None = None
     model_class: type[Any] | None = None
 
@@ -133,7 +141,7 @@ class LoadArguments:
         Raises:
             ArgumentError: if an argument is unknown.
         """
-        known = {entry.name for entry in fields(cls)}
+        known = {entry.name for entry in dataclasses.fields(cls)}
         unknown = sorted(set(more) - known)
         if unknown:
             raise ArgumentError(
@@ -238,12 +246,18 @@ class LoadArguments:
     def config_updates(self, config: Any) -> dict[str, Any]:
         """Returns the fields of a model's config that these arguments change."""
         updates = {**self._mesh_of_config(), **dict(self.config_kwargs or {})}
-        known = {entry.name for entry in fields(config)}
+        known = {entry.name for entry in dataclasses.fields(config)}
         if not self.shard_attention_computation and "shard_attention_computation" not in known:
             raise ArgumentError(
                 path="shard_attention_computation",
                 expected=f"a model whose config has this option (not {type(config).__name__})",
                 found=False,
+            )
+        if updates.get("model_type", config.model_type) != config.model_type:
+            raise ArgumentError(
+                path="config_kwargs",
+                expected=f"options of the {config.model_type!r} model that is stored",
+                found=f"model_type={updates['model_type']!r}, another architecture",
             )
         unknown = sorted(set(updates) - known)
         if unknown:

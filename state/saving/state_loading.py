@@ -28,12 +28,21 @@ from cairn.state.names import TaskType
 from cairn.state.optimizers import init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
 from cairn.state.registry import find, shipped_decoder
+from cairn.state.saving.added_fields import field_targets, static_values
 from cairn.state.saving.checkpoint import StoredCheckpoint
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.load_placement import apply_shard_fns, check_shard_fns
+from cairn.state.saving.number_forms import NumberForms
 from cairn.state.saving.progress import say, size_text
 from cairn.state.saving.quantized_loading import fill_model, quantizes, refuse_float_optimizer
-from cairn.state.sharding import home_of, module_plan, optimizer_shardings, place_step, settled
+from cairn.state.sharding import (
+    beside,
+    home_of,
+    module_plan,
+    optimizer_shardings,
+    place_step,
+    settled,
+)
 from cairn.state.weights import HUB_SCHEME
 from cairn.storage.errors import InvalidURIError, RunNotFoundError
 from cairn.storage.runs import RUN_FILE, parse_ref
@@ -121,6 +130,23 @@ def load_easydel_state(
             optimizer = checkpoint.targets("optimizer", optimizer)
         targets["optimizer"] = optimizer
     casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
+    make: Any = state_class
+    abstract = make(
+        step=jax.ShapeDtypeStruct((), jnp.int32),
+        graphdef=nnx.graphdef(model),
+        graphstate=params,
+        graphother=other,
+        tx=tx,
+        opt_state=targets.get("optimizer"),
+        **dict.fromkeys([*make.added_field_names(), *make.added_field_names(static=True)]),
+    )
+    fields = field_targets(checkpoint, abstract, arguments.fields)
+    static = static_values(abstract, arguments.fields)
+    make.check_fields({**fields, **static}, path="load_state")
+    numbers = NumberForms(checkpoint, "fields", fields)
+    with_fields = arguments.fields != "skip" and "fields" in checkpoint.items
+    if with_fields or jax.tree.leaves(fields):
+        targets["fields"] = numbers.check
     checkpoint.check(targets, casts=casts)
     say(
         arguments.verbose,
@@ -130,12 +156,15 @@ def load_easydel_state(
     opt_state = None
     if "optimizer" in targets:
         opt_state = checkpoint.restore("optimizer", targets["optimizer"], cast=bool(casts))
+    if "fields" in targets:
+        fields = numbers.finished(checkpoint.restore("fields", numbers.ask))
     model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
     model = apply_shard_fns(model, arguments.shard_fns)
     graphdef, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
     if arguments.shard_fns and opt_state is not None:
         opt_state = jax.device_put(opt_state, optimizer_shardings(opt_state, params))
-    make: Any = state_class
+    if arguments.shard_fns:
+        fields = beside(fields, params)
     state: State = make(
         step=place_step(meta["step"], home_of(params)),
         graphdef=graphdef,
@@ -145,6 +174,8 @@ def load_easydel_state(
         opt_state=opt_state,
         hyperparameters=meta.get("hyperparameters") or {},
         tx_init=tx_init,
+        **fields,
+        **static,
     )
     state = settled(state)
     object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))
@@ -304,6 +335,10 @@ def _from_pretrained(
     if arguments.step is not None:
         raise ArgumentError(
             path="step", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
+        )
+    if arguments.fields not in (None, "skip"):
+        raise ArgumentError(
+            path="fields", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)

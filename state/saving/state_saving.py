@@ -1,8 +1,8 @@
 """Saving training states: what goes into a checkpoint. `EasyDeLState` and `TrainState` share it.
 
-A checkpoint has the items `model` (every variable of the module, parameters and others alike) and
-`optimizer`, both as nested dicts by path, and `meta`, which is JSON: what it takes to rebuild the
-state around them.
+A checkpoint has the items `model` (every variable of the module, parameters and others alike),
+`optimizer` and `fields` (what a subclass adds), as nested dicts by path, and `meta`, which is JSON:
+what it takes to rebuild the state around them.
 """
 
 import os
@@ -21,8 +21,10 @@ from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import is_variable, tree_problems, variable_paths
 from cairn.state.registry import class_identity
+from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.loadable import refuse_unloadable
+from cairn.state.saving.number_forms import python_numbers
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
@@ -90,6 +92,8 @@ def save_easydel_state(
     items = {"model": tree}
     if arguments.save_optimizer and state.opt_state is not None:
         items["optimizer"] = state.opt_state
+    if jax.tree.leaves(state.added_fields):
+        items["fields"] = state.added_fields
     meta: dict[str, Any] = {
         **_description(model),
         "trainable": _unusual_split(model, state.graphstate),
@@ -98,6 +102,9 @@ def save_easydel_state(
     }
     if arguments.enable is None or arguments.enable:
         refuse_unloadable(type(model), meta, tree)
+    if state.added_fields:
+        meta["fields"] = field_forms(state)
+        meta["python_numbers"] = python_numbers({"fields": state.added_fields})
     info = ModelInfo(
         model_type=meta["model_type"], model_class=meta["model_class"], config=meta["config"] or {}
     )

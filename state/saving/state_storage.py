@@ -53,7 +53,7 @@ class StateStorageMixin:
         Args:
             save_directory: URI or path of the run; it is made by the first save.
             float_dtype: dtype to store floating parameters in; None keeps theirs. Optimizer state
-                keeps its dtypes.
+                and added fields keep their dtypes.
             verbose: say on stderr what is saved and when it is durable.
             mismatch_allowed: False raises if the model differs from what its config describes.
             save_optimizer: store the optimizer state too, if there is one.
@@ -137,9 +137,8 @@ class StateStorageMixin:
     ) -> Self:
         """Loads a state from a run's checkpoint, or from Hugging Face weights.
 
-        `LoadArguments` says what each argument does. Besides the documented
-        ones there are `step`, `tx`, `tx_init`, `optimizer` ("require" or "skip"), `mesh` and
-        `model_class`.
+        `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
+        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh` and `model_class`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a

@@ -1,25 +1,19 @@
 """Saving and loading of a TrainState: its parameters, its optimizer state, its added fields."""
 
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
-from cairn.state.paths import named_leaves
 from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.saving.number_forms import NumberForms, python_numbers
 from cairn.state.saving.state_saving import SaveArguments, store
 from cairn.state.sharding import home_of, place_step
-from cairn.storage.arrays import dtype_named
-from cairn.storage.runs import LeafRecord
 from cairn.storage.training import SaveHandle
 
 __all__ = ["load_train_state", "save_train_state"]
 
-_KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
 _ONLY = "value"
 
 
@@ -42,20 +36,12 @@ def save_train_state(
         items["optimizer"] = _as_item(state.opt_state)
     if jax.tree.leaves(state.added_fields):
         items["fields"] = state.added_fields
-    numbers = {
-        item: {
-            named.path: type(named.leaf).__name__
-            for named in named_leaves(tree)
-            if type(named.leaf) in _KINDS
-        }
-        for item, tree in items.items()
-    }
     meta = {
         "model_class": None,
         "model_type": None,
         "config": None,
         "tx_init": None,
-        "python_numbers": numbers,
+        "python_numbers": python_numbers(items),
     }
     return store(state.step, save_directory, items, meta, arguments)
 
@@ -77,21 +63,10 @@ def load_train_state(
         targets["optimizer"] = _as_item(target.opt_state)
     if jax.tree.leaves(target.added_fields) or "fields" in checkpoint.items:
         targets["fields"] = target.added_fields
-    forms = {item: _forms(checkpoint, item, tree) for item, tree in targets.items()}
-    checkpoint.check({item: _filled(tree, forms[item], 0) for item, tree in targets.items()})
-    restored = {
-        item: checkpoint.restore(item, _filled(tree, forms[item], 1))
-        for item, tree in targets.items()
-    }
+    forms = {item: NumberForms(checkpoint, item, tree) for item, tree in targets.items()}
+    checkpoint.check({item: form.check for item, form in forms.items()})
     finished = {
-        item: jax.tree.unflatten(
-            jax.tree.structure(tree),
-            [
-                leaf if form.like is None else _weak(leaf, form.like)
-                for leaf, form in zip(jax.tree.leaves(tree), forms[item], strict=True)
-            ],
-        )
-        for item, tree in restored.items()
+        item: form.finished(checkpoint.restore(item, form.ask)) for item, form in forms.items()
     }
     params = _from_item(finished["model"], target.params)
     opt_state = target.opt_state if optimizer == "require" else None
@@ -105,72 +80,6 @@ def load_train_state(
     )
     object.__setattr__(loaded, "_extras", dict(checkpoint.meta.get("extras") or {}))
     return loaded
-
-
-class _Form(NamedTuple):
-    """How one leaf is loaded.
-
-    Attributes:
-        check: what must fit the stored leaf.
-        ask: what to restore it into.
-        like: the weakly typed array to make of the restored number; None to keep it as it is.
-    """
-
-    check: Any
-    ask: Any
-    like: Any = None
-
-
-def _forms(checkpoint: StoredCheckpoint, item: str, tree: Any) -> list[_Form]:
-    stored = checkpoint.leaves(item)
-    numbers = checkpoint.meta.get("python_numbers", {}).get(item, {})
-    return [
-        _form(named.leaf, stored.get(named.path), named.path in numbers)
-        for named in named_leaves(tree)
-    ]
-
-
-def _form(leaf: Any, record: LeafRecord | None, from_python: bool) -> _Form:
-    number = leaf if type(leaf) in _KINDS else _number_of(leaf, from_python)
-    if number is not None and record is not None and _takes(number, record):
-        # The dtype is the stored one by choice: a number has no other.
-        check = np.zeros((), dtype_named(record.dtype))
-        stays_array = isinstance(leaf, jax.Array) or (hasattr(leaf, "dtype") and not from_python)
-        return _Form(check, number, leaf if stays_array else None)
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-        return _Form(abstract, abstract)
-    return _Form(np.asarray(leaf), leaf)
-
-
-def _number_of(leaf: Any, from_python: bool) -> Any:
-    """A Python number of a leaf's kind, if JAX made the leaf of one; else None.
-
-    JAX types such a leaf weakly; of bools it keeps no trace, but the checkpoint does.
-    """
-    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or leaf.shape != ():
-        return None
-    if leaf.dtype == jnp.bool_:
-        return False if from_python and isinstance(leaf, jax.ShapeDtypeStruct) else None
-    if not getattr(leaf, "weak_type", False):
-        return None
-    number = np.zeros((), leaf.dtype).item()
-    return number if jnp.asarray(number).dtype == leaf.dtype else None
-
-
-def _takes(number: Any, record: LeafRecord) -> bool:
-    if record.shape or record.dtype.startswith("key<"):
-        return False
-    return dtype_named(record.dtype).kind in _KINDS[type(number)]
-
-
-def _weak(number: Any, like: Any) -> Any:
-    # The number itself: an array that one process has would not go to the devices of others.
-    return jnp.asarray(number) if like.sharding is None else jax.device_put(number, like.sharding)
-
-
-def _filled(tree: Any, forms: list[_Form], part: int) -> Any:
-    return jax.tree.unflatten(jax.tree.structure(tree), [form[part] for form in forms])
 
 
 def _needs_optimizer(checkpoint: StoredCheckpoint, opt_state: Any) -> bool:

@@ -24,5 +24,6 @@ from .stable_placement import Placement as Placement
 from .stable_placement import at_home as at_home
 from .stable_placement import settled as settled
 from .states import StateShardingMixin as StateShardingMixin
+from .states import beside as beside
 from .states import params_by_rules as params_by_rules
 from .states import place_step as place_step

@@ -33,10 +33,13 @@ class Placement:
     Attributes:
         model: of `graphstate` and `graphother`, in the order of their leaves; None: as planned.
         optimizer: of `opt_state`, in the order of its leaves; None: each with its parameter.
+        fields: of the fields that a subclass adds, in the same manner; None for a leaf that is
+            not on the mesh.
     """
 
     model: tuple[PartitionSpec, ...] | None = None
     optimizer: tuple[PartitionSpec, ...] | None = None
+    fields: tuple[PartitionSpec | None, ...] | None = None
 
 
 def settled(state: State) -> State:
@@ -96,7 +99,16 @@ def placement_of(state: Any) -> Placement | None:
         mirrored = optimizer_shardings(state.opt_state, _with_specs(state.graphstate, found, mesh))
         if optimizer == _specs(_as_leaves(mirrored), mesh):
             optimizer = None
-    return None if placed is optimizer is None else Placement(placed, optimizer)
+    params = _with_specs(state.graphstate, found, mesh)
+    mirrored = jax.tree.leaves(optimizer_shardings(state.added_fields, params))
+    own = jax.tree.leaves(state.added_fields)
+    fields = tuple(_spec(leaf, mesh) for leaf in own)
+    unlike = any(
+        spec not in (None, _spec(place, mesh)) for spec, place in zip(fields, mirrored, strict=True)
+    )
+    if placed is optimizer is None and not unlike:
+        return None
+    return Placement(placed, optimizer, fields if unlike else None)
 
 
 def _kept(state: Any, mesh: AbstractMesh) -> Any:
@@ -117,6 +129,20 @@ def _kept(state: Any, mesh: AbstractMesh) -> Any:
             wanted = [place.spec for place in places]
         kept = [_constrained(leaf, spec, mesh) for leaf, spec in zip(moments, wanted, strict=True)]
         updates["opt_state"] = jax.tree.unflatten(structure, kept)
+    added, structure = jax.tree.flatten(state.added_fields)
+    if added:
+        params = _with_specs(state.graphstate, specs, mesh)
+        planned = [
+            place.spec for place in _as_leaves(optimizer_shardings(state.added_fields, params))
+        ]
+        noted = placement.fields
+        if noted is None or len(noted) != len(added):
+            noted = (None,) * len(added)
+        kept = [
+            _constrained(leaf, plan if spec is None else spec, mesh)
+            for leaf, spec, plan in zip(added, noted, planned, strict=True)
+        ]
+        updates |= jax.tree.unflatten(structure, kept)
     return dataclasses.replace(state, **updates)
 
 
@@ -149,13 +175,21 @@ def _specs(leaves: Sequence[Any], mesh: Mesh | None) -> tuple[PartitionSpec, ...
     """Returns the specs of leaves, or None if one of them is not on the mesh."""
     specs = []
     for leaf in leaves:
-        place = leaf if isinstance(leaf, NamedSharding) else None
-        if place is None and not isinstance(leaf, jax.core.Tracer):
-            place = getattr(leaf, "sharding", None)
-        if mesh is None or not isinstance(place, NamedSharding) or place.mesh != mesh:
+        spec = _spec(leaf, mesh)
+        if spec is None:
             return None
-        specs.append(short_spec(splitting_axes(entry, mesh) for entry in place.spec))
+        specs.append(spec)
     return tuple(specs)
+
+
+def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
+    """Returns the spec of a leaf, or None if it is not on the mesh."""
+    place = leaf if isinstance(leaf, NamedSharding) else None
+    if place is None and not isinstance(leaf, jax.core.Tracer):
+        place = getattr(leaf, "sharding", None)
+    if mesh is None or not isinstance(place, NamedSharding) or place.mesh != mesh:
+        return None
+    return short_spec(splitting_axes(entry, mesh) for entry in place.spec)
 
 
 def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:

@@ -18,7 +18,7 @@ from cairn.state.sharding.report import ShardingReport
 from cairn.state.sharding.rules import module_plan
 from cairn.state.sharding.stable_placement import placement_of, settled
 
-__all__ = ["StateShardingMixin", "params_by_rules", "place_step"]
+__all__ = ["StateShardingMixin", "beside", "params_by_rules", "place_step"]
 
 _MISSING = object()
 _LAST_STEP = int(np.iinfo(np.int32).max)
@@ -34,6 +34,11 @@ class StateShardingMixin:
         step: Any
 
         placement: Any
+
+        @property
+        def added_fields(self) -> dict[str, Any]:
+            """The fields that a subclass adds to the state."""
+            ...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -51,7 +56,7 @@ class StateShardingMixin:
     def _replaced(self, **updates: Any) -> Self:
         """Returns a copy with other values; see `replace`."""
         whole: Any = self
-        for name in updates.keys() & {"graphstate", "graphother"}:
+        for name in updates.keys() & {"graphstate", "graphother", *whole.added_fields}:
             updates[name] = own_variables(updates[name])
         if isinstance(updates.get("step"), bool | int | float | np.number):
             home = home_of((whole.graphstate, whole.graphother))
@@ -59,7 +64,7 @@ class StateShardingMixin:
         if "tx_init" not in updates and updates.get("tx", whole.tx) is not whole.tx:
             updates["tx_init"] = None  # it describes the old optimizer
         state: Self = dataclasses.replace(whole, **updates)
-        moved = updates.keys() & {"graphstate", "graphother", "opt_state"}
+        moved = updates.keys() & {"graphstate", "graphother", "opt_state", *whole.added_fields}
         return settled(state) if moved and "placement" not in updates else state
 
     def shard_model(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
@@ -123,15 +128,19 @@ class StateShardingMixin:
     def shard_state(self, partition_rules: Any = None, mesh: Mesh | None = None) -> Self:
         """Returns the state with model and optimizer (if there is one) where the rules say.
 
+        Fields that a subclass adds go as the optimizer's leaves do: with the parameters whose
+        paths theirs end in.
+
         Raises:
             ShardingError: if leaves do not fit; lists all of them.
         """
         state = self.shard_model(partition_rules, mesh)
+        state = state.replace(**beside(self.added_fields, state.graphstate))
         return state if state.opt_state is None else state.shard_optimizer_state()
 
     def gather_state(self) -> Self:
-        """Returns the state with model and optimizer (if there is one) in host memory."""
-        state = self.gather_model()
+        """Returns the state in host memory: model, optimizer (if there is one), added fields."""
+        state = self.gather_model().replace(**gather_tree(self.added_fields))
         return state if state.opt_state is None else state.gather_optimizer_state()
 
     def shard_with_shape(self, shape: Any) -> Self:
@@ -213,6 +222,21 @@ def place_step(step: Any, home: Sharding | None) -> Any:
         return step
     array = jnp.asarray(step, dtype=jnp.int32)
     return array if home is None else put_leaf(array, home)
+
+
+def beside(fields: dict[str, Any], params: Any) -> dict[str, Any]:
+    """Returns added fields with their arrays where the parameters are; numbers stay as they are."""
+    structure: Any = jax.tree.structure(fields)
+    leaves, places = (
+        jax.tree.leaves(fields),
+        structure.flatten_up_to(optimizer_shardings(fields, params)),
+    )
+    put = [
+        leaf if place is None or not isinstance(leaf, jax.Array) else put_leaf(leaf, place)
+        for leaf, place in zip(leaves, places, strict=True)
+    ]
+    placed: dict[str, Any] = jax.tree.unflatten(structure, put)
+    return placed
 
 
 def params_by_rules(state: Any, partition_rules: Any) -> Any:

@@ -5,10 +5,11 @@ JAX-free. Tensors are read one by one, when they are asked for.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.families import get_family
 from cairn.state.weights.gguf import GGUFFile
 from cairn.state.weights.source_folder import SourceFolder, parse_json
 from cairn.storage.errors import NotFoundError
@@ -42,6 +44,8 @@ TOKENIZER_FILES = (
 )
 """Files beside the weights that an export carries along unchanged."""
 
+_COMPARED_ELEMENTS = 4 << 20
+"""Numbers of a tensor that are compared with another's at a time."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
 
 
@@ -135,18 +139,23 @@ def open_pretrained(
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     weights = SafetensorsFolder(folder)
+    asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
+    config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     return Pretrained(str(folder.uri), config.replace(tokenizer_files=files), weights)
 
 
 class SafetensorsFolder:
-    """The tensors of a folder: `model.safetensors`, or the shards that its index names."""
+    """The tensors of a folder: `model.safetensors`, or the shards that its index names.
+
+    Beside `model.safetensors` an index counts for nothing once its shards are gone.
+    """
 
     def __init__(self, folder: SourceFolder) -> None:
         """Reads the headers.
 
         Raises:
             NotFoundError: no safetensors, or a shard that the index names is not there.
-            ConversionError: index and shards don't agree; all differences are listed.
+            ConversionError: index and shards don't agree, or there are shards and one file.
         """
         self._folder = folder
         self._where: dict[str, str] = {}
@@ -181,15 +190,47 @@ class SafetensorsFolder:
         found: Array = read_tensor(files, rel, name, header=self._headers[file_name])
         return found
 
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values; read a part at a time."""
+        shape = self._entry(one).shape
+        if shape != self._entry(other).shape or not shape:
+            return False
+        rows = max(1, _COMPARED_ELEMENTS // max(1, math.prod(shape[1:])))
+        return all(
+            np.array_equal(
+                self._rows(one, (low, min(low + rows, shape[0]))),
+                self._rows(other, (low, min(low + rows, shape[0]))),
+                equal_nan=True,
+            )
+            for low in range(0, shape[0], rows)
+        )
+
+    def _rows(self, name: str, rows: tuple[int, int]) -> Array:
+        """Rows of a tensor, in a dtype that holds every stored number as it is."""
+        file_name = self._where[name]
+        files, rel = self._folder.locate(file_name)
+        header = self._headers[file_name]
+        return read_tensor(files, rel, name, header=header, rows=rows).astype(np.float64)
+
     def _entry(self, name: str) -> Any:
         return self._headers[self._where[name]].tensors[name]
 
     def _file_names(self) -> list[str]:
+        names = self._folder.names()
         raw = self._folder.read_bytes(INDEX_FILE)
         if raw is not None:
-            return self._indexed(raw)
-        names = self._folder.names()
+            indexed = self._indexed(raw)
+            if SINGLE_FILE not in names or indexed == [SINGLE_FILE]:
+                return indexed
+            if set(indexed) <= set(names):
+                raise ConversionError(
+                    path=self._folder.uri,
+                    expected=f"{SINGLE_FILE}, or {INDEX_FILE} with its files",
+                    found=f"both: {SINGLE_FILE} and {', '.join(indexed[:4])}",
+                    next_step="remove those that are not the model's",
+                )
         if SINGLE_FILE in names:
+            # An index whose files are gone is of an earlier save; transformers ignores it too.
             return [SINGLE_FILE]
         pickled = [n for n in names if n.endswith((".bin", ".pt", ".pth"))]
         raise NotFoundError(
@@ -233,31 +274,67 @@ def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained
 def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretrainedConfig:
     given = dict(updates or {})
     ours = {name: given.pop(name) for name in OURS_ALONE if name in given}
-    config = AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
-    _check_read(config, set(given) - set(data))
-    return config
-
-
-def _check_read(config: EDPretrainedConfig, added: set[str]) -> None:
-    """Checks that keys which config.json does not have were read, and not only carried along.
-
-    Raises:
-        ConfigError: some were not: their names are mistaken.
-    """
-    fields = {entry.name for entry in dataclasses.fields(config)}
-    if "hf_extra" in fields:
-        unread = added & set(getattr(config, "hf_extra", ()))
-    else:
-        unread = added - fields
-    unread = {name for name in unread if not name.endswith("_token_id")}
+    other = [
+        f"{key}={given[key]!r}, where the file says {data.get(key)!r}"
+        for key in ("architectures", "auto_map", "model_type")
+        if key in given and given[key] != data.get(key)
+    ]
+    if other:
+        raise ConfigError(
+            path="config_kwargs",
+            expected="options of the model that is there",
+            found=f"another architecture: {'; '.join(other)}",
+            next_step="give the folder of that model",
+        )
+    known = AutoEasyDeLConfig.hf_keys(data)
+    unread = {
+        name
+        for name in given.keys() - data.keys() - known
+        if not name.endswith("_token_id") and given[name] is not None
+    }
     if unread:
         raise ConfigError(
             path="config_kwargs",
             expected="keys of config.json, or options of the model: "
-            f"{', '.join(sorted(fields - type(config).JSON_EXCLUDED - {'hf_extra'}))}",
+            f"{', '.join(sorted(known | OURS_ALONE - {'tokenizer_files'}))}",
             found=f"unknown: {', '.join(sorted(unread))}",
             next_step="correct these names",
         )
+    return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+
+
+def _as_tied_as_its_weights(
+    config: EDPretrainedConfig, weights: SafetensorsFolder, path: str, *, asked: bool
+) -> EDPretrainedConfig:
+    """The config, untied if the weights that it ties are there with different values.
+
+    Raises:
+        ConfigError: the caller asked for tied ones.
+    """
+    if not isinstance(config, DecoderConfig) or not config.tie_word_embeddings:
+        return config
+    aliases = get_family(config.model_type).rules(config).aliases
+    differ = [
+        f"{alias} differs from {name}"
+        for alias, name in aliases.items()
+        if {alias, name} <= weights.shapes.keys() and not weights.same(alias, name)
+    ]
+    if not differ:
+        return config
+    if asked:
+        raise ConfigError(
+            path=path,
+            expected="tied weights, as config_kwargs say (tie_word_embeddings=True)",
+            found="; ".join(differ),
+            next_step="leave tie_word_embeddings out, or remove the tensor from the files",
+        )
+    warnings.warn(
+        f"{path}: expected tied weights, as config.json says (tie_word_embeddings=true); found "
+        f"that {'; '.join(differ)}; they are loaded as two weights. Set tie_word_embeddings=false "
+        "in config.json to say so",
+        stacklevel=2,
+    )
+    return config.replace(tie_word_embeddings=False)
 
 
 def _read_gguf(file: GGUFFile, path: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:

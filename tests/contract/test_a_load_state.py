@@ -98,6 +98,8 @@ def test_config_kwargs_change_fields_of_the_config(saved):
     assert loaded.module_config.vocab_size == 256
     with pytest.raises(ValueError, match=r"config_kwargs: .*no_such_field"):
         load(run, config_kwargs={"no_such_field": 1})
+    with pytest.raises(ValueError, match=r"config_kwargs: .*another architecture"):
+        load(run, config_kwargs={"model_type": "llama"})
 
 
 @pytest.mark.parametrize("model_task", [TaskType.AUTO_BIND, TaskType.CAUSAL_LM, "base-module"])

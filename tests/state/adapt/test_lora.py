@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state import DecoderForCausalLM, LoraSettings
+from cairn.state import DecoderForCausalLM, EasyDeLState, LoraSettings
 from cairn.state.adapt import adapted_layers
 from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import named_leaves
@@ -52,12 +53,12 @@ def trained(model, seed=1):
     own = nnx.state(model, nnx.LoRAParam)
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(own))))
     return model.merge_lora_params(
-        jax.tree.map(lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape), own)
+        jax.tree.map(lambda leaf: 0.1 * jax.random.normal(next(keys), leaf.shape, leaf.dtype), own)
     )
 
 
-def adapted(model, rank=4, alpha=8, pattern=".*"):
-    return trained(model.apply_lora_to_layers(rank, alpha, pattern))
+def adapted(model, rank=4, alpha=8, pattern=".*", **options):
+    return trained(model.apply_lora_to_layers(rank, alpha, pattern, **options))
 
 
 def gradients(model):
@@ -75,7 +76,7 @@ def test_new_adapters_change_nothing_but_what_is_trained(make):
     exact = logits(model)
     assert model.apply_lora_to_layers(4, 8) is model
     assert model.lora_is_enabled
-    assert model.lora == LoraSettings(4, 8.0, ".*")
+    assert model.lora == LoraSettings(4, 8.0, ".*", "float32")
     np.testing.assert_array_equal(logits(model), exact)
     assert {named.path for named in named_leaves(model.graphstate)} == set(adapters(model))
     assert not set(adapters(model)) & {named.path for named in named_leaves(model.graphother)}
@@ -249,7 +250,7 @@ def test_layers_with_several_axes_have_adapters_too():
     ):
         exact = layer(inputs)
         layer = adapted_layers.adapted(layer)
-        adapted_layers.add_adapters(layer, 3, 0.5, jax.random.key(1))
+        adapted_layers.add_adapters(layer, LoraSettings(3, 1.5, ".*"), jax.random.key(1))
         np.testing.assert_array_equal(layer(inputs), exact)
         layer.kernel_lora_b[...] = jax.random.normal(jax.random.key(2), layer.kernel_lora_b.shape)
         wanted = layer(inputs)
@@ -258,11 +259,69 @@ def test_layers_with_several_axes_have_adapters_too():
         np.testing.assert_allclose(layer(inputs), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_in_bfloat16_has_adapters_and_outputs_in_bfloat16():
-    model = adapted(my_model(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16).to_dtype(jnp.bfloat16))
-    model.to_dtype(jnp.bfloat16)
-    assert {named.leaf.dtype for named in adapters(model).values()} == {jnp.dtype(jnp.bfloat16)}
+def in_bfloat16(method=None, **options):
+    model = my_model(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16).to_dtype(jnp.bfloat16)
+    return adapted(model if method is None else model.quantize(method, 16), **options)
+
+
+def dtypes_of(model):
+    return {named.leaf.dtype.name for named in adapters(model).values()}
+
+
+@pytest.mark.parametrize("method", [None, "nf4", "a8q"])
+def test_a_model_in_bfloat16_has_adapters_in_float32_and_outputs_in_bfloat16(method):
+    model = in_bfloat16(method)
+    assert dtypes_of(model) == {"float32"}
+    assert model.lora.dtype == "float32"
     assert model(ids()).dtype == jnp.bfloat16
+    text = str(jax.make_jaxpr(lambda i: model(i))(ids()))
+    assert not re.search(r"f32\[[\d,]+\] = dot_general", text)
+
+
+def test_other_dtypes_are_chosen_by_argument():
+    assert dtypes_of(in_bfloat16(lora_dtype=None)) == {"bfloat16"}
+    assert dtypes_of(in_bfloat16(lora_dtype="float16")) == {"float16"}
+    assert dtypes_of(in_bfloat16().to_dtype(jnp.bfloat16)) == {"bfloat16"}
+    with pytest.raises(ArgumentError, match=r"lora_dtype.*int8"):
+        in_bfloat16(lora_dtype=jnp.int8)
+
+
+@pytest.mark.parametrize(("lora_dtype", "share"), [(jnp.float32, (0.99, 1)), (None, (0, 0.3))])
+def test_a_small_step_of_adamw_moves_adapters_of_a_bfloat16_base(lora_dtype, share):
+    tx = optax.adamw(1e-4)
+    state = in_bfloat16(lora_dtype=lora_dtype).to_state(tx)
+    for _ in range(2):  # B is zero at first, and A has no gradient
+        before = adapters(state.model)
+        state, _ = train_step(state, ids())
+    after = adapters(state.model)
+    moved = [
+        np.asarray(after[path].leaf) != np.asarray(before[path].leaf)
+        for path in after
+        if path.endswith("_lora_a")
+    ]
+    found = np.mean(np.concatenate([one.ravel() for one in moved]))
+    assert share[0] <= found <= share[1]
+
+
+def test_wide_adapters_are_merged_into_narrow_weights_at_once():
+    model = in_bfloat16()
+    nnx.update(model, jax.tree.map(lambda a: a + 0.05, nnx.state(model, nnx.LoRAParam)))
+    wanted = model(ids())
+    model.unwrap_lora_to_layers()
+    kernels = {n.leaf.dtype.name for n in named_leaves(nnx.state(model, nnx.Param))}
+    assert kernels == {"bfloat16"}
+    found = np.asarray(model(ids())).astype(np.float32)
+    np.testing.assert_allclose(found, np.asarray(wanted).astype(np.float32), rtol=0.1, atol=0.5)
+
+
+@pytest.mark.parametrize("lora_dtype", [jnp.float32, None])
+def test_a_checkpoint_keeps_the_dtype_of_adapters(lora_dtype, tmp_path):
+    model = in_bfloat16(lora_dtype=lora_dtype)
+    state = model.to_state(optax.sgd(1e-2))
+    state.save_state(tmp_path / "run", wait=True, verbose=False, mismatch_allowed=False)
+    loaded = EasyDeLState.load_state(tmp_path / "run", tx=optax.sgd(1e-2), verbose=False)
+    assert loaded.model.lora == model.lora
+    assert dtypes_of(loaded.model) == dtypes_of(model)
 
 
 # -- QLoRA -----------------------------------------------------------------------------------------
@@ -360,8 +419,10 @@ def test_generation_with_adapters_equals_that_of_the_merged_model():
 
 
 def test_settings_are_json_both_ways():
-    settings = LoraSettings(8, 16, QV)
+    settings = LoraSettings(8, 16, QV, "bfloat16")
     assert LoraSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
-    assert hash(settings) == hash(LoraSettings(8, 16.0, QV))
+    assert hash(settings) == hash(LoraSettings(8, 16.0, QV, "bfloat16"))
+    # As earlier releases saved them.
+    assert LoraSettings.from_dict({"rank": 8, "alpha": 16.0, "pattern": QV}).dtype is None
     with pytest.raises(ArgumentError, match="rank, alpha, pattern"):
         LoraSettings.from_dict({"rank": 8})

@@ -18,8 +18,9 @@ from cairn.state import (
     QuantizationSettings,
     make_mesh,
 )
-from cairn.state.adapt.adapted_layers import adapted, pack_kernel
+from cairn.state.adapt.adapted_layers import adapted, pack_kernel, rounded_activations
 from cairn.state.adapt.layers import adaptable_layers, dequantize_layers, quantize_layers
+from cairn.state.adapt.products import product_of
 from cairn.state.adapt.quantization import METHODS
 from cairn.state.adapt.quantized_weight import PackedParam, QuantizedWeight, dequantize
 from cairn.state.errors import ArgumentError, OptimizerError
@@ -111,6 +112,59 @@ def test_activations_are_rounded_by_the_methods_that_say_so(method):
     rounded = model(ids())
     difference = np.abs(rounded - model.dequantize()(ids())).max()
     assert (difference > 0) == (METHODS[EasyDeLQuantizationMethods(method)].activation is not None)
+
+
+def activations(method):
+    """Inputs of a layer, and a function that says which codes they are rounded to."""
+    layer = adapted(nnx.Linear(256, 8, rngs=nnx.Rngs(0)))
+    settings = QuantizationSettings(method, 64)
+    pack_kernel(layer, settings)
+    inputs = np.random.default_rng(0).standard_normal((4096, 256)).astype(np.float32)
+    rounded = jax.jit(
+        lambda x: rounded_activations(
+            product_of(layer, 2), METHODS[settings.method], x, layer.kernel.arrays()
+        )
+    )
+    return inputs, rounded
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("method", ["a8bit", "a8q", "a4q", "aqt"])
+def test_noise_of_a_sum_changes_next_to_no_code(method, sign):
+    inputs, rounded = activations(method)
+    inputs = inputs * np.float32(sign)
+    noise = np.random.default_rng(1).standard_normal(inputs.shape)
+    noisy = (inputs * (1 + 1e-7 * noise)).astype(np.float32)
+    codes, other = (np.asarray(rounded(x).qvalue).astype(np.float32) for x in (inputs, noisy))
+    assert np.mean(codes != other) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["a8q", "a4q"])
+def test_activations_are_off_by_at_most_half_a_step_on_both_sides(method):
+    inputs, rounded = activations(method)
+    made = rounded(inputs)
+    codes, steps = np.asarray(made.qvalue).astype(np.int32), np.asarray(made.scale)
+    assert codes.min() == -codes.max()
+    steps = np.repeat(steps, codes.shape[1] // steps.shape[1], axis=1)
+    error = np.abs(np.float64(codes) * steps - inputs) / steps
+    assert error.max() <= 0.5 + 1e-4
+    mirrored = rounded(-inputs)
+    np.testing.assert_array_equal(np.asarray(mirrored.qvalue).astype(np.int32), -codes)
+
+
+@pytest.mark.parametrize("group_size", [-1, 16])
+@pytest.mark.parametrize("method", ["a8bit", "a8q", "a4q", "aqt"])
+def test_a_mesh_computes_what_one_device_does(method, group_size):
+    rows = jnp.asarray(np.random.default_rng(0).integers(0, TINY.vocab_size, (8, 32)), jnp.int32)
+    found = []
+    for dims in ((1, 1, 1, 1), (1, 4, 2, 1)):
+        model = decoder(sharding_axis_dims=dims)
+        if dims != (1, 1, 1, 1):
+            model.shard_model()
+        found.append(logits_of(model.quantize(method, group_size), rows))
+    differences = np.abs(found[0] - found[1]).max(axis=-1) / np.abs(found[0]).max()
+    # A code that happens to lie within the noise of a boundary changes its token's logits.
+    assert np.mean(differences > 1e-3) < 0.02
 
 
 @pytest.mark.parametrize("method", ["a8bit", "a8q", "a4q", "aqt"])

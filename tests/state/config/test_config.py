@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig
 
 import cairn.state
 from cairn.state.config.auto import AutoEasyDeLConfig
@@ -135,6 +136,64 @@ def test_rope_is_read_from_old_and_new_keys(data, rope):
 def test_what_the_decoder_cannot_do_is_refused(changes, said):
     with pytest.raises(ConfigError, match=said):
         AutoEasyDeLConfig.from_hf({**TINY_HF, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"architectures": ["MistralForCausalLM"]}, r"architectures=\['MistralForCausalLM'\]"),
+        ({"architectures": "MistralForCausalLM"}, "architectures='MistralForCausalLM'"),
+        ({"auto_map": {"AutoModelForCausalLM": "own.Own"}}, "auto_map=.*code of the model's own"),
+        ({"logit_scale": 0.5}, r"logit_scale=0\.5 \(nothing reads it\)"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"sliding_window": 16, "use_qk_norm": True}, "sliding_window=16.*use_qk_norm=True"),
+        ({"rope_scaling": {"type": "linear", "factor": 2, "attention_factor": 2}}, "attention_f"),
+        ({"auto_map": {"A": "b.C"}, "attention_dropout": 0.1}, "attention_dropout.*auto_map"),
+    ],
+)
+def test_keys_that_nothing_reads_are_refused_by_name(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        AutoEasyDeLConfig.from_hf({**TINY_HF, **changes})
+
+
+def test_harmless_keys_are_carried_along():
+    extra = {
+        "id2label": {"0": "a"},
+        "eos_token_id": [1, 2],
+        "max_length": 20,
+        "rope_interleaved": False,
+        "use_cache": True,
+        "_attn_implementation_autoset": True,
+        "transformers.js_config": {"dtype": "q4"},
+        "pretraining_tp": 1,
+    }
+    dropped = {"sliding_window": None, "architectures": ["LLaMAForCausalLM"], "auto_map": None}
+    config = AutoEasyDeLConfig.from_hf({**TINY_HF, **extra, **dropped})
+    assert config.to_hf().items() >= extra.items()
+    assert config.to_hf()["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_every_key_that_transformers_writes_is_read():
+    data = LlamaConfig().to_dict()
+    AutoEasyDeLConfig.from_hf({**data, "architectures": ["LlamaForCausalLM"]})
+
+
+def test_a_stored_config_with_a_key_of_no_meaning_known_is_still_written():
+    config = DecoderConfig(**TINY, hf_extra={"odd": 1})
+    assert config.to_hf()["odd"] == 1
+
+
+def test_a_users_own_config_refuses_keys_that_are_no_fields():
+    @dataclass(frozen=True, kw_only=True)
+    class StrictConfig(EDPretrainedConfig):
+        model_type = "strict-of-test-config"
+        width: int = 3
+
+    data = {**StrictConfig(width=5).to_hf(), "architectures": ["Own"], "dtype": "float32"}
+    assert AutoEasyDeLConfig.from_hf(data).width == 5
+    with pytest.raises(ConfigError, match="logit_scale=2"):
+        AutoEasyDeLConfig.from_hf({**data, "logit_scale": 2})
 
 
 def test_all_problems_of_a_config_are_in_one_error():

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConversionError
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ConfigError, ConversionError
 from tests.state.forward import logits_of
 from tests.state.hf_models import LLAMA3_ROPE, save, tiny_llama, tokens, torch_logits
 
@@ -119,6 +120,53 @@ def test_an_old_file_with_a_tied_copy_and_buffers_loads(tmp_path):
     expected = torch_logits(theirs, ids)
     found = logits_of(model, ids)
     assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def with_another_head(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = change(tensors["model.embed_tokens.weight"].clone())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_loaded_untied(tmp_path, monkeypatch):
+    monkeypatch.setattr("cairn.state.weights.files._COMPARED_ELEMENTS", 100)
+    folder = save(tiny_llama(tie_word_embeddings=True), tmp_path)
+
+    def last_changed(weight):
+        weight[-1, -1] += 1e-3
+        return weight
+
+    with_another_head(folder, last_changed)
+    with pytest.warns(UserWarning, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        model = DecoderForCausalLM.from_pretrained(folder)
+    assert not model.config.tie_word_embeddings
+    theirs = LlamaForCausalLM.from_pretrained(folder).eval()
+    ids = tokens(1, 8)
+    expected, found = torch_logits(theirs, ids), logits_of(model, ids)
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+    with pytest.warns(UserWarning, match="loaded as two weights"):
+        state = EasyDeLState.load_state(folder, verbose=False)
+    assert state.model.config.to_hf()["tie_word_embeddings"] is False
+    with pytest.raises(ConfigError, match=r"tie_word_embeddings=True.*lm_head\.weight differs"):
+        DecoderForCausalLM.from_pretrained(folder, config_kwargs={"tie_word_embeddings": True})
+    untied = DecoderForCausalLM.from_pretrained(
+        folder, config_kwargs={"tie_word_embeddings": False}
+    )
+    np.testing.assert_array_equal(logits_of(untied, ids), found)
+
+
+def test_a_tied_copy_in_a_wider_dtype_is_the_same(tmp_path):
+    folder = save(tiny_llama(tie_word_embeddings=True).to(torch.bfloat16), tmp_path)
+    with_another_head(folder, lambda weight: weight.float())
+    assert DecoderForCausalLM.from_pretrained(folder).config.tie_word_embeddings
+
+
+def test_a_tied_head_of_another_shape_is_named(tmp_path):
+    folder = save(tiny_llama(tie_word_embeddings=True), tmp_path)
+    with_another_head(folder, lambda weight: weight[:-1].contiguous())
+    differs = pytest.warns(UserWarning, match="lm_head")
+    with differs, pytest.raises(ConversionError, match="lm_head"):
+        DecoderForCausalLM.from_pretrained(folder)
 
 
 def test_missing_unexpected_and_misshaped_tensors_are_all_named(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
+from transformers import LlamaForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
@@ -209,6 +210,72 @@ def test_a_smaller_save_into_the_same_folder_leaves_no_stale_weights(folder, tmp
         "bfloat16"
     }
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_config_kwargs_do_not_turn_one_architecture_into_another(folder, tmp_path):
+    def copy_with(**changes):
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        data = json.loads((folder / "config.json").read_text()) | changes
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        return tmp_path
+
+    other = copy_with(model_type="mistral", architectures=["MistralForCausalLM"])
+    for key, value in (("model_type", "llama"), ("architectures", ["LlamaForCausalLM"])):
+        with pytest.raises(ConfigError, match=f"config_kwargs: .*another architecture: {key}="):
+            DecoderForCausalLM.from_pretrained(other, config_kwargs={key: value})
+    coded = copy_with(auto_map={"AutoModelForCausalLM": "own.Own"})
+    with pytest.raises(ConfigError, match="auto_map"):
+        DecoderForCausalLM.from_pretrained(coded)
+    with pytest.raises(ConfigError, match="another architecture: auto_map=None"):
+        DecoderForCausalLM.from_pretrained(coded, config_kwargs={"auto_map": None})
+    odd = copy_with(sliding_window=4)
+    with pytest.raises(ConfigError, match="sliding_window=4"):
+        DecoderForCausalLM.from_pretrained(odd)
+    taken = DecoderForCausalLM.from_pretrained(odd, config_kwargs={"sliding_window": None})
+    same_params(taken, DecoderForCausalLM.from_pretrained(folder))
+
+
+def test_files_that_a_save_does_not_write_stay(folder, tmp_path):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    users = (
+        "model_ema.safetensors",
+        "model-best.safetensors",
+        "model-00001-of-best.safetensors",
+        "model.ema.safetensors",
+        "adapter_model.safetensors",
+        "notes.txt",
+    )
+    for name in users:
+        (tmp_path / name).write_bytes(b"mine")
+    (tmp_path / "model-00007-of-00009.safetensors").mkdir()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    model.save_pretrained(tmp_path)
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in users)
+    assert (tmp_path / "model-00007-of-00009.safetensors").is_dir()
+    assert sorted(path.name for path in tmp_path.glob("model-*-of-0*")) == [
+        "model-00007-of-00009.safetensors"
+    ]
+    same_params(DecoderForCausalLM.from_pretrained(tmp_path), model)
+
+
+def test_a_stale_index_beside_one_file_counts_for_nothing(folder, tmp_path):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    same_params(DecoderForCausalLM.from_pretrained(tmp_path), model)
+    assert LlamaForCausalLM.from_pretrained(tmp_path) is not None
+
+
+def test_shards_beside_one_file_are_refused_by_name(folder, tmp_path):
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    with pytest.raises(ConversionError, match=r"both: model\.safetensors and model-00001-of"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_users_own_model_is_saved_and_loaded_under_its_own_names(tmp_path):

@@ -53,10 +53,12 @@ def loaded(folder, **options):
     return DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False, **options)
 
 
-def adapted(folder, rank=4, alpha=6.0, pattern="q_proj|down_proj", seed=0, **options):
+def adapted(
+    folder, rank=4, alpha=6.0, pattern="q_proj|down_proj", seed=0, lora_dtype="float32", **options
+):
     """A model whose adapters do something: B is random too."""
     model = loaded(folder, **options)
-    model.apply_lora_to_layers(rank, alpha, pattern, rngs=nnx.Rngs(seed))
+    model.apply_lora_to_layers(rank, alpha, pattern, rngs=nnx.Rngs(seed), lora_dtype=lora_dtype)
     fill_random(model, seed)
     return model
 
@@ -173,7 +175,7 @@ def test_an_adapter_of_some_layers_only_comes_back_to_these(folder, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_come_back_onto_a_sharded_and_a_quantized_base(folder, tmp_path, dtype):
-    model = adapted(folder, param_dtype=dtype)
+    model = adapted(folder, param_dtype="bfloat16", lora_dtype=dtype)
     model.save_adapter(tmp_path)
     assert {a.dtype.name for a in load_file(tmp_path / "adapter_model.safetensors").values()} == {
         dtype
@@ -185,6 +187,7 @@ def test_adapters_come_back_onto_a_sharded_and_a_quantized_base(folder, tmp_path
     quantized = loaded(folder, quantization_method="nf4", quantization_block_size=16)
     quantized.load_adapter(tmp_path)
     assert quantized.is_quantized
+    assert quantized.lora.dtype == dtype
     assert_same_adapters(quantized, model)
     quantized.save_adapter(tmp_path / "again")
     assert_same_adapters(loaded(folder).load_adapter(tmp_path / "again"), model)

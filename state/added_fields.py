@@ -1,0 +1,82 @@
+"""Fields that a subclass adds to a state: which they are, and what may be given for them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.errors import ArgumentError
+
+__all__ = ["added_fields", "added_names", "check_added", "refuse_unknown"]
+
+
+def added_names(state_class: type[Any], base: type[Any], *, static: bool = False) -> list[str]:
+    """Returns the names of the fields that a class adds to `base`.
+
+    Args:
+        state_class: a subclass of `base`.
+        base: a state class of Cairn's.
+        static: those that are no part of the tree, instead of those that are.
+    """
+    return [
+        field.name
+        for field in _added(state_class, base)
+        if field.metadata.get("pytree_node", True) != static
+    ]
+
+
+def added_fields(state: Any, base: type[Any]) -> dict[str, Any]:
+    """Returns the values of those fields, by name."""
+    return {name: getattr(state, name) for name in added_names(type(state), base)}
+
+
+def check_added(
+    state_class: type[Any], base: type[Any], given: Mapping[str, Any], *, path: str = "create"
+) -> None:
+    """Checks the values that a state is made with for added fields, static ones among them.
+
+    Args:
+        state_class: a subclass of `base`.
+        base: a state class of Cairn's.
+        given: the values, by name.
+        path: what makes it, for the message.
+
+    Raises:
+        ArgumentError: if a field is unknown, or one without default has no value; names all.
+    """
+    path = f"{state_class.__name__}.{path}"
+    added = {field.name: field for field in _added(state_class, base)}
+    refuse_unknown(path, given, set(added))
+    missing = [
+        name
+        for name, field in added.items()
+        if name not in given
+        and field.init
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ArgumentError(
+            path=path,
+            expected="a value for each field without default",
+            found=f"none for {', '.join(missing)}",
+        )
+
+
+def refuse_unknown(path: str, given: Mapping[str, Any], known: set[str]) -> None:
+    """Checks that names are those of fields.
+
+    Raises:
+        ArgumentError: if some are not; names them and the known ones.
+    """
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ArgumentError(
+            path=path,
+            expected=f"fields among {', '.join(sorted(known)) or 'none of its own'}",
+            found=", ".join(unknown),
+        )
+
+
+def _added(state_class: type[Any], base: type[Any]) -> list[dataclasses.Field[Any]]:
+    own = {field.name for field in dataclasses.fields(base)}
+    return [field for field in dataclasses.fields(state_class) if field.name not in own]

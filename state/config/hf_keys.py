@@ -1,0 +1,68 @@
+"""Keys of a Hugging Face config.json that say nothing of what a model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+__all__ = ["HARMLESS_KEYS", "NEUTRAL_VALUES", "unread_keys"]
+
+HARMLESS_KEYS = frozenset(
+    {
+        # of the file, and of those who made it
+        *("dtype", "torch_dtype", "transformers_version", "transformers.js_config"),
+        *("is_llama_config", "model_max_length", "name_or_path", "tokenizer_class"),
+        *("unsloth_fixed", "unsloth_version"),
+        # how to generate
+        *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample"),
+        *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"),
+        *("length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups"),
+        *("num_beams", "num_return_sequences", "prefix", "remove_invalid_values"),
+        *("repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p"),
+        # labels and tasks of other heads
+        *("finetuning_task", "id2label", "label2id", "num_labels", "problem_type"),
+        *("task_specific_params",),
+        # how transformers runs it and what its calls return
+        *("attn_implementation", "chunk_size_feed_forward", "gradient_checkpointing"),
+        *("output_attentions", "output_hidden_states", "output_scores", "return_dict"),
+        *("return_dict_in_generate", "tf_legacy_loss", "torchscript", "use_bfloat16", "use_cache"),
+        "is_decoder",
+    }
+)
+"""Keys that are carried along whatever they say; so are names that begin with "_", and token ids.
+
+A token id is a name that ends in "_token_id".
+"""
+
+NEUTRAL_VALUES: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "logit_scale": 1.0,
+    "partial_rotary_factor": 1.0,
+    "pruned_heads": {},
+    "qk_norm": False,
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+    "use_qk_norm": False,
+    "use_sliding_window": False,
+}
+"""Keys that ask for something else unless they have just this value, or null."""
+
+
+def unread_keys(data: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """Returns the entries of a config.json that nothing reads, and that may mean something.
+
+    Args:
+        data: the file's content.
+        known: keys that are read.
+    """
+    return {
+        key: value
+        for key, value in data.items()
+        if value is not None
+        and key not in known
+        and key not in HARMLESS_KEYS
+        and not key.startswith("_")
+        and not key.endswith("_token_id")
+        and not (key in NEUTRAL_VALUES and value == NEUTRAL_VALUES[key])
+    }

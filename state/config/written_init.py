@@ -1,0 +1,233 @@
+"""Config classes that write their own `__init__`: its parameters become dataclass fields.
+
+So everything that knows the fields of a config (equality, hash, JSON, `replace`) knows them too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cairn.state.config.frozen import FrozenJSON
+from cairn.state.errors import ConfigError
+
+__all__ = ["Sealed", "adopt_init", "has_written_init", "refuse_changed", "written_parent"]
+
+_UNDER_WAY = "_init_is_under_way"
+
+
+class Sealed:
+    """Refuses assignments, except in an `__init__` that is written by hand."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse_after_init(name)
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse_after_init(name)
+        object.__delattr__(self, name)
+
+    def _refuse_after_init(self, name: str) -> None:
+        if _UNDER_WAY in vars(self):
+            return
+        whole: Any = self
+        known = name in {field.name for field in dataclasses.fields(whole)}
+        mend = (
+            f"make another one with replace({name}=...)"
+            if known
+            else f"make {name!r} a field: of a dataclass, or a parameter of __init__"
+        )
+        raise dataclasses.FrozenInstanceError(
+            f"{type(self).__name__}.{name}: expected no assignment to a config, which is hashed "
+            f"and saved as it was made; {mend}"
+        )
+
+
+def has_written_init(config_class: type[Any]) -> bool:
+    """Says whether instances of a class are made by an `__init__` that is written by hand."""
+    return hasattr(config_class.__init__, "parameters_are_fields")
+
+
+def written_parent(config_class: type[Any]) -> type[Any] | None:
+    """Returns the class whose written `__init__` a dataclass's generated one left out, if any."""
+    own = [parent for parent in config_class.__mro__ if "__init__" in vars(parent)]
+    generated = next(k for k, parent in enumerate(own) if not has_written_init(parent))
+    return next((parent for parent in own[generated:] if has_written_init(parent)), None)
+
+
+def adopt_init(cls: type[Any], base: type[Any]) -> None:
+    """Makes the parameters of a class's own `__init__` fields of it.
+
+    Args:
+        cls: a subclass of `base`, just defined.
+        base: the dataclass at the root.
+
+    Raises:
+        ConfigError: if an instance could not be made again from its fields; says what to change.
+    """
+    written = cls.__dict__["__init__"]
+    _, *parameters = inspect.signature(written).parameters.values()
+    named = {
+        one.name: one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+    inherited = {field.name for field in dataclasses.fields(cls)}
+    _check_parameters(cls, parameters, inherited, {*dir(base)} - inherited)
+    for name, one in named.items():
+        if one.default is not one.empty:
+            setattr(cls, name, _frozen(one.default, f"{cls.__name__}.__init__: {name}"))
+    hints = inspect.get_annotations(cls)
+    cls.__annotations__ = {
+        **{name: hint for name, hint in hints.items() if name == "model_type"},
+        **dict.fromkeys(named, Any),
+    }
+    dataclasses.dataclass(frozen=True, kw_only=True, init=False)(cls)
+    cls.__annotations__ = {**hints, **cls.__annotations__}
+    for name in ("__setattr__", "__delattr__"):
+        # Those of a frozen dataclass would refuse what `__init__` assigns; `Sealed` has others.
+        delattr(cls, name)
+    cls.__init__ = _finishing(written, frozenset(named))
+
+
+def refuse_changed(
+    config: Any, make: Callable[[], Any], excluded: frozenset[str] = frozenset()
+) -> None:
+    """Checks that a config, made again from its own fields, is the same.
+
+    Args:
+        config: the config.
+        make: makes it again.
+        excluded: fields that may differ.
+
+    Raises:
+        ConfigError: if it can't be made again, or fields differ; lists them.
+    """
+    try:
+        again = make()
+    except TypeError as exc:
+        raise ConfigError(
+            path=f"{type(config).__name__}.__init__",
+            expected="a call with each of the config's fields",
+            found=str(exc),
+            next_step="make what it hands to super().__init__ by name a parameter of its own",
+        ) from exc
+    lost = [
+        f"{field.name}={ours!r} would come back as {theirs!r}"
+        for field in dataclasses.fields(config)
+        if field.compare and field.name not in excluded
+        for ours, theirs in [(getattr(config, field.name), getattr(again, field.name))]
+        if ours != theirs
+    ]
+    if lost:
+        raise ConfigError(
+            path=type(config).__name__,
+            expected="an __init__ that gives the same attributes when it is called with them",
+            found="; ".join(lost),
+            next_step="keep each argument under its own name, and give what is computed from it "
+            "another; nested objects are made again in _from_json",
+        )
+
+
+def _check_parameters(
+    cls: type[Any], parameters: list[inspect.Parameter], inherited: set[str], taken: set[str]
+) -> None:
+    names = {one.name for one in parameters}
+    problems = [
+        f"{one.name!r} can't be given by name"
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.VAR_POSITIONAL)
+    ]
+    problems += [
+        f"{name!r} is a method or property of every config" for name in sorted(names & taken)
+    ]
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if not takes_more and inherited - names:
+        problems.append("no **kwargs for the fields of its parents")
+    if problems:
+        raise ConfigError(
+            path=f"{cls.__name__}.__init__",
+            expected="parameters with names of their own, and **kwargs that go on to "
+            "super().__init__(**kwargs)",
+            found="; ".join(problems),
+            next_step="change them, or make the class a @dataclass(frozen=True, kw_only=True)",
+        )
+
+
+def _finishing(written: Callable[..., None], named: frozenset[str]) -> Callable[..., None]:
+    """Returns an `__init__` that checks and freezes what a written one has made."""
+
+    @functools.wraps(written)
+    def init(self: Any, *arguments: Any, **keywords: Any) -> None:
+        if type(self).__init__ is not init:
+            written(self, *arguments, **keywords)
+            return
+        object.__setattr__(self, _UNDER_WAY, True)
+        written(self, *arguments, **keywords)
+        _finish(self, {name: value for name, value in keywords.items() if name not in named})
+        object.__delattr__(self, _UNDER_WAY)
+        self.raise_for_problems()
+
+    init.parameters_are_fields = True  # type: ignore[attr-defined]  # the mark of a written one
+    return init
+
+
+def _finish(config: Any, handed_on: Mapping[str, Any]) -> None:
+    cls = type(config)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if "model_type" not in handed_on and _declares_model_type(cls):
+        object.__setattr__(config, "model_type", cls.model_type)
+    absent = [repr(name) for name in fields if name not in vars(config)]
+    if absent:
+        raise ConfigError(
+            path=f"{cls.__name__}.__init__",
+            expected="every parameter kept under its own name, and a call of "
+            "super().__init__(**kwargs)",
+            found=f"no attribute {', '.join(absent)}",
+            next_step="write self.name = name for each of them",
+        )
+    for name in fields.keys() - cls.JSON_EXCLUDED:
+        object.__setattr__(config, name, _frozen(getattr(config, name), f"{cls.__name__}.{name}"))
+    lost = [
+        f"{name}={value!r}"
+        for name, value in handed_on.items()
+        if name not in fields
+        or (name not in cls.JSON_EXCLUDED and _is_dropped(fields[name], value, vars(config)[name]))
+    ]
+    if lost:
+        raise ConfigError(
+            path=f"{cls.__name__}.__init__",
+            expected="fields of the config, handed on by super().__init__(**kwargs)",
+            found=f"{', '.join(lost)}, which came to nothing",
+            next_step="name them as parameters of __init__, or hand **kwargs on",
+        )
+
+
+def _declares_model_type(cls: type[Any]) -> bool:
+    """Says whether a class sets `model_type` below the generated `__init__`, which knows no such.
+
+    That one gives the default of its own class.
+    """
+    for parent in cls.__mro__:
+        if "__init__" in vars(parent) and not has_written_init(parent):
+            return False
+        if isinstance(vars(parent).get("model_type"), str):
+            return True
+    return False
+
+
+def _is_dropped(field: dataclasses.Field[Any], given: Any, kept: Any) -> bool:
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    return bool(kept == default and _frozen(given, field.name) != default)
+
+
+def _frozen(value: Any, name: str) -> Any:
+    """A value that can't change and has a hash: lists become tuples, and dicts FrozenJSON."""
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return tuple(_frozen(item, name) for item in value)
+    return FrozenJSON(value, name=name) if type(value) is dict else value

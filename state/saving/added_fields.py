@@ -1,0 +1,254 @@
+"""The fields that a subclass of `EasyDeLState` adds: what is stored of their form, and targets.
+
+A checkpoint holds their leaves as the item `fields`, and in its meta the containers around them, as
+far as JSON can name them: dicts, lists, tuples, None, and trees that are formed like the state's
+own. Only for other containers, such as the tuples of Optax, a load has to be given a target.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from cairn.state.added_fields import refuse_unknown
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import named_leaves
+from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.sharding import optimizer_shardings
+from cairn.storage.arrays import dtype_named
+from cairn.storage.errors import TreeMismatchError
+from cairn.storage.training import is_key_dtype
+
+__all__ = ["FieldTargets", "field_forms", "field_targets", "static_values"]
+
+FieldTargets = Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | Literal["skip"] | None
+"""What `load_state` takes as `fields`."""
+
+_ITEM = "fields"
+_NUMBERS: Mapping[str, type] = {kind.__name__: kind for kind in (bool, int, float, complex)}
+_LIKE = ("graphstate", "graphother", "opt_state")
+_SKIP_OR_SAME = "load it with the class it was saved with, or pass fields='skip' to leave them out"
+
+
+def field_forms(state: Any) -> dict[str, Any]:
+    """Returns the form of each added field, by name, as JSON."""
+    structures = {name: jax.tree.structure(getattr(state, name)) for name in _LIKE}
+    return {name: _form(value, structures) for name, value in state.added_fields.items()}
+
+
+def field_targets(
+    checkpoint: StoredCheckpoint, abstract: Any, given: FieldTargets
+) -> dict[str, Any]:
+    """Returns the target of each added field that the checkpoint has, or that was given.
+
+    Args:
+        checkpoint: the checkpoint.
+        abstract: a state without arrays, its leaves placed; its added fields count for nothing.
+        given: the argument `fields` of the load.
+
+    Raises:
+        ArgumentError: targets are given that are no fields, or are needed and not given.
+        TreeMismatchError: the checkpoint has other fields than the class; all are listed.
+    """
+    if isinstance(given, str):
+        if given == "skip":
+            return {}
+        raise ArgumentError(path="fields", expected="targets by name, or 'skip'", found=repr(given))
+    stored: Mapping[str, Any] = checkpoint.meta.get(_ITEM) or {}
+    names = type(abstract).added_field_names()
+    wanted = {name: one for name, one in _given(abstract, given).items() if name in names}
+    _check_names(checkpoint, type(abstract), stored, names, wanted)
+    unknown = {name: _unknown(stored[name]) for name in names if name in {*stored} - {*wanted}}
+    if any(unknown.values()):
+        raise ArgumentError(
+            path=f"{checkpoint.uri}: fields",
+            expected="fields=, a dict of trees by name, or a function that makes it of the state "
+            "without arrays: fields=lambda state: {...}",
+            found="; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in unknown.items()),
+            next_step="give targets for these, or pass fields='skip' to leave all fields out",
+        )
+    trees = {
+        name: wanted[name] if name in wanted else _built(stored[name], abstract, name)
+        for name in names
+        if name in wanted or name in stored
+    }
+    placed: dict[str, Any] = _placed(checkpoint, trees, abstract.graphstate)
+    return placed
+
+
+def _form(value: Any, structures: Mapping[str, Any]) -> Any:
+    if value is None:
+        return None
+    structure: Any = jax.tree.structure(value)
+    if structure == jax.tree.structure(0):
+        return _leaf_form(value)
+    for name, known in structures.items():
+        if structure == known:
+            return {"like": name}
+    if type(value) is dict and all(type(key) in (str, int) for key in value):
+        return {"dict": [[key, _form(item, structures)] for key, item in value.items()]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_form(item, structures) for item in value]}
+    return {"other": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _leaf_form(leaf: Any) -> str:
+    if type(leaf).__name__ in _NUMBERS and type(leaf) in _NUMBERS.values():
+        return type(leaf).__name__
+    if isinstance(leaf, jax.Array) and is_key_dtype(leaf.dtype):
+        return f"key {jax.random.key_impl(leaf)}"
+    if isinstance(leaf, jax.Array):
+        return "weak" if leaf.weak_type else "array"
+    return "numpy"
+
+
+def _unknown(form: Any) -> list[str]:
+    """The containers in a form that JSON can't make again."""
+    if not isinstance(form, Mapping):
+        return []
+    ((kind, content),) = form.items()
+    if kind == "other":
+        return [str(content)]
+    if kind == "like":
+        return []
+    parts = [part for _, part in content] if kind == "dict" else content
+    return [name for part in parts for name in _unknown(part)]
+
+
+def _built(form: Any, abstract: Any, name: str) -> Any:
+    """The tree that a form stands for, with the names of leaf forms as its leaves."""
+    if not isinstance(form, Mapping):
+        return form
+    ((kind, content),) = form.items()
+    if kind == "like":
+        like = getattr(abstract, content)
+        if like is None:
+            raise ArgumentError(
+                path=f"fields: {name}",
+                expected=f"the state's {content}, which it is formed like",
+                found=f"a load that leaves {content} out",
+                next_step="load that too, give a target in fields=, or pass fields='skip'",
+            )
+        return jax.tree.map(_stored_in_place_of, like)
+    if kind == "dict":
+        return {key: _built(part, abstract, name) for key, part in content}
+    parts = [_built(part, abstract, name) for part in content]
+    return tuple(parts) if kind == "tuple" else parts
+
+
+def _stored_in_place_of(leaf: Any) -> Any:
+    # Another dtype than the model's is the field's own; keys are of one kind.
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_key_dtype(leaf.dtype) else "array"
+
+
+def _placed(checkpoint: StoredCheckpoint, trees: Any, params: Any) -> Any:
+    """The targets with a shape, a dtype and a place for each leaf, as far as it has none."""
+    stored = checkpoint.leaves(_ITEM)
+    leaves = []
+    for named in named_leaves(trees):
+        record, leaf = stored.get(named.path), named.leaf
+        if isinstance(leaf, str):
+            leaf = _target(leaf, record)
+        leaves.append(leaf)
+    structure: Any = jax.tree.structure(trees)
+    planned = optimizer_shardings(jax.tree.unflatten(structure, leaves), params)
+    places = structure.flatten_up_to(planned)
+    return jax.tree.unflatten(
+        structure, [_at(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+    )
+
+
+def _target(form: str, record: Any) -> Any:
+    if form in _NUMBERS:
+        return _NUMBERS[form]()
+    shape = () if record is None else tuple(record.shape)
+    kind, _, impl = form.partition(" ")
+    if kind == "key":
+        key: Any = jax.eval_shape(lambda: jax.random.key(0, impl=impl))
+        return jax.ShapeDtypeStruct(shape, key.dtype)
+    stored = np.float32 if record is None or record.dtype.startswith("key<") else record.dtype
+    dtype = dtype_named(stored) if isinstance(stored, str) else np.dtype(stored)
+    if kind == "numpy":
+        return np.empty(shape, dtype)
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=kind == "weak")
+
+
+def _at(leaf: Any, place: Any) -> Any:
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    own = leaf.sharding
+    # Beside parameters on a mesh, one device is no place.
+    if own is not None and (isinstance(own, NamedSharding) or not isinstance(place, NamedSharding)):
+        place = own
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=place, weak_type=getattr(leaf, "weak_type", False)
+    )
+
+
+def static_values(abstract: Any, given: FieldTargets) -> dict[str, Any]:
+    """Returns the values of static fields that the argument `fields` of a load gives.
+
+    Raises:
+        ArgumentError: it names what are no fields.
+    """
+    if isinstance(given, str):
+        return {}
+    static = type(abstract).added_field_names(static=True)
+    return {name: one for name, one in _given(abstract, given).items() if name in static}
+
+
+def _given(abstract: Any, given: Any) -> dict[str, Any]:
+    made = given(abstract) if callable(given) else given
+    if made is not None and not isinstance(made, Mapping):
+        raise ArgumentError(
+            path="fields", expected="targets by the names of fields", found=type(made).__name__
+        )
+    wanted = dict(made or {})
+    known = (type(abstract).added_field_names(static=static) for static in (False, True))
+    refuse_unknown("fields", wanted, {name for names in known for name in names})
+    return wanted
+
+
+def _check_names(
+    checkpoint: StoredCheckpoint,
+    state_class: type[Any],
+    stored: Mapping[str, Any],
+    names: list[str],
+    wanted: Mapping[str, Any],
+) -> None:
+    paths = checkpoint.leaves(_ITEM)
+    full = {name for name in stored if any(_is_under(path, name) for path in paths)}
+    problems = [
+        f"fields/{name}: stored, and {state_class.__name__} has no such field"
+        for name in sorted(full - set(names))
+    ]
+    defaults = {entry.name: entry for entry in fields(state_class)}
+    problems += [
+        f"fields/{name}: missing from the checkpoint, and {state_class.__name__} does not leave it "
+        "None by default"
+        for name in names
+        if name not in stored and name not in wanted and not _is_empty(defaults[name])
+    ]
+    if problems:
+        raise TreeMismatchError(
+            "the checkpoint has other fields",
+            path=checkpoint.uri,
+            expected=f"the fields that {state_class.__name__} adds: {', '.join(names) or 'none'}",
+            found=f"{', '.join(sorted(stored)) or 'none'}",
+            next_step=_SKIP_OR_SAME,
+            problems=sorted(problems),
+        )
+
+
+def _is_empty(entry: Any) -> bool:
+    """Says whether a field's default has no leaves, so that nothing is made up by taking it."""
+    if entry.default_factory is not MISSING:
+        return not jax.tree.leaves(entry.default_factory())
+    return entry.default is not MISSING and not jax.tree.leaves(entry.default)
+
+
+def _is_under(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}/")
