@@ -1,9 +1,12 @@
 """What an item's OCDBT database holds, read from its root to every leaf of the tree. No JAX."""
 
+from typing import Any
+
 import tensorstore as ts
 
 from cairn.storage.arrays import ValueRef
-from cairn.storage.store import StoreURI, store_context
+from cairn.storage.errors import StoreUnavailableError, translate
+from cairn.storage.store import Progress, StoreURI, outcome, store_context
 
 __all__ = ["database_entries"]
 
@@ -13,14 +16,26 @@ def database_entries(item: StoreURI) -> dict[str, ValueRef | bytes]:
 
     Raises:
         ValueError: there is none, or it is damaged, as TensorStore says it.
+        StoreUnavailableError: the store gives no answer.
     """
-    base = ts.KvStore.open(item.kvstore_spec(), context=store_context()).result()
+    progress = Progress()
+
+    def answered(future: Any) -> Any:
+        try:
+            return outcome(future, progress)
+        except (ValueError, OSError) as exc:
+            known = translate(exc, path=item)
+            if isinstance(known, StoreUnavailableError):
+                raise known from exc
+            raise
+
+    base = answered(ts.KvStore.open(item.kvstore_spec(), context=store_context()))
     found: dict[str, ValueRef | bytes] = {}
-    top = ts.ocdbt.dump(base, context=store_context()).result()
+    top = answered(ts.ocdbt.dump(base, context=store_context()))
     nodes = [("", version["root"]["location"]) for version in top["versions"][-1:]]
     while nodes:
         prefix, location = nodes.pop()
-        node = ts.ocdbt.dump(base, node=location, context=store_context()).result()
+        node = answered(ts.ocdbt.dump(base, node=location, context=store_context()))
         for entry in node["entries"]:
             key = prefix + entry["key"].decode()
             if "location" in entry:

@@ -161,7 +161,8 @@ class ObjectStore:
         """What `parse(value, path)` makes of the objects at `keys`; absent ones are left out.
 
         Results are kept by generation: an object that has not changed is neither sent nor parsed
-        again. Give the same function each time, and let it return something small.
+        again. Give the same function each time, and let it return something small. An error that
+        it returns is not kept: what was read may have been cut on its way.
         """
         results: dict[str, T] = {}
         names = [self._checked(key) for key in keys]
@@ -176,7 +177,8 @@ class ObjectStore:
                 result = self._wait(future, name)
                 if result.state == "value":
                     value = parse(bytes(result.value), self.uri / name)
-                    self._remember((name, parse), (bytes(result.stamp.generation), value))
+                    if not isinstance(value, Exception):
+                        self._remember((name, parse), (bytes(result.stamp.generation), value))
                     results[name] = value
                 elif result.state == "unspecified" and have is not None:
                     results[name] = have[1]

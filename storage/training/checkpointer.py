@@ -11,6 +11,7 @@ import contextlib
 import getpass
 import os
 import re
+import secrets
 import socket
 import threading
 import time
@@ -56,7 +57,6 @@ from cairn.storage.training.saving import (
     job_environment,
     kinds_of_leaves,
     orbax_folder,
-    outcome_key,
     prepare,
     prepare_metrics,
     record_outcome,
@@ -282,8 +282,11 @@ class Checkpointer:
                     "items": lambda made: kinds_of_leaves(made[1]),
                 },
             )
-            number = processes.agree(lambda: self._claim(save.step, bool(overwrite)))
+            number, name = processes.agree(
+                lambda: (self._claim(save.step, bool(overwrite)), secrets.token_hex(8))
+            )
             folder = self.uri / step_dir(number, save.step)
+            key = processes.save_key(folder, name)
             handle = SaveHandle(step=save.step, attempt=number, uri=folder)
             handle.nbytes = save.nbytes
             handle.when_done(record_outcome)
@@ -295,7 +298,7 @@ class Checkpointer:
                         handle=handle,
                         save=save,
                         items=held,
-                        write=begin_step(folder, held, save.meta),
+                        write=begin_step(folder, held, save.meta, key),
                         objects=self._run.objects,
                         writer=self._writer,
                         clock=self._clock,
@@ -306,7 +309,7 @@ class Checkpointer:
             except BaseException as exc:
                 # Whatever Orbax still writes into this attempt's folder, nobody looks at.
                 self._writer.drop()
-                processes.report_failure(outcome_key(handle), exc)
+                processes.report_failure(key, exc)
                 if not isinstance(exc, Exception):  # an interrupt stays what it is
                     raise
                 raise failure(exc, folder) from exc

@@ -227,9 +227,14 @@ def _raise_reported(client: Coordination, key: str) -> None:
         raise _from_json(heard, process=heard["process"])
 
 
-def save_key(step_folder: object) -> str:
-    """Under what the processes of a job meet for the save into a folder; each is used once."""
-    return f"cairn/{step_folder}"
+def save_key(step_folder: object, save: str) -> str:
+    """Under what the processes of a job meet for a save; each is used once.
+
+    Args:
+        step_folder: where to; another run may have had it, which was deleted since.
+        save: tells this save from all others.
+    """
+    return f"cairn/{step_folder}/{save}"
 
 
 def report_failure(key: str, error: BaseException) -> None:

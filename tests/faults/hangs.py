@@ -124,6 +124,7 @@ class Hangs:
         where = f"{name}, {kind} at request {at}" + (" alone" if count == 1 else "")
         with self._hanging(kind, at, count):
             self._ended(where, lambda: READS[name](self.uri, 1))
+        time.sleep(LATER_SECONDS)  # what was given up may be done yet, as its error says
         problem = self._ended(f"{where}: again", lambda: READS[name](self.uri, 1))
         if problem is not None:
             self.problems.append(f"{where}: afterwards {problem}")

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from cairn.storage.training.trees import flatten
@@ -134,3 +135,24 @@ def save_over_damage(run: str, axes: tuple[int, int]) -> list[str]:
             damaged = [max(others, key=lambda one: one.size).name]
             ObjectStore.open(handle.uri).write(damaged[0], b"short")
     return damaged
+
+
+def save_where_a_run_was_deleted(runs: list[str]) -> list[list[int]]:
+    """Saves a step to every run, which process 0 then deletes; does so again, and keeps it.
+
+    Gives (step, attempt) of each of the last saves.
+    """
+    found = []
+    for run in runs:
+        for last in (False, True):
+            whole = numbers(int(last), (64, 32))
+            on = placements((jax.device_count(), 1))["optimizer/both"]
+            leaf = jax.make_array_from_callback(whole.shape, on, whole.__getitem__)
+            with Checkpointer(run) as checkpointer:
+                handle = checkpointer.save(1, {"model": {"w": leaf}}, meta={})
+                handle.wait(SAVE_SECONDS)
+            if last:
+                found.append([handle.step, handle.attempt])
+            elif jax.process_index() == 0:
+                open_files(parse_uri(run).parent).delete_tree(parse_uri(run).name)
+    return found

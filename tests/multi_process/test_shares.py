@@ -10,7 +10,7 @@ from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.run import Run
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.restore import restore_item
-from tests.multi_process.shares import advanced, host_items
+from tests.multi_process.shares import advanced, host_items, numbers
 from tests.storage.states import assert_same
 
 JOB_SECONDS = 240
@@ -93,3 +93,16 @@ def test_each_process_writes_anew_what_is_damaged_of_its_own(launch, bucket, tmp
     assert all("ocdbt.process_1/" in file for file in by_step[2])
     for process in (0, 1):
         assert any(f"ocdbt.process_{process}/" in file for file in by_step[1])
+
+
+def test_a_run_that_was_deleted_can_be_begun_again_by_the_same_job(launch, bucket, tmp_path):
+    """Its steps lie where others lay, of which the processes have told each other before."""
+    runs = [str(tmp_path / "run"), f"gs://{bucket}/begun-again"]
+    job = launch("shares.save_where_a_run_was_deleted", {"runs": runs}, count=2)
+    assert job.results(JOB_SECONDS / 4) == [[[1, 1]] * len(runs)] * 2
+    for uri in runs:
+        run = Run.open(uri)
+        assert verify_step(run, 1).ok
+        expected = {"w": numbers(1, (64, 32))}
+        target = {"w": np.empty_like(expected["w"])}
+        assert_same(restore_item(run.step_uri(run.step(1)), "model", target), expected)

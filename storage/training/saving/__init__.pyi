@@ -7,7 +7,6 @@ from .save_handle import superseded_save as superseded_save
 from .save_job import SaveJob as SaveJob
 from .save_job import failure as failure
 from .save_job import job_environment as job_environment
-from .save_job import outcome_key as outcome_key
 from .save_metrics import prepare_metrics as prepare_metrics
 from .save_metrics import record_outcome as record_outcome
 from .save_metrics import record_refusal as record_refusal

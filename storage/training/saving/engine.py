@@ -83,6 +83,7 @@ class StepWrite:
     """A step being written. What Orbax calls a `StatefulCheckpointable`: it only saves.
 
     Attributes:
+        key: under which the processes of the job meet.
         begun: whether this may have written anything; before, what lies there is not its own.
         committed: whether Orbax has given the folder its final name for this.
         given_up: whether Orbax was left waiting for a store that does not answer. What it may still
@@ -90,7 +91,7 @@ class StepWrite:
     """
 
     def __init__(
-        self, folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
+        self, folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any], key: str
     ) -> None:
         """Of a new step; `begin_step` begins it.
 
@@ -98,7 +99,9 @@ class StepWrite:
             folder: the step's.
             items: its trees by name.
             meta: its item of JSON.
+            key: under which the processes of the job meet; used once.
         """
+        self.key = key
         self._folder = folder
         self._items = items
         self._meta = meta
@@ -123,7 +126,7 @@ class StepWrite:
             _refuse_taken(self._folder)
         self.begun = True
         # From here on devices are used for all: one that failed on the way must not be waited for.
-        processes.meet(self._key, "start")
+        processes.meet(self.key, "start")
         self._response = self._watched(self._open)
 
     def result(self) -> Mapping[str, WrittenItem]:
@@ -203,10 +206,6 @@ class StepWrite:
             next_step="Load without giving an object to load into.",
         )
 
-    @property
-    def _key(self) -> str:
-        return processes.save_key(self._folder)
-
     async def _save(self, directory: Any) -> None:
         made = await directory.await_creation()  # in process 0, which makes the folder
         await asyncio.to_thread(self._write_watched, parse_uri(str(made)).parent)
@@ -224,7 +223,7 @@ class StepWrite:
         """Write all items; returns or raises once nothing is under way any more."""
         if self.given_up:
             raise SaveError("the save was given up", path=self._folder)
-        processes.meet(self._key, "made")
+        processes.meet(self.key, "made")
         if processes.is_primary():
             text = json.dumps(self._meta).encode()
             self._files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
@@ -237,7 +236,7 @@ class StepWrite:
                 }
             self._written = {name: one.result() for name, one in writing.items()}
         if jax.process_count() > 1:
-            processes.meet(self._key, "written")
+            processes.meet(self.key, "written")
         if not processes.is_primary():
             return
         for name in trees:
@@ -295,15 +294,15 @@ def commit_text(folder: StoreURI) -> bytes:
 
 
 def begin_step(
-    folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any]
+    folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any], key: str
 ) -> StepWrite:
-    """The write of a step into `folder`, which must not exist.
+    """The write of a step into `folder`, which must not exist; see `StepWrite`.
 
     Orbax takes some tens of milliseconds to begin, which the caller need not wait for: with one
     process that is left to `StepWrite.result`. With several it uses devices, whose order of use
     must be the same in all: then it has begun when this returns.
     """
-    write = StepWrite(folder, items, meta)
+    write = StepWrite(folder, items, meta, key)
     if jax.process_count() > 1:
         write.begin()
     return write

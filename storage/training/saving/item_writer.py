@@ -135,7 +135,7 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     if process == 0:
         files |= _description(held)
     layouts = {
-        path: (array.shape, array.dtype.name, array.cut, item.compression)
+        path: (array.shape, array.dtype.name, array.cut, item.compression, item.forms.get(path))
         for path, array in held.items()
     }
     del held

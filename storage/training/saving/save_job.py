@@ -45,7 +45,7 @@ from cairn.storage.training.saving.item_writer import WrittenItem
 from cairn.storage.training.saving.save_handle import SaveHandle
 from cairn.storage.training.saving.saves import HeldItems, Save, leaf_records
 
-__all__ = ["SaveJob", "failure", "job_environment", "outcome_key"]
+__all__ = ["SaveJob", "failure", "job_environment"]
 
 _PACKAGES: Final = (
     *("cairn-checkpoints", "jax", "jaxlib", "orbax-checkpoint", "tensorstore", "numpy"),
@@ -84,7 +84,7 @@ class SaveJob:
     def run(self) -> None:
         """Write the step, publish it, and finish the handle with what came of it."""
         handle, error = self.handle, None
-        key = outcome_key(handle)
+        key = self.write.key
         written: Mapping[str, WrittenItem] | None = None
         try:
             self.items.describe()
@@ -175,11 +175,6 @@ def _let_go(error: BaseException | None) -> None:
         if error.__traceback__ is not None:
             traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def outcome_key(handle: SaveHandle) -> str:
-    """Under what the processes of a job tell each other how a save went; each is used once."""
-    return processes.save_key(handle.uri)
 
 
 def _remove_leftovers(objects: ObjectStore, handle: SaveHandle, write: StepWrite) -> None:

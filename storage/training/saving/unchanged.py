@@ -48,7 +48,7 @@ class SavedItem(NamedTuple):
 
     Attributes:
         folder: of its database.
-        layouts: by path: shape, dtype, cut and compression of each leaf.
+        layouts: by path: shape, dtype, cut, compression and form of each leaf.
         shards: by key.
         files: value files by name.
     """
@@ -131,7 +131,7 @@ class Unchanged:
 
         Args:
             shards: all that is to be stored.
-            layouts: by path: shape, dtype, cut and compression of each leaf.
+            layouts: by path: shape, dtype, cut, compression and form of each leaf.
             same: paths of leaves that are known to be what was saved.
             folder: the database's.
         """

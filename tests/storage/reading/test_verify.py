@@ -10,7 +10,12 @@ import pytest
 
 from cairn.storage.arrays.digests import digest_text
 from cairn.storage.arrays.ocdbt import holds_values, leaf_node, manifest
-from cairn.storage.errors import CorruptionError, StepNotFoundError, StorageError
+from cairn.storage.errors import (
+    CorruptionError,
+    StepNotFoundError,
+    StorageError,
+    StoreUnavailableError,
+)
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.reading.step_files import check_step_files
@@ -551,3 +556,14 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 5 * BUFFER_BYTES
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("skip", [0, 1])  # when files are read, and when databases are walked
+def test_a_store_that_refuses_within_a_verification_is_unavailable_and_no_damage(gcs, skip):
+    uri = f"{gcs.bucket_uri}/run"
+    with Checkpointer(uri) as checkpointer:
+        checkpointer.save(STEP, {"model": {"w": np.ones(3)}}, meta={}).wait()
+    asked = {"operation": r"media\.get", "name": r"model/manifest\.ocdbt"}
+    gcs.faults.add("status", status=403, skip=skip, count=None, **asked)
+    with pytest.raises(StoreUnavailableError):
+        verify_step(Run.open(uri), STEP)

@@ -574,3 +574,14 @@ def test_a_run_can_be_moved_and_copied_whole(tmp_path):
         assert moved.latest_step() == 10
         job(moved, 20)
         assert moved.aliases.require("production").step == 10
+
+
+def test_a_record_that_was_cut_on_its_way_is_read_anew(gcs):
+    run = Run.create(f"{gcs.bucket_uri}/my-run")
+    job(run, 10)
+    objects = ObjectStore(run.uri)
+    fault = gcs.faults.add("truncate", operation=r"media\.get", name=r".*attempts/1\.json")
+    with pytest.raises(UnsupportedFormatError, match=r"attempts/1\.json"):
+        list_attempts(objects)
+    assert fault.fired == 1
+    assert [attempt.number for attempt in list_attempts(objects)] == [1]

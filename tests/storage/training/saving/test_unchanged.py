@@ -1,5 +1,6 @@
 """Leaves that stay as they are between saves are linked, and every step stays whole by itself."""
 
+import math
 import os
 import shutil
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from prometheus_client import REGISTRY
 
+from cairn.storage.arrays.four_bits import packed_shape, packing_axis, unpack
 from cairn.storage.errors import PolicyError
 from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.fork import fork_run
@@ -108,6 +110,39 @@ def test_a_leaf_of_another_shape_dtype_or_sharding_is_stored(checkpointer):
     }
     second, items = save(checkpointer, 2, other, adapters(2))
     assert_whole(second, items)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("int4", (8, 16)), ("uint8", (8, 8))),
+        (("uint8", (8, 8)), ("int4", (8, 16))),
+        (("uint4", (8, 16)), ("float8_e4m3", (8, 8))),
+        (("int4", (8, 3)), ("int4", (4, 6))),
+    ],
+)
+def test_a_leaf_whose_stored_bytes_are_those_of_another_is_stored_as_it_is(
+    checkpointer, before, after
+):
+    """Packed along another axis, or not packed: the same bytes are other elements."""
+
+    def placed(kind):
+        dtype, shape = kind
+        octets = np.arange(7, 7 + 64, dtype=np.uint8)
+        if dtype in ("int4", "uint4"):
+            axis = packing_axis(shape)
+            stored = packed_shape(shape, axis)
+            host = unpack(octets[: math.prod(stored)].reshape(stored), dtype, axis)
+        else:
+            host = octets.view(jnp.dtype(dtype)).reshape(shape)
+        return {"w": put(host)}
+
+    trained = adapters(1)
+    save(checkpointer, 1, placed(before), trained)
+    second, items = save(checkpointer, 2, placed(after), trained)
+    assert verify_step(Run(checkpointer.uri), 2).problems == ()
+    for name, tree in items.items():
+        assert_same(restore_item(second.uri, name, abstract(tree)), tree)
 
 
 def test_numpy_arrays_that_their_owner_changed_are_stored(checkpointer):
