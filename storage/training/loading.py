@@ -85,7 +85,9 @@ def choose_step(
     Args and errors as of `load`.
     """
     ref, chosen = processes.together(
-        lambda: _named(reference, step), same={"reference": str, "step": repr}
+        lambda: _named(reference, step),
+        same={"reference": lambda made: str(made[0]), "step": lambda made: repr(made[1])},
+        error=InvalidURIError,
     )
     # Process 0 looks for all: what is the latest step may change while they look.
     found = processes.agree(lambda: asdict(_find(ref, chosen)))
@@ -106,7 +108,11 @@ def restore_tree(
     """
     with no_collections():
         # What fails on one process fails on all: none may wait for another that has given up.
-        given, opened, fitted = processes.together(lambda: _fitted(run, info, target, only, cast))
+        given, opened, fitted = processes.together(
+            lambda: _fitted(run, info, target, only, cast),
+            same={"target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]]},
+            error=TreeMismatchError,
+        )
         filled = dict(opened.trees)
         for one in fitted:
             values = processes.together(one.read)
