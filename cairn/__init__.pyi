@@ -72,6 +72,7 @@ from .storage.reading.item_arrays import LeafInfo as LeafInfo
 from .storage.reading.reader import CheckpointReader as CheckpointReader
 from .storage.reading.verify import VerifyReport as VerifyReport
 from .storage.reading.verify import verify_step as verify_step
+from .storage.runs.best import best_step as best_step
 from .storage.runs.checking import RunReport as RunReport
 from .storage.runs.checking import check_run as check_run
 from .storage.runs.fork import fork_run as fork_run
@@ -123,6 +124,7 @@ from .storage.store.uri import StoreURI as StoreURI
 from .storage.store.uri import confine as confine
 from .storage.store.uri import parse_uri as parse_uri
 from .storage.training.checkpointer import Checkpointer as Checkpointer
+from .storage.training.loading import load as load
 from .storage.training.save_policy import DueReason as DueReason
 from .storage.training.save_policy import SavePolicy as SavePolicy
 from .storage.training.saving.save_handle import SaveHandle as SaveHandle

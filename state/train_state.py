@@ -14,7 +14,12 @@ from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
 from cairn.state.errors import ArgumentError, NotInitializedError
 from cairn.state.optimizers import init_optimizer, optax_numerics
 from cairn.state.paths import own_variables, rebuild
-from cairn.state.saving import SaveArguments, load_train_state, save_train_state
+from cairn.state.saving import (
+    SaveArguments,
+    load_train_state,
+    run_has_saved,
+    save_train_state,
+)
 from cairn.state.sharding import home_of, place_step
 from cairn.storage.arrays import Compression
 from cairn.storage.training import SaveHandle
@@ -220,3 +225,33 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         loaded = load_train_state(target, load_directory, step=step, optimizer=optimizer)
         same_class: Self = loaded
         return same_class
+
+    @classmethod
+    def load_or_create(
+        cls,
+        uri: str | os.PathLike[str],
+        create: Callable[[], Self],
+        *,
+        target: Self | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """Loads the latest checkpoint of a run, or makes a first state if the run has none yet.
+
+        The same line serves the first start of a job and every restart.
+
+        Args:
+            uri: the run, or a checkpoint of it.
+            create: makes the first state.
+            target: what to load into, see `load_state`; by default what `create` makes, of which
+                both are in memory for a while.
+            **arguments: those of `load_state`.
+
+        Raises:
+            FileNotFoundError: as `load_state`, but not for a run without any checkpoint.
+            ValueError: as `load_state`; or the folder is no run, and holds other checkpoints.
+            CorruptionError: as `load_state`; or records of the run are lost that would tell what
+                was saved.
+        """
+        if not run_has_saved(uri):
+            return create()
+        return cls.load_state(uri, create() if target is None else target, **arguments)

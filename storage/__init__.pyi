@@ -28,6 +28,7 @@ from .reading.item_arrays import LeafInfo as LeafInfo
 from .reading.reader import CheckpointReader as CheckpointReader
 from .reading.verify import VerifyReport as VerifyReport
 from .reading.verify import verify_step as verify_step
+from .runs.best import best_step as best_step
 from .runs.checking import RunReport as RunReport
 from .runs.checking import check_run as check_run
 from .runs.fork import fork_run as fork_run
@@ -79,6 +80,7 @@ from .store.uri import StoreURI as StoreURI
 from .store.uri import confine as confine
 from .store.uri import parse_uri as parse_uri
 from .training.checkpointer import Checkpointer as Checkpointer
+from .training.loading import load as load
 from .training.save_policy import DueReason as DueReason
 from .training.save_policy import SavePolicy as SavePolicy
 from .training.saving.save_handle import SaveHandle as SaveHandle

@@ -1,3 +1,4 @@
+from .checkpoint import run_has_saved as run_has_saved
 from .load_arguments import LoadArguments as LoadArguments
 from .progress import say as say
 from .run_saver import RunSaver as RunSaver

@@ -33,10 +33,22 @@ from cairn.storage.training import (
     restore_leaves,
 )
 
-__all__ = ["StoredCheckpoint"]
+__all__ = ["StoredCheckpoint", "run_has_saved"]
 
 META_FORMAT = "cairn.meta"
 META_VERSION = 1
+
+
+def run_has_saved(reference: str | os.PathLike[str]) -> bool:
+    """Says whether a job that starts in this run goes on from something.
+
+    All processes of a job must call this; they get the same answer.
+
+    Raises:
+        ValueError: if the folder is no run, and holds other checkpoints.
+        CorruptionError: if records of the run are lost that would tell.
+    """
+    return processes.agree(lambda: Run(parse_ref(os.fspath(reference)).run).has_saved())
 
 
 class StoredCheckpoint:

@@ -6,6 +6,7 @@ from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
 from cairn.state.registry import shipped_decoder
+from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.state_loading import (
     is_pretrained,
@@ -17,8 +18,7 @@ from cairn.state.saving.state_loading import (
 from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
 from cairn.state.sharding import MESH_AXES
 from cairn.storage.arrays import Compression
-from cairn.storage.runs import Run, parse_ref
-from cairn.storage.training import SaveHandle, processes
+from cairn.storage.training import SaveHandle
 
 __all__ = ["StateStorageMixin"]
 
@@ -266,11 +266,7 @@ class StateStorageMixin:
             CorruptionError: as `load_state`; or records of the run are lost that would tell what
                 was saved.
         """
-
-        def has_saved() -> bool:
-            return Run(parse_ref(os.fspath(uri)).run).has_saved()
-
-        return cls.load_state(uri, **arguments) if processes.agree(has_saved) else create()
+        return cls.load_state(uri, **arguments) if run_has_saved(uri) else create()
 
     def load_optimizer(self, load_directory: str | os.PathLike[str]) -> Self:
         """Returns the state with the optimizer state of a checkpoint, placed like its parameters.

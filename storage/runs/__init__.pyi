@@ -1,3 +1,4 @@
+from .best import best_step as best_step
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .fork import abandon_fork as abandon_fork

@@ -10,13 +10,14 @@ ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 import contextlib
 import getpass
 import os
+import re
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, Final, Self, SupportsIndex
 
 from cairn.storage.arrays import Compression
@@ -40,6 +41,7 @@ from cairn.storage.store import (
 )
 from cairn.storage.training import exit_guard, processes
 from cairn.storage.training.garbage import no_collections
+from cairn.storage.training.loading import StepChoice, load
 from cairn.storage.training.saving import (
     FileOrigins,
     HeldItems,
@@ -64,6 +66,7 @@ from cairn.storage.training.saving import (
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
 
+_NO_META: Final[Mapping[str, Any]] = MappingProxyType({})
 _ENDING_SECONDS: Final = 10.0
 """How long the thread of a save may take from its last word to its end."""
 
@@ -187,9 +190,9 @@ class Checkpointer:
     def save(
         self,
         step: SupportsIndex,
-        items: Mapping[str, Any],
+        items: Any,
         *,
-        meta: Mapping[str, Any],
+        meta: Mapping[str, Any] = _NO_META,
         model: ModelInfo | None = None,
         assets: Mapping[str, bytes] | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -204,7 +207,9 @@ class Checkpointer:
 
         Args:
             step: above the latest listed step, unless `overwrite`.
-            items: a tree of arrays by name, such as "model" and "optimizer".
+            items: trees by name, such as `{"model": model, "optimizer": optimizer}`, or one tree,
+                which is then called "state". A tree is any pytree, or holds modules of NNX or
+                Equinox; of these all Variables, or all arrays and numbers, are saved.
             meta: JSON, stored as the item "meta".
             model: which model this is, for readers that know no JAX.
             assets: small files that belong to the model, by name.
@@ -321,6 +326,60 @@ class Checkpointer:
         """What has failed, or was given up, is not published any more."""
         if handle.state is SaveState.FAILED:
             self._writer.drop()
+
+    def restore(
+        self,
+        target: Any,
+        *,
+        step: StepChoice = None,
+        only: str | re.Pattern[str] | None = None,
+        cast: bool = False,
+    ) -> Any:
+        """What a step of this run holds, as the target says; all processes must call this.
+
+        Waits for the save in flight, so that its step is among those that can be restored.
+
+        Args:
+            target: what is given to `save`, or the like of it, see `load`.
+            step: its number, "best:METRIC:min", "best:METRIC:max", or an alias; by default the
+                latest.
+            only: a regular expression: of leaves whose path has a match, and of no others.
+            cast: floating leaves may change dtype.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+            StorageError: as `load`.
+        """
+        self.wait_until_finished()
+        return load(self.uri, target, step=step, only=only, cast=cast)
+
+    def latest_step(self) -> int | None:
+        """The number of the latest durable step; None for a run without one, or that is none yet.
+
+        All processes must call this.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: the run's records can't be judged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def steps(self) -> list[int]:
+        """The numbers of the durable steps, lowest first; none for a run that is none yet.
+
+        All processes must call this.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: the run's records can't be judged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        return processes.agree(self._listed)
+
+    def _listed(self) -> list[int]:
+        if not self._run.has_saved():
+            return []
+        return [info.step for info in self._run.steps()]
 
     def wait_until_finished(self) -> None:
         """Return once nothing is in flight.

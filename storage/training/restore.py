@@ -38,8 +38,10 @@ from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
 
 __all__ = [
+    "FittedItem",
     "PlacedLeaf",
     "TargetLeaf",
+    "fit_item",
     "open_step",
     "read_meta",
     "restore_item",
@@ -410,11 +412,72 @@ def restore_leaves(
     where = path_for_errors or (step.uri if isinstance(step, CheckpointReader) else step)
     # What fails on one process fails on all: none may wait for another that has given up.
     with no_collections():
-        arrays, infos, wanted = processes.together(
-            lambda: _chosen(_fitted(step, item, target, cast, where), item, paths, where)
+        fitted = processes.together(
+            lambda: _chosen(_fitted(step, item, target, cast, where), paths)
         )
-        values = processes.together(lambda: _read(arrays, infos, wanted))
-        return {path: wanted[path].finish(values[path]) for path in wanted}
+        values = processes.together(fitted.read)
+        return {path: leaf.finish(values[path]) for path, leaf in fitted.wanted.items()}
+
+
+class FittedItem(NamedTuple):
+    """An item beside a target.
+
+    Attributes:
+        name: of the item.
+        arrays: what is stored.
+        infos: what is known of each stored leaf, by path.
+        wanted: what to make of them, by path.
+        problems: where the two differ, a line each; nothing can be read before there are none.
+        where: what errors call the checkpoint.
+    """
+
+    name: str
+    arrays: ItemArrays
+    infos: dict[str, LeafInfo]
+    wanted: dict[str, TargetLeaf]
+    problems: list[str]
+    where: object
+
+    def read(self) -> dict[str, Any]:
+        """The wanted leaves by path, before `TargetLeaf.finish`."""
+        return _read(self.arrays, self.infos, self.wanted)
+
+
+def fit_item(
+    reader: CheckpointReader,
+    name: str,
+    target: Any,
+    *,
+    cast: bool,
+    where: object,
+    chosen: Callable[[str], object] | None = None,
+) -> FittedItem:
+    """Holds what is stored of an item against the target; reads no values.
+
+    Args:
+        reader: of the step.
+        name: of the item.
+        target: its tree, as `restore_item` takes it.
+        cast: floating leaves may change dtype.
+        where: what errors call the checkpoint.
+        chosen: says of a path whether its leaf is wanted; others may differ. Default: all are.
+
+    Raises:
+        NotFoundError: the step has no such item.
+        UnsupportedLeafError, TypeError: the target has leaves or keys that nothing is restored to.
+    """
+    arrays = _arrays(reader, name, where)
+    known = {arrays.tree.current(path): info for path, info in arrays.infos().items()}
+    leaves = trees.flatten(target)
+    if chosen is not None:
+        known = {path: info for path, info in known.items() if chosen(path)}
+        leaves = {path: leaf for path, leaf in leaves.items() if chosen(path)}
+    wanted = {path: target_leaf(leaf) for path, leaf in leaves.items()}
+    stored = {path: _fits_as(arrays, info) for path, info in known.items()}
+    problems = trees.difference(list(wanted), stored)
+    for path in sorted(wanted.keys() & stored.keys()):
+        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], cast)]
+    return FittedItem(name, arrays, known, wanted, problems, where)
 
 
 def _opened(step: Step) -> CheckpointReader:
@@ -444,48 +507,34 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
     return arrays
 
 
-def _chosen(
-    fitted: tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]],
-    item: str,
-    paths: Collection[str],
-    where: object,
-) -> tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]]:
+def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
     """Of what fits, the leaves that are asked for."""
-    arrays, infos, fitting = fitted
     asked = [paths] if isinstance(paths, str) else list(paths)
-    unknown = [path for path in asked if path not in fitting]
+    unknown = [path for path in asked if path not in fitted.wanted]
     if unknown or isinstance(paths, str):
         raise LeafNotFoundError(
             "no such leaves",
-            path=f"{where}: item {item!r}",
-            expected=f"a list of paths of its {len(fitting)} leaves",
+            path=f"{fitted.where}: item {fitted.name!r}",
+            expected=f"a list of paths of its {len(fitted.wanted)} leaves",
             found=repr(paths) if isinstance(paths, str) else ", ".join(map(repr, unknown)),
-            next_step=f"Give paths such as {', '.join(map(repr, list(fitting)[:3]))}.",
+            next_step=f"Give paths such as {', '.join(map(repr, list(fitted.wanted)[:3]))}.",
         )
-    return arrays, infos, {path: fitting[path] for path in asked}
+    return fitted._replace(wanted={path: fitted.wanted[path] for path in asked})
 
 
-def _fitted(
-    step: Step, item: str, target: Any, cast: bool, where: object
-) -> tuple[ItemArrays, dict[str, LeafInfo], dict[str, TargetLeaf]]:
+def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> FittedItem:
     """What is stored and what is wanted, if they fit."""
-    arrays = _arrays(_opened(step), item, where)
-    infos = {arrays.tree.current(path): info for path, info in arrays.infos().items()}
-    stored = {path: _fits_as(arrays, info) for path, info in infos.items()}
-    wanted = {path: target_leaf(leaf) for path, leaf in trees.flatten(target).items()}
-    problems = trees.difference(list(wanted), stored)
-    for path in sorted(wanted.keys() & stored.keys()):
-        problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], cast)]
-    if problems:
+    fitted = fit_item(_opened(step), item, target, cast=cast, where=where)
+    if fitted.problems:
         raise TreeMismatchError(
             f"item {item!r} does not fit the target",
             path=where,
-            expected=f"the {len(wanted)} leaves of the target",
-            found=f"{len(stored)} stored leaves, {len(problems)} differences",
+            expected=f"the {len(fitted.wanted)} leaves of the target",
+            found=f"{len(fitted.infos)} stored leaves, {len(fitted.problems)} differences",
             next_step="Build the target as it was saved, or load another step.",
-            problems=problems,
+            problems=fitted.problems,
         )
-    return arrays, infos, wanted
+    return fitted
 
 
 def _fits_as(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct | LeafInfo:

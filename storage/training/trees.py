@@ -20,7 +20,7 @@ from cairn.storage.arrays import array_name, keys_of, path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store import is_text
 
-__all__ = ["difference", "flatten", "nest", "paths", "unflatten", "unnest"]
+__all__ = ["difference", "flatten", "holds", "nest", "paths", "unflatten", "unnest"]
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -54,6 +54,35 @@ def flatten(tree: Any) -> dict[str, Any]:
 def paths(tree: Any) -> list[str]:
     """The path of every leaf, in the order of `jax.tree.leaves`."""
     return _Walk(tree).paths
+
+
+def holds(tree: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether the tree has a node of one of these types."""
+    leaves: set[type] = {type(None)}
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, kinds):
+            return True
+        inner = _inner(node)
+        for kind in {*map(type, inner)} - leaves:
+            same = [child for child in inner if type(child) is kind]
+            if not issubclass(kind, kinds) and jax.tree_util.all_leaves(same[:1]):
+                leaves.add(kind)
+            else:
+                waiting += same
+    return False
+
+
+def _inner(node: Any) -> Collection[Any]:
+    """The children of a node, as JAX opens it; of a leaf none."""
+    match node:
+        case dict():
+            return node.values()
+        case list() | tuple():
+            return node
+        case _:
+            return jax.tree.leaves(node, is_leaf=lambda one: one is not node)
 
 
 def unflatten(target: Any, leaves: Mapping[str, Any]) -> Any:

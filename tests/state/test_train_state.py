@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx, struct
 from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint import v1 as ocp
 
 from cairn.state.errors import (
     ArgumentError,
@@ -459,3 +460,27 @@ def test_calling_a_module_changes_no_state_that_was_made_of_its_variables():
     before = np.array(jax.tree.leaves(state.params)[1])
     module.kernel.set_value(jnp.zeros((2, 3)))
     np.testing.assert_array_equal(jax.tree.leaves(state.params)[1], before)
+
+
+def test_load_or_create_serves_the_first_start_and_every_restart(tmp_path):
+    made = []
+
+    def create():
+        made.append(TrainState.create(params=params(), tx=TX))
+        return made[-1]
+
+    first = TrainState.load_or_create(tmp_path / "run", create)
+    assert first is made[0]
+    first.apply_gradients(grads=grads_like(params())).save_state(tmp_path / "run", wait=True)
+    target = jax.eval_shape(lambda: TrainState.create(params=params(), tx=TX))
+    for more in ({}, {"target": target}):
+        again = TrainState.load_or_create(tmp_path / "run", create, **more)
+        assert int(again.step) == 1
+        assert_bit_equal(again.params, first.apply_gradients(grads=grads_like(params())).params)
+    assert len(made) == 2  # a target needs no other state
+
+
+def test_load_or_create_never_begins_anew_where_another_s_checkpoints_are(tmp_path):
+    ocp.save(tmp_path / "plain" / "3", {"w": np.ones(3)})
+    with pytest.raises(ValueError, match="checkpoints that no run lists: 3"):
+        TrainState.load_or_create(tmp_path / "plain", lambda: pytest.fail("was created"))

@@ -37,6 +37,7 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import canonical_json, check_segment, is_text
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
+from cairn.storage.training.modules import as_items, open_modules
 from cairn.storage.training.saving.held_arrays import (
     HeldArray,
     HostView,
@@ -125,7 +126,7 @@ class Item(NamedTuple):
 
 def prepare(
     step: SupportsIndex,
-    items: Mapping[str, Any],
+    items: Any,
     *,
     meta: Mapping[str, Any],
     model: ModelInfo | None,
@@ -148,7 +149,6 @@ def prepare(
     """
     number = check_step(step)
     _check_type("overwrite", overwrite, (bool, np.bool_), "True or False")
-    _check_type("items", items, (Mapping,), 'trees by name, such as {"model": params}')
     _check_type("meta", meta, (Mapping,), "a mapping of JSON, {} if there is nothing to say")
     _check_type("model", model, (ModelInfo, type(None)), "a ModelInfo or None")
     _check_type("assets", assets, (Mapping, type(None)), "contents of files by name, or None")
@@ -163,7 +163,8 @@ def prepare(
     views: dict[str, dict[str, HostView]] = {}
     stored: dict[str, dict[str, Any]] = {}
     forms: dict[str, dict[str, StoredForm]] = {}
-    for name, tree in items.items():
+    trees = open_modules(as_items(items).trees).trees
+    for name, tree in trees.items():
         _check_name(name)
         flat[name] = flatten(tree)
         views[name] = host_views(flat[name])
@@ -188,7 +189,7 @@ def prepare(
     nbytes += sum(view.nbytes for one in views.values() for view in one.values())
     save = Save(
         step=number,
-        names=tuple(sorted([*items, META_ITEM])),
+        names=tuple(sorted([*trees, META_ITEM])),
         nbytes=nbytes,
         meta=copied,
         model=model,

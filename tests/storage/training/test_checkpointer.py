@@ -758,7 +758,7 @@ def test_what_the_manifest_could_not_say_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("argument", "given"),
     [
-        ("items", [{"w": jnp.ones(2)}]),
+        ("items", jnp.ones(2)),
         ("items", {1: {"w": jnp.ones(2)}}),
         ("items", {"\ud800": {"w": jnp.ones(2)}}),
         ("meta", None),

@@ -1,0 +1,218 @@
+"""Load any tree that was saved to a run. Imports JAX.
+
+The target says what to make: its containers, modules and Python types, and of every leaf the shape,
+dtype and placement. Whatever differs from what is stored is found before a byte of it is read.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any, Final, Literal, SupportsIndex
+
+import jax
+
+from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import (
+    CheckpointRef,
+    Run,
+    StepInfo,
+    StepState,
+    best_step,
+    check_step,
+    parse_ref,
+)
+from cairn.storage.store import StoreURI
+from cairn.storage.training import processes, trees
+from cairn.storage.training.garbage import no_collections
+from cairn.storage.training.modules import OpenedItems, as_items, open_modules
+from cairn.storage.training.restore import FittedItem, fit_item
+
+__all__ = ["StepChoice", "choose_step", "load", "restore_tree"]
+
+_MODES: Final[tuple[Literal["min", "max"], ...]] = ("min", "max")
+
+StepChoice = SupportsIndex | str | None
+"""A step's number, "best:METRIC:min" or "best:METRIC:max", an alias, or None for the latest."""
+
+
+def load(
+    reference: StoreURI | str | os.PathLike[str],
+    target: Any,
+    *,
+    step: StepChoice = None,
+    only: str | re.Pattern[str] | None = None,
+    cast: bool = False,
+) -> Any:
+    """What a step of a run holds, as the target says; all processes of a job must call this.
+
+    Args:
+        reference: "run", "run@alias" or "run/steps/N", such as "gs://bucket/runs/my-run".
+        target: what was given to `Checkpointer.save`, or the like of it: modules, `nnx.State`,
+            optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a `jax.Array` (an array
+            of that sharding is made; without sharding on the first local device), a NumPy array
+            or scalar, or a Python number. Nothing in the target is changed.
+        step: which, where the reference names only the run: its number, "best:METRIC:min",
+            "best:METRIC:max", or an alias; by default the latest.
+        only: a regular expression: of leaves whose path, such as "model/layers/0/kernel", has a
+            match somewhere, and of no others. The rest is as in the target.
+        cast: floating leaves may change dtype; all else must be equal.
+
+    Returns:
+        The same containers and modules as the target, with what was saved in them.
+
+    Raises:
+        InvalidURIError: the reference is malformed, or names a step and `step` is given.
+        NotFoundError: there is no such run, step, alias or item, or no step has this metric.
+        PolicyError: "best:METRIC" without "min" or "max".
+        LeafNotFoundError: `only` matches no leaf.
+        TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
+            sharding does not divide its leaf; those of all items are listed.
+        UnsupportedFormatError: the target is no tree.
+        CorruptionError: stored bytes fail their check; names the leaf or the file.
+        StoreUnavailableError: the store gives no answer.
+    """
+    run, info = choose_step(reference, step)
+    return restore_tree(run, info, target, only=only, cast=cast)
+
+
+def choose_step(
+    reference: StoreURI | str | os.PathLike[str], step: StepChoice = None
+) -> tuple[Run, StepInfo]:
+    """The step that is named, the same on all processes; all of them must call this.
+
+    Args and errors as of `load`.
+    """
+    ref, chosen = processes.together(
+        lambda: _named(reference, step),
+        same={"reference": lambda made: str(made[0]), "step": lambda made: repr(made[1])},
+        error=InvalidURIError,
+    )
+    # Process 0 looks for all: what is the latest step may change while they look.
+    found = processes.agree(lambda: asdict(_find(ref, chosen)))
+    return Run(ref.run), StepInfo(**{**found, "state": StepState(found["state"])})
+
+
+def restore_tree(
+    run: Run,
+    info: StepInfo,
+    target: Any,
+    *,
+    only: str | re.Pattern[str] | None = None,
+    cast: bool = False,
+) -> Any:
+    """What a step holds, as the target says; all processes of a job must call this.
+
+    Args and errors as of `load`.
+    """
+    with no_collections():
+        # What fails on one process fails on all: none may wait for another that has given up.
+        given, opened, fitted = processes.together(
+            lambda: _fitted(run, info, target, only, cast),
+            same={"target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]]},
+            error=TreeMismatchError,
+        )
+        filled = dict(opened.trees)
+        for one in fitted:
+            values = processes.together(one.read)
+            new = {path: leaf.finish(values[path]) for path, leaf in one.wanted.items()}
+            tree = filled[one.name]
+            leaves = [new.get(path, leaf) for path, leaf in trees.flatten(tree).items()]
+            filled[one.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
+        return given.close(opened.close(filled))
+
+
+def _find(ref: CheckpointRef, step: StepChoice) -> StepInfo:
+    run = Run.open(ref.run)
+    if step is None:
+        return run.resolve(ref)
+    if isinstance(step, str) and step.startswith("best:"):
+        metric = step.removeprefix("best:")
+        for mode in _MODES:
+            if metric.endswith(f":{mode}"):
+                return best_step(run, metric.removesuffix(f":{mode}"), mode)
+        return best_step(run, metric, None)
+    named = {"alias": step} if isinstance(step, str) else {"step": step}
+    return run.resolve(replace(ref, **named))
+
+
+def _named(
+    reference: StoreURI | str | os.PathLike[str], step: StepChoice
+) -> tuple[CheckpointRef, int | str | None]:
+    ref = parse_ref(reference)
+    if step is None:
+        return ref, None
+    if ref.alias is not None or ref.step is not None:
+        raise InvalidURIError(
+            "the step is named twice",
+            path="step",
+            expected=f"no step= with {str(reference)!r}, which names one",
+            found=repr(step),
+            next_step="Leave one of them out.",
+        )
+    if not isinstance(step, str):
+        return ref, check_step(step)
+    return ref, None if step == "latest" else step
+
+
+def _fitted(
+    run: Run, info: StepInfo, target: Any, only: str | re.Pattern[str] | None, cast: bool
+) -> tuple[OpenedItems, OpenedItems, list[FittedItem]]:
+    """The target as trees, without its modules, and beside what is stored, if they fit."""
+    given = as_items(target)
+    opened = open_modules(given.trees)
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    where = f"{run.uri}, step {info.step}"
+    pattern = None if only is None else _pattern(only)
+    fitted, problems = [], []
+    for name, tree in opened.trees.items():
+        if pattern is not None and not any(map(_of(name, pattern), trees.flatten(tree))):
+            continue
+        chosen = None if pattern is None else _of(name, pattern)
+        if name not in reader.names():
+            problems.append(f"{name}: expected by the target, no item of this step")
+            continue
+        one = fit_item(reader, name, tree, cast=cast, where=where, chosen=chosen)
+        problems += [f"{name}/{problem}" for problem in one.problems]
+        fitted.append(one)
+    if problems:
+        raise TreeMismatchError(
+            "the step does not fit the target",
+            path=where,
+            expected=f"items {', '.join(opened.trees)}, as the target has them",
+            found=f"items {', '.join(reader.names())}, {len(problems)} differences",
+            next_step="Build the target as it was saved, or load another step.",
+            problems=problems,
+        )
+    if pattern is not None and not fitted:
+        raise LeafNotFoundError(
+            "no leaf of the target has such a path",
+            path=where,
+            expected=f"paths in which {pattern.pattern!r} has a match",
+            found=f"paths such as {', '.join(_some_paths(opened.trees))}",
+            next_step="Correct only=, or leave it out to load everything.",
+        )
+    return given, opened, fitted
+
+
+def _of(item: str, pattern: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda path: pattern.search(f"{item}/{path}") is not None
+
+
+def _pattern(only: str | re.Pattern[str]) -> re.Pattern[str]:
+    try:
+        return re.compile(only)
+    except (re.error, TypeError) as exc:
+        raise PolicyError(
+            "this is no regular expression",
+            path="only",
+            expected="one, such as 'model/.*kernel'",
+            found=repr(only),
+            next_step=f"Correct it: {exc}.",
+        ) from exc
+
+
+def _some_paths(items: Mapping[str, Any]) -> list[str]:
+    paths = [f"{name}/{path}" for name, tree in items.items() for path in trees.flatten(tree)]
+    return [repr(path) for path in paths[:3]]

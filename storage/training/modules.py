@@ -1,0 +1,152 @@
+"""Modules as trees of what changes in training, and back. Imports JAX.
+
+A module of Flax NNX may hold a Variable in two places; stored once, it is one again in the module
+that a restore gives. An Equinox module holds functions and flags beside its arrays: these are not
+stored, but stay those of the module that is restored into.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+
+from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.training.trees import holds
+
+__all__ = ["SINGLE_ITEM", "OpenedItems", "as_items", "open_modules"]
+
+SINGLE_ITEM: Final = "state"
+"""The name of a tree that is given without one."""
+
+
+class OpenedItems(NamedTuple):
+    """Trees by name without modules in them, and the way back.
+
+    Attributes:
+        trees: what is stored.
+        close: makes what was opened of such trees with other leaves.
+    """
+
+    trees: dict[str, Any]
+    close: Callable[[Mapping[str, Any]], Any]
+
+
+def as_items(given: Any) -> OpenedItems:
+    """Trees by name: a mapping of trees is that; anything else is one tree, called "state".
+
+    So Linen's variables and `{"model": ..., "optimizer": ...}` are trees by name, and a module, an
+    `nnx.State`, a dataclass, and a mapping with an array or a number right in it are one tree.
+
+    Raises:
+        UnsupportedFormatError: an array, a number or a text alone, or None.
+    """
+    if given is None or _is_leaf(given):
+        raise UnsupportedFormatError(
+            "this is no tree",
+            path="items",
+            expected='trees by name, such as {"model": params}, or one tree',
+            found=f"{type(given).__name__}",
+            next_step="Give it a name: {'value': ...}.",
+        )
+    nnx = sys.modules.get("flax.nnx")
+    one_tree = not isinstance(given, Mapping) or (nnx is not None and isinstance(given, nnx.State))
+    if one_tree or any(map(_is_leaf, given.values())):
+        return OpenedItems({SINGLE_ITEM: given}, lambda items: items[SINGLE_ITEM])
+    if type(given) is dict:
+        return OpenedItems(dict(given), dict)
+    # Not by `given[name]`: a FrozenDict gives another FrozenDict for each dict that is in it.
+    children, structure = jax.tree.flatten_with_path(given, is_leaf=lambda node: node is not given)
+    named = {key.key: child for (key,), child in children}
+    return OpenedItems(
+        named, lambda items: jax.tree.unflatten(structure, [items[name] for name in named])
+    )
+
+
+def open_modules(items: Mapping[str, Any]) -> OpenedItems:
+    """Trees by name without the modules in them; those without any are given back as they are.
+
+    A Variable that modules share, also of two items, is stored in the first place that has it.
+    """
+    variables, rest = _nnx_kinds(), _equinox_kinds()
+    kinds = variables + rest
+    if not kinds or not holds(items, kinds):
+        return OpenedItems(dict(items), dict)
+    structure: Any
+    nodes, structure = jax.tree.flatten(dict(items), is_leaf=lambda node: isinstance(node, kinds))
+    shared = [number for number, node in enumerate(nodes) if isinstance(node, variables)]
+    opened = list(nodes)
+    closes: dict[int, Callable[[Any], Any]] = {}
+    for number, node in enumerate(nodes):
+        if isinstance(node, rest):
+            opened[number], closes[number] = _open_equinox(node)
+    merge: Callable[[list[Any]], list[Any]] = list
+    if shared:
+        states, merge = _open_nnx([nodes[number] for number in shared])
+        for number, state in zip(shared, states, strict=True):
+            opened[number] = state
+
+    def close(filled: Mapping[str, Any]) -> dict[str, Any]:
+        found: list[Any] = structure.flatten_up_to(dict(filled))
+        for number, shut in closes.items():
+            found[number] = shut(found[number])
+        for number, module in zip(shared, merge([found[one] for one in shared]), strict=True):
+            found[number] = module
+        closed: dict[str, Any] = jax.tree.unflatten(structure, found)
+        return closed
+
+    return OpenedItems(jax.tree.unflatten(structure, opened), close)
+
+
+def _open_nnx(modules: list[Any]) -> tuple[list[Any], Callable[[list[Any]], list[Any]]]:
+    """The states of modules, each Variable in the first that holds it, and the way back."""
+    nnx = sys.modules["flax.nnx"]
+    graph, state = nnx.split(modules)
+    states = [state.get(number, {}) for number in range(len(modules))]
+
+    def merge(filled: list[Any]) -> list[Any]:
+        whole = nnx.State({n: one for n, one in enumerate(filled) if n in state})
+        merged: list[Any] = nnx.merge(graph, whole)
+        return merged
+
+    return states, merge
+
+
+def _open_equinox(module: Any) -> tuple[Any, Callable[[Any], Any]]:
+    structure: Any
+    leaves, structure = jax.tree.flatten(module)
+    stored = [_is_stored(leaf) for leaf in leaves]
+    tree = jax.tree.unflatten(
+        structure, [leaf if keep else None for leaf, keep in zip(leaves, stored, strict=True)]
+    )
+
+    def close(filled: Any) -> Any:
+        found = structure.flatten_up_to(filled)
+        pairs = zip(found, leaves, stored, strict=True)
+        return jax.tree.unflatten(structure, [new if keep else old for new, old, keep in pairs])
+
+    return tree, close
+
+
+def _is_stored(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)
+
+
+def _is_leaf(node: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(node, nnx.Variable):
+        return True
+    if isinstance(node, _nnx_kinds() + _equinox_kinds()):
+        return False
+    return bool(jax.tree_util.all_leaves([node]))
+
+
+def _nnx_kinds() -> tuple[type, ...]:
+    """Modules, optimizers and metrics of NNX, if it is loaded: if not, there are none."""
+    nnx = sys.modules.get("flax.nnx")
+    return () if nnx is None else (nnx.Pytree, nnx.Module)
+
+
+def _equinox_kinds() -> tuple[type, ...]:
+    equinox = sys.modules.get("equinox")
+    return () if equinox is None else (equinox.Module,)

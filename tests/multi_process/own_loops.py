@@ -1,0 +1,59 @@
+"""What the processes of a job do whose loop is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from cairn.storage.training.checkpointer import Checkpointer
+from tests.multi_process.scenarios import error_of
+
+
+class Net(nnx.Module):
+    """A kernel that all processes hold parts of, twice; and a counter that all of them hold."""
+
+    def __init__(self, fill: float, rows: int = 8) -> None:
+        on = Mesh(np.array(jax.devices()), ("fsdp",), axis_types=(AxisType.Auto,))
+        values = np.full((rows, 4), fill, np.float32) + np.arange(4, dtype=np.float32)
+        split = NamedSharding(on, PartitionSpec("fsdp"))
+        kernel = jax.make_array_from_callback(values.shape, split, values.__getitem__)
+        self.kernel = nnx.Param(kernel)
+        self.tied = self.kernel
+        everywhere = NamedSharding(on, PartitionSpec())
+        self.count = nnx.BatchStat(jax.device_put(jnp.int32(fill), everywhere))
+
+
+def go_on(run: str) -> dict[str, Any]:
+    """Save twice, and restore what is asked for; then differ in what is asked for."""
+    index = jax.process_index()
+    with Checkpointer(run, writer_id="job") as checkpointer:
+        fresh = [checkpointer.latest_step(), checkpointer.steps()]
+        for step, loss in [(1, 0.25), (2, 0.5)]:
+            items = {"model": Net(step), "loop": {"epoch": step}}
+            checkpointer.save(step, items, metrics={"loss": loss})
+        target = {"model": Net(9), "loop": {"epoch": 0}}
+        found = {
+            step: checkpointer.restore(target, step=step) for step in (None, "best:loss:min", 1)
+        }
+        errors = [
+            error_of(lambda: checkpointer.restore(target, step=1 + index)),
+            error_of(lambda: checkpointer.restore({"model": Net(9)}, only=[".*", "count"][index])),
+            error_of(lambda: checkpointer.restore({"model": Net(9, rows=8 + 8 * index)})),
+        ]
+        return {
+            "fresh": fresh,
+            "steps": checkpointer.steps(),
+            "found": [_told(one) for one in found.values()],
+            "errors": [(one["kinds"][0], one["text"]) for one in errors],
+        }
+
+
+def _told(found: dict[str, Any]) -> list[Any]:
+    model = found["model"]
+    parts = [np.asarray(shard.data).tolist() for shard in model.kernel[...].addressable_shards]
+    return [found["loop"]["epoch"], int(model.count[...]), model.tied is model.kernel, parts]

@@ -1,0 +1,23 @@
+"""A loop of one's own in several processes: all get the same step, or all the same error."""
+
+import pytest
+
+JOB_SECONDS = 240
+pytestmark = pytest.mark.timeout(2 * JOB_SECONDS)
+
+
+@pytest.mark.parametrize("store", ["disk", "bucket"])
+def test_all_processes_restore_the_same_step_and_fail_together(launch, bucket, tmp_path, store):
+    run = str(tmp_path / "run") if store == "disk" else f"gs://{bucket}/own-loop"
+    results = launch("own_loops.go_on", {"run": run}, count=2, devices=2).results(JOB_SECONDS)
+    for result in results:
+        assert result["fresh"] == [None, []]
+        assert result["steps"] == [1, 2]
+        for step, (epoch, count, tied, parts) in zip([2, 1, 1], result["found"], strict=True):
+            assert (epoch, count, tied) == (step, step, True)
+            assert parts == [[[step, step + 1, step + 2, step + 3]] * 2] * 2
+        kinds, texts = zip(*result["errors"], strict=True)
+        assert kinds == ("InvalidURIError", *["TreeMismatchError"] * 2)
+        assert texts[0].startswith("step: expected the same on every process")
+        assert texts[1].startswith("target: expected the same on every process")
+        assert "model/kernel: expected shape (16, 4), stored (8, 4)" in texts[2]
