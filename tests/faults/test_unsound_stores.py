@@ -5,6 +5,7 @@ None may be told that it holds the run, and what was there stays what it was.
 """
 
 import threading
+from concurrent.futures import wait
 from random import Random
 
 import pytest
@@ -86,6 +87,7 @@ def play(gcs, root, rng):
     gcs.faults.add("unconditional", operation=rng.choice(FORGETS), count=None)
     race = Race(uri, rng)
     told = race.run()
+    wait(list(probing._answers.values()))  # some were refused before theirs was answered
     gcs.faults.clear()
     problems = [f"{one!r}" for one in told if not isinstance(one, StorageError)]
     if begun:

@@ -18,9 +18,10 @@ PUBLIC = [
     "StepInFlightError", "StepInUseError", "StepInfo", "StepNotFoundError", "StepState",
     "StorageError", "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource",
     "Tombstone", "TreeMismatchError", "UnsoundStoreError", "UnsupportedFormatError",
-    "UnsupportedLeafError", "VerifyReport", "Writer", "apply_retention", "check_run",
+    "UnsupportedLeafError", "VerifyReport", "Writer", "apply_retention", "best_step",
+    "check_run",
     "collect_garbage", "confine", "decide", "deletable_step", "delete_alias", "delete_step",
-    "find_garbage", "fork_run", "judge_retention", "list_runs", "parse_ref", "parse_uri",
+    "find_garbage", "fork_run", "judge_retention", "list_runs", "load", "parse_ref", "parse_uri",
     "plan_shards", "promote_step", "repair_run", "resolve_checkpoint", "roll_back",
     "undelete_step", "verify_step", "write_index", "write_shard",
 ]  # fmt: skip
