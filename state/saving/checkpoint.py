@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import jax
@@ -19,12 +19,12 @@ from cairn.storage.runs import (
     Manifest,
     Run,
     StepInfo,
-    StepState,
     check_step,
     parse_ref,
     read_asset,
 )
 from cairn.storage.training import (
+    agreed_step,
     dtype_name,
     is_key_dtype,
     processes,
@@ -102,9 +102,7 @@ class StoredCheckpoint:
             return replace(ref, step=number)
 
         ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
-        # Process 0 looks for all: what is the latest step may change while they look.
-        found = processes.agree(lambda: asdict(Run.open(ref.run).resolve(ref)))
-        info = StepInfo(**{**found, "state": StepState(found["state"])})
+        info = agreed_step(lambda: Run.open(ref.run).resolve(ref))
         return processes.together(lambda: cls(Run(ref.run), info))
 
     @property

@@ -1,12 +1,11 @@
 """The best step of a run by a metric."""
 
-import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Literal
 
 from cairn.storage.errors import PolicyError, StepNotFoundError
-from cairn.storage.runs.retention import StepFacts, step_facts
+from cairn.storage.runs.retention import StepFacts, ranked, step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 
@@ -36,15 +35,10 @@ def best_step(run: Run, metric: str, mode: Literal["min", "max"] | None) -> Step
         )
     steps = {(info.step, info.attempt): info for info in run.steps()}
     facts = step_facts(run, steps.values())
-    sign = 1.0 if mode == "min" else -1.0
-    ranked = [
-        (sign * value, -one.step, one.key)
-        for one in facts
-        if not math.isnan(value := one.metrics.get(metric, math.nan))
-    ]
-    if not ranked:
+    best = ranked(facts, metric, mode)
+    if not best:
         raise _no_value(run, metric, facts)
-    return steps[min(ranked)[2]]
+    return steps[best[0]]
 
 
 def _no_value(run: Run, metric: str, facts: Iterable[StepFacts]) -> StepNotFoundError:

@@ -57,6 +57,7 @@ __all__ = [
     "check_names",
     "decide",
     "judge_retention",
+    "ranked",
     "step_facts",
 ]
 
@@ -321,15 +322,19 @@ def _by_rules(
             if _has_label(one, label):
                 yield one.key, f"label {label}"
     for best in policy.keep_best:
-        sign = 1.0 if best.mode == "min" else -1.0
-        ranked = sorted(
-            # Of equal values the later step is the better one.
-            (sign * one.metrics[best.metric], -one.step, one.key)
-            for one in facts
-            if _has_metric(one, best.metric)
-        )
-        for _, _, key in ranked[: best.count]:
+        for key in ranked(facts, best.metric, best.mode)[: best.count]:
             yield key, f"best {best.count} by {best.metric} ({best.mode})"
+
+
+def ranked(facts: Iterable[StepFacts], metric: str, mode: Literal["min", "max"]) -> list[StepKey]:
+    """The steps that have a value of a metric, best first; of equal values the later step is."""
+    sign = 1.0 if mode == "min" else -1.0
+    values = sorted(
+        (sign * one.metrics[metric], -one.step, one.key)
+        for one in facts
+        if _has_metric(one, metric)
+    )
+    return [key for _, _, key in values]
 
 
 def _has_metric(one: StepFacts, metric: str) -> bool:

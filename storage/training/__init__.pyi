@@ -3,7 +3,7 @@ from .checkpointer import Checkpointer as Checkpointer
 from .checkpointer import default_writer_id as default_writer_id
 from .leaf_forms import dtype_name as dtype_name
 from .leaf_forms import is_key_dtype as is_key_dtype
-from .loading import choose_step as choose_step
+from .loading import agreed_step as agreed_step
 from .loading import load as load
 from .preemption import Preemption as Preemption
 from .restore import read_meta as read_meta

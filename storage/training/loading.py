@@ -29,7 +29,7 @@ from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
 
-__all__ = ["StepChoice", "choose_step", "load", "restore_tree"]
+__all__ = ["StepChoice", "agreed_step", "load"]
 
 _MODES: Final[tuple[Literal["min", "max"], ...]] = ("min", "max")
 
@@ -73,54 +73,38 @@ def load(
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
     """
-    run, info = choose_step(reference, step)
-    return restore_tree(run, info, target, only=only, cast=cast)
-
-
-def choose_step(
-    reference: StoreURI | str | os.PathLike[str], step: StepChoice = None
-) -> tuple[Run, StepInfo]:
-    """The step that is named, the same on all processes; all of them must call this.
-
-    Args and errors as of `load`.
-    """
     ref, chosen = processes.together(
         lambda: _named(reference, step),
         same={"reference": lambda made: str(made[0]), "step": lambda made: repr(made[1])},
         error=InvalidURIError,
     )
-    # Process 0 looks for all: what is the latest step may change while they look.
-    found = processes.agree(lambda: asdict(_find(ref, chosen)))
-    return Run(ref.run), StepInfo(**{**found, "state": StepState(found["state"])})
-
-
-def restore_tree(
-    run: Run,
-    info: StepInfo,
-    target: Any,
-    *,
-    only: str | re.Pattern[str] | None = None,
-    cast: bool = False,
-) -> Any:
-    """What a step holds, as the target says; all processes of a job must call this.
-
-    Args and errors as of `load`.
-    """
+    info = agreed_step(lambda: _find(ref, chosen))
     with no_collections():
         # What fails on one process fails on all: none may wait for another that has given up.
         given, opened, fitted = processes.together(
-            lambda: _fitted(run, info, target, only, cast),
+            lambda: _fitted(Run(ref.run), info, target, only, cast),
             same={"target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]]},
             error=TreeMismatchError,
         )
         filled = dict(opened.trees)
         for one in fitted:
-            values = processes.together(one.read)
-            new = {path: leaf.finish(values[path]) for path, leaf in one.wanted.items()}
+            new = one.read()
             tree = filled[one.name]
             leaves = [new.get(path, leaf) for path, leaf in trees.flatten(tree).items()]
             filled[one.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
         return given.close(opened.close(filled))
+
+
+def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
+    """The step that `find` gives on process 0, on all: the latest may change while they look.
+
+    All processes of a job must call this.
+
+    Raises:
+        StorageError: `find` raised on process 0; it is raised on every process.
+    """
+    found = processes.agree(lambda: asdict(find()))
+    return StepInfo(**{**found, "state": StepState(found["state"])})
 
 
 def _find(ref: CheckpointRef, step: StepChoice) -> StepInfo:

@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.training.trees import holds
+from cairn.storage.training.trees import holds, is_variable
 
-__all__ = ["SINGLE_ITEM", "OpenedItems", "as_items", "open_modules"]
+__all__ = ["OpenedItems", "as_items", "open_modules"]
 
-SINGLE_ITEM: Final = "state"
+_SINGLE_ITEM: Final = "state"
 """The name of a tree that is given without one."""
 
 
@@ -52,7 +52,7 @@ def as_items(given: Any) -> OpenedItems:
     nnx = sys.modules.get("flax.nnx")
     one_tree = not isinstance(given, Mapping) or (nnx is not None and isinstance(given, nnx.State))
     if one_tree or any(map(_is_leaf, given.values())):
-        return OpenedItems({SINGLE_ITEM: given}, lambda items: items[SINGLE_ITEM])
+        return OpenedItems({_SINGLE_ITEM: given}, lambda items: items[_SINGLE_ITEM])
     if type(given) is dict:
         return OpenedItems(dict(given), dict)
     # Not by `given[name]`: a FrozenDict gives another FrozenDict for each dict that is in it.
@@ -133,12 +133,9 @@ def _is_stored(leaf: Any) -> bool:
 
 
 def _is_leaf(node: Any) -> bool:
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(node, nnx.Variable):
-        return True
     if isinstance(node, _nnx_kinds() + _equinox_kinds()):
         return False
-    return bool(jax.tree_util.all_leaves([node]))
+    return is_variable(node) or bool(jax.tree_util.all_leaves([node]))
 
 
 def _nnx_kinds() -> tuple[type, ...]:

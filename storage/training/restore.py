@@ -415,8 +415,7 @@ def restore_leaves(
         fitted = processes.together(
             lambda: _chosen(_fitted(step, item, target, cast, where), paths)
         )
-        values = processes.together(fitted.read)
-        return {path: leaf.finish(values[path]) for path, leaf in fitted.wanted.items()}
+        return fitted.read()
 
 
 class FittedItem(NamedTuple):
@@ -439,8 +438,9 @@ class FittedItem(NamedTuple):
     where: object
 
     def read(self) -> dict[str, Any]:
-        """The wanted leaves by path, before `TargetLeaf.finish`."""
-        return _read(self.arrays, self.infos, self.wanted)
+        """The wanted leaves by path, as the target says; all processes must call this."""
+        values = processes.together(lambda: _read(self.arrays, self.infos, self.wanted))
+        return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()}
 
 
 def fit_item(

@@ -20,7 +20,7 @@ from cairn.storage.arrays import array_name, keys_of, path_of
 from cairn.storage.errors import TreeMismatchError, UnsupportedLeafError
 from cairn.storage.store import is_text
 
-__all__ = ["difference", "flatten", "holds", "nest", "paths", "unflatten", "unnest"]
+__all__ = ["difference", "flatten", "holds", "is_variable", "nest", "paths", "unflatten", "unnest"]
 
 
 def flatten(tree: Any) -> dict[str, Any]:
@@ -58,19 +58,20 @@ def paths(tree: Any) -> list[str]:
 
 def holds(tree: Any, kinds: tuple[type, ...]) -> bool:
     """Whether the tree has a node of one of these types."""
+    if isinstance(tree, kinds):
+        return True
     leaves: set[type] = {type(None)}
     waiting = [tree]
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, kinds):
-            return True
-        inner = _inner(node)
+        inner = _inner(waiting.pop())
         for kind in {*map(type, inner)} - leaves:
-            same = [child for child in inner if type(child) is kind]
-            if not issubclass(kind, kinds) and jax.tree_util.all_leaves(same[:1]):
+            if issubclass(kind, kinds):
+                return True
+            one = next(child for child in inner if type(child) is kind)
+            if is_variable(one) or jax.tree_util.all_leaves([one]):  # no Variable holds a module
                 leaves.add(kind)
             else:
-                waiting += same
+                waiting += [child for child in inner if type(child) is kind]
     return False
 
 
@@ -186,7 +187,7 @@ class _Walk:
             children = sorted(node.items(), key=_FIRST)
         elif kind is _Kind.SEQUENCE:
             children = ((str(number), child) for number, child in enumerate(node))
-        elif _is_variable(node):
+        elif is_variable(node):
             self._open_variable(node, prefix)
             return
         else:
@@ -272,7 +273,7 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
     return [(key, child) for (key,), child in opened]
 
 
-def _is_variable(node: Any) -> bool:
+def is_variable(node: Any) -> bool:
     """True for an `nnx.Variable`; without importing Flax, for if it isn't loaded there are none."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(node, nnx.Variable)
