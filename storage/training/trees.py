@@ -213,10 +213,12 @@ class _Walk:
 
     def _take(self, leaves: Mapping[str, Any], prefix: str) -> None:
         """Walk a dict of nothing but leaves, with as little Python for each as can be."""
-        keys = sorted(leaves)
-        self.leaves += map(leaves.__getitem__, keys)
+        given = list(leaves)
+        keys = sorted(given)
+        self.leaves += leaves.values() if keys == given else map(leaves.__getitem__, keys)
         text = "".join(keys)
-        if text.isascii() and not _WRITTEN_OTHERWISE & {*text} and not _NO_KEYS & leaves.keys():
+        plain = text.isascii() and not any(character in text for character in _WRITTEN_OTHERWISE)
+        if plain and not _NO_KEYS & leaves.keys():
             self.dotted = self.dotted or "." in text
             self.paths += [prefix + key for key in keys]
         else:
@@ -255,7 +257,7 @@ class _Walk:
 
 
 _NO_KEYS: Final = frozenset({"", ".", ".."})
-_WRITTEN_OTHERWISE: Final = frozenset("/%\0")
+_WRITTEN_OTHERWISE: Final = "/%\0"
 """Characters for which a key has another form in paths, or none."""
 
 _FIRST: Final = operator.itemgetter(0)

@@ -8,6 +8,7 @@ for. Of an array that several processes hold, each writes its own part. Imports 
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,8 @@ _LEAST_SPLIT_BYTES: Final = 1 << 20
 """What several processes hold is divided among them from this size on."""
 
 HostView = memoryview | np.ndarray[Any, Any]
+
+_NBYTES: Final = operator.attrgetter("nbytes")
 
 _COLUMN_READ_ITEMS: Final = frozenset({"model"})
 """Items whose leaves exports transpose; others are always cut into row strips."""
@@ -178,8 +181,8 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
     """
     if jax.process_count() > 1 or jax.default_backend() != "cpu":
         return {}
-    kinds = {type(leaf): leaf for leaf in leaves.values()}
-    others = tuple(kind for kind, leaf in kinds.items() if not isinstance(leaf, jax.Array))
+    kinds = {*map(type, leaves.values())}
+    others = tuple(kind for kind in kinds if not issubclass(kind, jax.Array))
     arrays = leaves
     if others:
         arrays = {path: leaf for path, leaf in leaves.items() if type(leaf) not in others}
@@ -191,9 +194,8 @@ def host_views(leaves: Mapping[str, Any]) -> dict[str, HostView]:
             if path not in views:
                 with contextlib.suppress(BufferError, TypeError):
                     views[path] = np.asarray(leaf) if _is_bfloat16(leaf) else memoryview(leaf)
-    empty = [path for path, view in views.items() if not view.nbytes]
-    for path in empty:
-        del views[path]
+    if not all(map(_NBYTES, views.values())):
+        return {path: view for path, view in views.items() if view.nbytes}
     return views
 
 

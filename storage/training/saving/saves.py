@@ -6,6 +6,7 @@ JAX.
 
 import json
 import math
+import operator
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ _RESERVED_ITEMS: Final = frozenset(
     | {COMMIT_FILE, INDEX_FILE, "orbax.checkpoint"}
 )
 """What Orbax or we keep in a step's folder, or give a meaning of their own; and all with "_"."""
+
+_NBYTES: Final = operator.attrgetter("nbytes")
 
 Spec = tuple[str | tuple[str, ...] | None, ...]
 
@@ -186,7 +189,7 @@ def prepare(
         for name, leaves in stored.items()
     }
     nbytes = sum(_bytes_of(leaf) for one in stored.values() for leaf in one.values())
-    nbytes += sum(view.nbytes for one in views.values() for view in one.values())
+    nbytes += sum(sum(map(_NBYTES, one.values())) for one in views.values())
     save = Save(
         step=number,
         names=tuple(sorted([*trees, META_ITEM])),
