@@ -151,6 +151,9 @@ class Checkpoint(Response):
     bytes: int | None
     leaves: int | None = Field(description="Arrays in the checkpoint.")
     items: list[str]
+    iterators: dict[str, int] = Field(
+        description="Iterators of training data whose positions it has: how many processes saved."
+    )
     manifest_digest: str | None
     model_type: str | None
     aliases: list[str]

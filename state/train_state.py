@@ -162,6 +162,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        iterators: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
@@ -179,6 +180,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             metrics=metrics,
             labels=labels,
             extras=extras,
+            iterators=iterators,
             compression=compression,
             deadline=deadline,
         )
@@ -192,6 +194,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         *,
         step: SupportsIndex | None = None,
         optimizer: Literal["require", "skip"] = "require",
+        iterators: Mapping[str, Any] | None = None,
     ) -> Self:
         """Loads a state into the form of another one, which stays as it is.
 
@@ -208,12 +211,15 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
                 ones of a compiled step, that step goes on without compiling again.
             step: the step to load, where the reference names only a run.
             optimizer: "skip" leaves the optimizer state out (None).
+            iterators: of training data, by name: they are set, in place, to where the step was
+                saved, once all else is loaded; see `cairn.load`.
 
         Raises:
             FileNotFoundError: if there is no such run, alias or step.
             OptimizerNotFoundError: if the target has optimizer state and the checkpoint has none.
             OptimizerError: if the checkpoint has optimizer state and the target has none.
             TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
+            IteratorMismatchError: if an iterator can't go on where the step was saved; none is set.
             ArgumentError: if the target is no state of this class.
         """
         if not isinstance(target, cls):
@@ -222,7 +228,9 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
                 expected=f"a {cls.__name__}, or what jax.eval_shape makes of one",
                 found=type(target).__name__,
             )
-        loaded = load_train_state(target, load_directory, step=step, optimizer=optimizer)
+        loaded = load_train_state(
+            target, load_directory, step=step, optimizer=optimizer, iterators=iterators
+        )
         same_class: Self = loaded
         return same_class
 

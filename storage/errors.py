@@ -13,6 +13,7 @@ StorageError
 ├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
 ├── PolicyError (ValueError)                a retention or save policy that can't act
 ├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
+├── IteratorMismatchError (ValueError)      data can't go on where a step says; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
 ├── CorruptionError                         bytes that fail their check
 ├── PreconditionFailedError                 a compare-and-swap that lost
@@ -39,6 +40,7 @@ __all__ = [
     "FencedError",
     "InvalidSliceError",
     "InvalidURIError",
+    "IteratorMismatchError",
     "LeafNotFoundError",
     "LeaseHeldError",
     "NotACheckpointError",
@@ -156,6 +158,14 @@ class TreeMismatchError(StorageError, ValueError):
 
     Attributes:
         problems: every difference, one line each.
+    """
+
+
+class IteratorMismatchError(StorageError, ValueError):
+    """Iterators of training data can't go on where the step was saved.
+
+    Attributes:
+        problems: what is wrong with which iterator, one line each.
     """
 
 

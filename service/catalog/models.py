@@ -90,6 +90,7 @@ class CheckpointRow(Base):
     nbytes: Mapped[int] = mapped_column(BigInteger)
     leaves: Mapped[int] = mapped_column(Integer)
     items: Mapped[list[str]] = mapped_column(JSON)
+    iterators: Mapped[dict[str, int]] = mapped_column(JSON)
     manifest_digest: Mapped[str] = mapped_column(String(80))
     model_type: Mapped[str | None] = mapped_column(String(128))
     labels: Mapped[dict[str, str]] = mapped_column(JSON)

@@ -85,6 +85,7 @@ def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoin
         bytes=row.nbytes,
         leaves=row.leaves,
         items=row.items,
+        iterators=row.iterators,
         manifest_digest=row.manifest_digest,
         model_type=row.model_type,
         aliases=aliases,

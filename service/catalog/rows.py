@@ -193,6 +193,7 @@ def _values(
         "nbytes": checkpoint.nbytes,
         "leaves": checkpoint.leaves,
         "items": list(checkpoint.items),
+        "iterators": dict(checkpoint.iterators),
         "manifest_digest": checkpoint.manifest_digest,
         "model_type": checkpoint.model_type,
         **annotation.model_dump(mode="json"),

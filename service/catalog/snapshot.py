@@ -40,6 +40,7 @@ class Checkpoint:
     nbytes: int
     leaves: int
     items: tuple[str, ...]
+    iterators: Mapping[str, int]
     manifest_digest: str
     model_type: str | None
 
@@ -127,6 +128,7 @@ def _read_manifests(
             nbytes=manifest.nbytes,
             leaves=manifest.leaf_count,
             items=manifest.items,
+            iterators=manifest.iterators,
             manifest_digest=sha256_of(found.value),
             model_type=manifest.model.model_type if manifest.model else None,
         )

@@ -35,6 +35,7 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.NotACheckpointError: (422, "not-a-checkpoint", "Not a checkpoint"),
     storage_errors.PolicyError: (422, "invalid-policy", "The policy can't act"),
     storage_errors.TreeMismatchError: (422, "tree-mismatch", "The checkpoint does not fit"),
+    storage_errors.IteratorMismatchError: (422, "iterator-mismatch", "The iterators do not fit"),
     storage_errors.CorruptionError: (500, "corrupt", "Stored data is corrupt"),
     storage_errors.PreconditionFailedError: (412, "precondition-failed", "Precondition failed"),
     storage_errors.StepExistsError: (409, "step-exists", "The step exists"),
@@ -53,6 +54,7 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
 
 _WITH_PROBLEMS: Final = (
     storage_errors.TreeMismatchError,
+    storage_errors.IteratorMismatchError,
     storage_errors.CorruptionError,
     storage_errors.UnsoundStoreError,
 )

@@ -287,6 +287,7 @@ def _unpublished(row: RunRow, run: Run, info: StepInfo) -> Checkpoint:
         bytes=info.nbytes,
         leaves=None,
         items=[],
+        iterators={},
         manifest_digest=info.manifest_digest,
         model_type=None,
         aliases=[],

@@ -24,13 +24,16 @@ from cairn.storage.runs import (
     read_asset,
 )
 from cairn.storage.training import (
+    Positions,
     agreed_step,
     dtype_name,
+    find_positions,
     is_key_dtype,
     processes,
     read_meta,
     restore_item,
     restore_leaves,
+    warn_of_left,
 )
 
 __all__ = ["StoredCheckpoint", "run_has_saved"]
@@ -169,6 +172,27 @@ class StoredCheckpoint:
                 next_step="load it with the config, model class and optimizer it was saved with",
                 problems=problems,
             )
+
+    def positions(self, iterators: Mapping[str, Any] | None, *, resumes: bool) -> Positions:
+        """Returns where these iterators are to go on; all processes of a job must call this.
+
+        Args:
+            iterators: by name, as they were given to `save_state`.
+            resumes: whether training goes on: then positions that are left out are warned of.
+
+        Raises:
+            IteratorMismatchError: if the step has none for one of them; all are listed.
+            CorruptionError: if stored bytes fail their check.
+        """
+        where = f"{self.run.uri}, step {self.info.step}"
+        found: Positions = processes.together(
+            lambda: find_positions(self._reader, iterators, where=where),
+            same={"iterators": lambda positions: positions.names},
+            error=ArgumentError,
+        )
+        if resumes:
+            warn_of_left(self._reader, iterators, where=where)
+        return found
 
     def restore(self, item: str, target: Any, *, cast: bool = False) -> Any:
         """Returns an item in the containers of the target, each leaf where the target says.

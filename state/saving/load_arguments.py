@@ -74,6 +74,8 @@ class LoadArguments:
             they are the class's defaults.
         mesh: a mesh to shard over, instead of `sharding_axis_dims`.
         model_class: class of the model, where several have the stored name, or none is imported.
+        iterators: of training data, by name: they are set, in place, to where the step was saved,
+            once all else is loaded; see `cairn.load`.
 
     An argument that is unknown, contradicts another or cannot act raises an ArgumentError naming
     it, before anything is read.
@@ -108,6 +110,7 @@ class LoadArguments:
     fields: FieldTargets = None
     mesh: Mesh | None = None
     model_class: type[Any] | None = None
+    iterators: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         TaskType(self.model_task)

@@ -40,6 +40,7 @@ from cairn.storage.training import (
     record_refusal,
     record_started,
     superseded_save,
+    take_states,
 )
 
 __all__ = ["RunSaver"]
@@ -47,7 +48,9 @@ __all__ = ["RunSaver"]
 logger = logging.getLogger("cairn.save")
 
 _LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
-_OWN_OPTIONS: Final = frozenset({"step", "wait", "metrics", "labels", "extras", "enable"})
+_OWN_OPTIONS: Final = frozenset(
+    {"step", "wait", "metrics", "labels", "extras", "iterators", "enable"}
+)
 
 
 class Saveable(Protocol):
@@ -193,6 +196,7 @@ class RunSaver:
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        iterators: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle | None:
         """Save the state if it is due. To be called after every training step.
@@ -206,6 +210,9 @@ class RunSaver:
             metrics: numbers of this step.
             labels: texts to keep with it, if it is saved.
             extras: JSON to keep with it, if it is saved.
+            iterators: of training data, by name: where they are now is saved with it, if it is
+                saved; see `Checkpointer.save`. With `on_preemption` each call asks for their
+                states: `close` may have to save this step when they have gone on.
             deadline: how many seconds this call may take, if the state is saved. Past them the save
                 is refused, the save before goes on, and training may. None waits while there is
                 progress: a store that does not answer for 90 s is given up.
@@ -233,7 +240,7 @@ class RunSaver:
             number = int(state.step) if before is None else before + 1
         self._state = weakref.ref(state)
         self._given = None if step is None else number
-        self._told = {"metrics": metrics, "labels": labels, "extras": extras}
+        self._told = self._options_of(metrics, labels, extras, iterators)
         busy = self._begun is not None and not self._begun.done
         reason, busy = self._due.look(
             number,
@@ -258,6 +265,7 @@ class RunSaver:
         metrics: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        iterators: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
         """Save the state whatever the policy says, such as the last one of training.
@@ -273,6 +281,8 @@ class RunSaver:
             metrics: numbers to keep with it.
             labels: texts to keep with it.
             extras: JSON to keep with it.
+            iterators: of training data, by name, whose positions to keep with it; one of a name
+                that the save before had is not asked again.
             deadline: how many seconds this call may take; see `step`.
 
         Returns:
@@ -289,7 +299,7 @@ class RunSaver:
         self._check_open()
         _check_deadline(deadline)
         number = int(state.step) if step is None else check_step(step)
-        given = {"metrics": metrics, "labels": labels, "extras": extras}
+        given = self._options_of(metrics, labels, extras, iterators)
         if self._begun is not None and self._has_saved(number):
             new = self._new_in(state, given)
             if not new:
@@ -313,6 +323,25 @@ class RunSaver:
 
     # -- saving --------------------------------------------------------------------------------
 
+    def _options_of(
+        self,
+        metrics: Mapping[str, Any] | None,
+        labels: Mapping[str, str] | None,
+        extras: Mapping[str, Any] | None,
+        iterators: Mapping[str, Any] | None,
+    ) -> dict[str, Mapping[str, Any] | None]:
+        """The arguments of `save_state` that are a step's own; iterators only if there are any."""
+        given: dict[str, Mapping[str, Any] | None] = {
+            "metrics": metrics,
+            "labels": labels,
+            "extras": extras,
+        }
+        if iterators is None:
+            return given
+        if self._preemption is not None:  # `close` may have to save this when they have gone on
+            iterators = take_states(iterators)
+        return {**given, "iterators": iterators}
+
     def _is_told_to_end(self) -> bool:
         return self._preemption is not None and self._preemption.announced
 
@@ -329,7 +358,7 @@ class RunSaver:
             new += [
                 f"{what} {name!r}"
                 for name, value in (values or {}).items()
-                if name not in told or not _is_equal(value, told[name])
+                if name not in told or not (what == "iterators" or _is_equal(value, told[name]))
             ]
         return new
 
@@ -339,8 +368,9 @@ class RunSaver:
             path=self.uri,
             expected="the same state, and nothing that the save before was not given",
             found=", ".join(new),
-            next_step="Give metrics, labels and extras to step(), save under another step=, or "
-            "make the RunSaver with save_options={'overwrite': True} to save the step anew.",
+            next_step="Give metrics, labels, extras and iterators to step(), save under another "
+            "step=, or make the RunSaver with save_options={'overwrite': True} to save the step "
+            "anew.",
         )
         self._last = self._refused(error, number)
         return error

@@ -148,6 +148,7 @@ def load_easydel_state(
     if with_fields or jax.tree.leaves(fields):
         targets["fields"] = numbers.check
     checkpoint.check(targets, casts=casts)
+    positions = checkpoint.positions(arguments.iterators, resumes=with_optimizer)
     say(
         arguments.verbose,
         f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "
@@ -179,6 +180,7 @@ def load_easydel_state(
     )
     state = settled(state)
     object.__setattr__(state, "_extras", dict(meta.get("extras") or {}))
+    positions.set()
     return state
 
 
@@ -200,6 +202,13 @@ def load_module(
         ValueError: if arguments contradict each other or the checkpoint does not fit.
         CorruptionError: if stored bytes fail their check.
     """
+    if arguments.iterators:
+        raise ArgumentError(
+            path="iterators",
+            expected="a load of a whole state",
+            found=f"{', '.join(map(str, arguments.iterators))}, with a load of the model alone",
+            next_step="load with load_state, or leave iterators= out",
+        )
     checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
     model = _agreed_target(checkpoint, arguments)
     if expected_class is not None and not isinstance(model, expected_class):
@@ -339,6 +348,10 @@ def _from_pretrained(
     if arguments.fields not in (None, "skip"):
         raise ArgumentError(
             path="fields", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
+        )
+    if arguments.iterators:
+        raise ArgumentError(
+            path="iterators", expected="a checkpoint of a run", found=f"{os.fspath(reference)!r}"
         )
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)

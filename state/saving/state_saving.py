@@ -50,6 +50,7 @@ class SaveArguments:
     metrics: Mapping[str, float] | None = None
     labels: Mapping[str, str] | None = None
     extras: Mapping[str, Any] | None = None
+    iterators: Mapping[str, Any] | None = None
     compression: Compression | None = None
     deadline: float | None = None
 
@@ -202,6 +203,7 @@ def store(
             step,
             items,
             meta=full_meta,
+            iterators=arguments.iterators,
             model=info,
             assets=assets,
             metrics=arguments.metrics,

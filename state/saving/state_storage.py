@@ -41,6 +41,7 @@ class StateStorageMixin:
         metrics: Mapping[str, float] | None = None,
         labels: Mapping[str, str] | None = None,
         extras: Mapping[str, Any] | None = None,
+        iterators: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
         deadline: float | None = None,
     ) -> SaveHandle:
@@ -64,8 +65,9 @@ class StateStorageMixin:
             overwrite: replace this step and set aside any later ones.
             metrics: numbers to keep with the checkpoint.
             labels: texts to keep with the checkpoint.
-            extras: JSON that `load_state` gives back as `state.extras`, such as the position of
-                the data.
+            extras: JSON that `load_state` gives back as `state.extras`.
+            iterators: of training data, by name: where they are now is saved with the step, for
+                `load_state(iterators=...)`; see `Checkpointer.save`.
             compression: "zstd" stores floating weights in about a tenth less space and takes
                 several times as long; None stores the bytes as they are.
             deadline: how many seconds this call may take: for the save before it, for the store,
@@ -82,6 +84,7 @@ class StateStorageMixin:
             ConfigError: if `load_state` could never load it, such as for a config whose
                 `model_type` is unknown; found out at the first save.
             UnsupportedFormatError: if `compression` is not one of those.
+            UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
                 `labels`, `extras` or another argument differs between processes; on every
                 process. Of `metrics`, which may have been measured by each, those of process 0
@@ -102,6 +105,7 @@ class StateStorageMixin:
             metrics=metrics,
             labels=labels,
             extras=extras,
+            iterators=iterators,
             compression=compression,
             deadline=deadline,
         )
@@ -138,7 +142,8 @@ class StateStorageMixin:
         """Loads a state from a run's checkpoint, or from Hugging Face weights.
 
         `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
-        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh` and `model_class`.
+        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class` and
+        `iterators`, which are set in place to where the step was saved.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
@@ -181,7 +186,7 @@ class StateStorageMixin:
         Raises:
             FileNotFoundError: if there is no such run, alias, step or folder.
             ValueError: if arguments contradict each other or cannot act, or if the checkpoint does
-                not fit the model and the optimizer; every leaf that differs is listed.
+                not fit the model, the optimizer and the iterators; all that differs is listed.
             CorruptionError: if stored bytes fail their check.
         """
         arguments = LoadArguments.checked(

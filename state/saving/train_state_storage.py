@@ -1,6 +1,7 @@
 """Saving and loading of a TrainState: its parameters, its optimizer state, its added fields."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 import jax
@@ -47,7 +48,12 @@ def save_train_state(
 
 
 def load_train_state(
-    target: Any, reference: str | os.PathLike[str], *, step: SupportsIndex | None, optimizer: str
+    target: Any,
+    reference: str | os.PathLike[str],
+    *,
+    step: SupportsIndex | None,
+    optimizer: str,
+    iterators: Mapping[str, Any] | None,
 ) -> Any:
     """Returns the stored state in the form of the target; `TrainState.load_state` says how.
 
@@ -65,6 +71,7 @@ def load_train_state(
         targets["fields"] = target.added_fields
     forms = {item: NumberForms(checkpoint, item, tree) for item, tree in targets.items()}
     checkpoint.check({item: form.check for item, form in forms.items()})
+    positions = checkpoint.positions(iterators, resumes=optimizer == "require")
     finished = {
         item: form.finished(checkpoint.restore(item, form.ask)) for item, form in forms.items()
     }
@@ -79,6 +86,7 @@ def load_train_state(
         **finished.get("fields", {}),
     )
     object.__setattr__(loaded, "_extras", dict(checkpoint.meta.get("extras") or {}))
+    positions.set()
     return loaded
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,6 +40,7 @@ from cairn.storage.errors import (
     InvalidSliceError,
     LeafNotFoundError,
     NotACheckpointError,
+    NotFoundError,
     StepNotFoundError,
     StorageError,
 )
@@ -55,6 +56,7 @@ from cairn.storage.runs import (
     ObjectRecord,
     StepContents,
     StepIndex,
+    iterator_file,
     open_contents,
 )
 from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
@@ -307,6 +309,59 @@ class CheckpointReader:
             if data is not None:
                 return parse_json_object(data, path=self.uri / META_ITEM / name)
         return self._meta_tree()
+
+    @property
+    def iterators(self) -> Mapping[str, int]:
+        """The iterators that the step has the position of; how many processes saved each."""
+        return {} if self.manifest is None else dict(self.manifest.iterators)
+
+    def iterator_states(self, name: str, processes: Iterable[int] | None = None) -> list[bytes]:
+        """What an iterator of training data told of its position, as JSON.
+
+        Args:
+            name: of the iterator.
+            processes: of which of the processes that saved it; None: of all, in order. Of those
+                that told the same, one file is read.
+
+        Raises:
+            NotFoundError: the step has no such iterator, or no such process saved it.
+            CorruptionError: a state is missing, or not what was saved.
+            StoreUnavailableError: the store gives no answer.
+        """
+        count = self.iterators.get(name, 0)
+        wanted = list(range(count) if processes is None else processes)
+        if not count or not all(0 <= process < count for process in wanted):
+            told = (f"{known!r} of {number} processes" for known, number in self.iterators.items())
+            raise NotFoundError(
+                "no such position of an iterator",
+                path=self.uri,
+                expected=", ".join(told) or "no iterator: the step was saved without",
+                found=f"{name!r} of processes {wanted}"[:200],
+                next_step="Ask for what the step has.",
+            )
+        files = [iterator_file(name, process, count) for process in wanted]
+        contents = [self._content_of(file) for file in files]
+        distinct = dict(zip(reversed(contents), reversed(files), strict=True))
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            read = dict(zip(distinct, pool.map(self._recorded, distinct.values()), strict=True))
+        return [read[content] for content in contents]
+
+    def _content_of(self, file: str) -> object:
+        """What is equal for files that hold the same."""
+        known = self._files.get(file)
+        return file if known is None else (known.size, known.crc32c, known.content)
+
+    def _recorded(self, file: str) -> bytes:
+        data = self._file(file) if file in self._files else None
+        if data is None:
+            raise CorruptionError(
+                "a file of the step is not recorded",
+                path=self.uri / file,
+                expected="the state of an iterator, as the manifest says",
+                found="none",
+                next_step=NEXT_STEP,
+            )
+        return data
 
     def _meta_tree(self) -> dict[str, Any]:
         """The JSON of plain Orbax, which stores a dict of numbers as a tree of arrays."""

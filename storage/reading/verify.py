@@ -53,6 +53,7 @@ from cairn.storage.runs import (
     StepInfo,
     check_step,
     file_problem,
+    iterator_file,
     listed_problems,
     manifest_file,
     read_asset,
@@ -182,6 +183,11 @@ class _StepCheck:
         self._contents = contents
         self._index = contents if isinstance(contents, StepIndex) else None
         self._records = {record.name: record for record in contents.objects}
+        self._positions = {
+            iterator_file(name, process, count)
+            for name, count in manifest.iterators.items()
+            for process in range(count)
+        }
         self._objects = ObjectStore(uri)
         self._sound: set[str] = set()
         self.problems: list[str] = []
@@ -272,7 +278,9 @@ class _StepCheck:
 
     def _is_read(self, name: str) -> bool:
         """Whether a load by Cairn reads this file; with an index only JSON and values."""
-        return self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}"
+        if self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
+            return True
+        return name in self._positions
 
     def _unreadable(self, reader: CheckpointReader, item: str, path: str) -> Iterator[str]:
         try:

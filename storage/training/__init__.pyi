@@ -1,6 +1,11 @@
 from .background_retention import RunRetention as RunRetention
 from .checkpointer import Checkpointer as Checkpointer
 from .checkpointer import default_writer_id as default_writer_id
+from .iterators import Positions as Positions
+from .iterators import TakenState as TakenState
+from .iterators import find_positions as find_positions
+from .iterators import take_states as take_states
+from .iterators import warn_of_left as warn_of_left
 from .leaf_forms import dtype_name as dtype_name
 from .leaf_forms import is_key_dtype as is_key_dtype
 from .loading import agreed_step as agreed_step

@@ -193,6 +193,7 @@ class Checkpointer:
         items: Any,
         *,
         meta: Mapping[str, Any] = _NO_META,
+        iterators: Mapping[str, Any] | None = None,
         model: ModelInfo | None = None,
         assets: Mapping[str, bytes] | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -211,6 +212,10 @@ class Checkpointer:
                 which is then called "state". A tree is any pytree, or holds modules of NNX or
                 Equinox; of these all Variables, or all arrays and numbers, are saved.
             meta: JSON, stored as the item "meta".
+            iterators: of training data, by name, such as `{"train": iterator}`: their states, as
+                they are now, are saved with the step, those of each process, so that `restore` can
+                go on with the data too. An iterator has `get_state` and `set_state`, as Grain's
+                do, or `state_dict` and `load_state_dict`, as torchdata's StatefulDataLoader.
             model: which model this is, for readers that know no JAX.
             assets: small files that belong to the model, by name.
             metrics: numbers to find the step by.
@@ -225,11 +230,12 @@ class Checkpointer:
 
         Raises:
             StepExistsError: the run lists this step or a later one, and not `overwrite`.
-            UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+            UnsupportedLeafError: leaves, keys or states of iterators that can't be stored; all are
+                listed.
             UnsupportedFormatError: an argument of another type, `meta` or the model's config that
                 is not JSON, labels that are no text, metrics that are no numbers, or a
                 `compression` that is not one we know.
-            InvalidURIError: a step or an item's name that can't be used.
+            InvalidURIError: a step, or an item's or iterator's name, that can't be used.
             LeaseHeldError: another writer holds the run.
             FencedError: another writer has taken the run over.
             UnsoundStoreError: the store does not keep what runs rest on.
@@ -242,6 +248,7 @@ class Checkpointer:
         """
         given: dict[str, Any] = {
             "meta": meta,
+            "iterators": iterators,
             "model": model,
             "assets": assets,
             "metrics": metrics,
@@ -277,6 +284,7 @@ class Checkpointer:
                     "overwrite": lambda _: bool(overwrite),
                     "labels": lambda _: dict(given["labels"] or {}),
                     "meta": lambda made: made[0].meta,
+                    "iterators": lambda made: sorted(made[0].iterators),
                     "assets": lambda made: sorted(made[0].assets),
                     "compression": lambda made: made[0].compression,
                     "items": lambda made: kinds_of_leaves(made[1]),
@@ -298,7 +306,7 @@ class Checkpointer:
                         handle=handle,
                         save=save,
                         items=held,
-                        write=begin_step(folder, held, save.meta, key),
+                        write=begin_step(folder, held, save.meta, save.iterators, key),
                         objects=self._run.objects,
                         writer=self._writer,
                         clock=self._clock,
@@ -334,6 +342,7 @@ class Checkpointer:
         step: StepChoice = None,
         only: str | re.Pattern[str] | None = None,
         cast: bool = False,
+        iterators: Mapping[str, Any] | None = None,
     ) -> Any:
         """What a step of this run holds, as the target says; all processes must call this.
 
@@ -345,13 +354,14 @@ class Checkpointer:
                 latest.
             only: a regular expression: of leaves whose path has a match, and of no others.
             cast: floating leaves may change dtype.
+            iterators: of training data, by name: they are set to where the step was saved.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
             StorageError: as `load`.
         """
         self.wait_until_finished()
-        return load(self.uri, target, step=step, only=only, cast=cast)
+        return load(self.uri, target, step=step, only=only, cast=cast, iterators=iterators)
 
     def latest_step(self) -> int | None:
         """The number of the latest durable step; None for a run without one, or that is none yet.

@@ -26,6 +26,7 @@ from cairn.storage.runs import (
 from cairn.storage.store import StoreURI
 from cairn.storage.training import processes, trees
 from cairn.storage.training.garbage import no_collections
+from cairn.storage.training.iterators import Positions, find_positions, warn_of_left
 from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
 
@@ -44,6 +45,7 @@ def load(
     step: StepChoice = None,
     only: str | re.Pattern[str] | None = None,
     cast: bool = False,
+    iterators: Mapping[str, Any] | None = None,
 ) -> Any:
     """What a step of a run holds, as the target says; all processes of a job must call this.
 
@@ -58,6 +60,12 @@ def load(
         only: a regular expression: of leaves whose path, such as "model/layers/0/kernel", has a
             match somewhere, and of no others. The rest is as in the target.
         cast: floating leaves may change dtype; all else must be equal.
+        iterators: of training data, by name, as they were given to `save`: they are set, in place,
+            to where the step was saved, once all else is loaded. Each process sets its own. A step
+            that another number of processes saved can set those of Grain's ElasticIterator, and
+            iterators with `set_states(states)` or `load_state_dicts(states)`, which are given the
+            states of all that saved, in order. If this is left out, and the step has positions of
+            iterators, a warning says so once; {} leaves them out without a word.
 
     Returns:
         The same containers and modules as the target, with what was saved in them.
@@ -69,6 +77,8 @@ def load(
         LeafNotFoundError: `only` matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; those of all items are listed.
+        IteratorMismatchError: the step has no such iterator, or it can't go on with this number of
+            processes; all are listed, and none is set.
         UnsupportedFormatError: the target is no tree.
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.
@@ -81,9 +91,12 @@ def load(
     info = agreed_step(lambda: _find(ref, chosen))
     with no_collections():
         # What fails on one process fails on all: none may wait for another that has given up.
-        given, opened, fitted = processes.together(
-            lambda: _fitted(Run(ref.run), info, target, only, cast),
-            same={"target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]]},
+        given, opened, fitted, positions = processes.together(
+            lambda: _fitted(Run(ref.run), info, target, only, cast, iterators),
+            same={
+                "target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]],
+                "iterators": lambda made: made[3].names,
+            },
             error=TreeMismatchError,
         )
         filled = dict(opened.trees)
@@ -92,7 +105,9 @@ def load(
             tree = filled[one.name]
             leaves = [new.get(path, leaf) for path, leaf in trees.flatten(tree).items()]
             filled[one.name] = jax.tree.unflatten(jax.tree.structure(tree), leaves)
-        return given.close(opened.close(filled))
+        restored = given.close(opened.close(filled))
+        positions.set()
+        return restored
 
 
 def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
@@ -141,9 +156,14 @@ def _named(
 
 
 def _fitted(
-    run: Run, info: StepInfo, target: Any, only: str | re.Pattern[str] | None, cast: bool
-) -> tuple[OpenedItems, OpenedItems, list[FittedItem]]:
-    """The target as trees, without its modules, and beside what is stored, if they fit."""
+    run: Run,
+    info: StepInfo,
+    target: Any,
+    only: str | re.Pattern[str] | None,
+    cast: bool,
+    iterators: Mapping[str, Any] | None,
+) -> tuple[OpenedItems, OpenedItems, list[FittedItem], Positions]:
+    """The target as trees, without its modules, and beside what is stored, if all fits."""
     given = as_items(target)
     opened = open_modules(given.trees)
     reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
@@ -177,7 +197,10 @@ def _fitted(
             found=f"paths such as {', '.join(_some_paths(opened.trees))}",
             next_step="Correct only=, or leave it out to load everything.",
         )
-    return given, opened, fitted
+    positions = find_positions(reader, iterators, where=where)
+    if only is None:
+        warn_of_left(reader, iterators, where=where)
+    return given, opened, fitted, positions
 
 
 def _of(item: str, pattern: re.Pattern[str]) -> Callable[[str], bool]:

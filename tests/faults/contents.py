@@ -1,5 +1,6 @@
 """States that follow from a key: whoever knows the key knows every bit that must come back."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,19 @@ from cairn.storage.training.trees import flatten
 
 KEY = "key"
 """Where a step's meta tells the key of its content."""
+
+
+class Keyed:
+    """An iterator whose position is a key."""
+
+    def __init__(self, key: Sequence[int]) -> None:
+        self.key = list(key)
+
+    def get_state(self) -> list[int]:
+        return self.key
+
+    def set_state(self, state: list[int]) -> None:
+        self.key = state
 
 
 def contents(key: Sequence[int]) -> dict[str, Any]:
@@ -55,6 +69,13 @@ def key_of(run: Run, info: StepInfo) -> list[int]:
     meta = CheckpointReader.open(run.step_uri(info), run.manifest(info)).meta()
     found = meta.get(KEY)
     return found if isinstance(found, list) else []
+
+
+def position_of(run: Run, info: StepInfo) -> list[Any]:
+    """What a step says of the position of its only iterator, by process."""
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    (name,) = reader.iterators
+    return [json.loads(state) for state in reader.iterator_states(name)]
 
 
 def damage(run: Run, info: StepInfo) -> list[str]:

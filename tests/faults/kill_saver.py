@@ -6,7 +6,7 @@ import random
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.faults.contents import KEY, contents, placed
+from tests.faults.contents import KEY, Keyed, contents, placed
 from tests.faults.forked import Told
 
 WRITER = "job"
@@ -32,7 +32,8 @@ def save_until_killed(told: Told, uri: str, seed: int, start: int, steps: int | 
             key = [seed, start, step]
             items = placed(contents(key))
             told.tell("begin", step)
-            handle = checkpointer.save(step, items, meta={KEY: key})
+            data = {"train": Keyed(key)}
+            handle = checkpointer.save(step, items, meta={KEY: key}, iterators=data)
             told.tell("returned", step)
             if steps is not None or draw.random() < 0.5:  # else the next save waits for it
                 handle.wait()

@@ -10,7 +10,7 @@ from cairn.storage.runs.records.lease import DEAD_AFTER_SECONDS
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store.clock import utc_now
-from tests.faults.contents import damage, key_of
+from tests.faults.contents import damage, key_of, position_of
 from tests.faults.forked import Told
 
 
@@ -77,6 +77,8 @@ class Witness:
             wrong += damage(run, info)
             if key_of(run, info) != [seed, start, info.step] or info.step not in begun:
                 wrong.append(f"step {info.step} is not what start {start} saved")
+            elif position_of(run, info) != [[seed, start, info.step]]:
+                wrong.append(f"step {info.step} has another position in the data")
         self.listed, self.attempts = held, len(run.attempts())
         return wrong
 

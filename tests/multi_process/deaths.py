@@ -24,6 +24,7 @@ from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.saving import engine, item_writer
 from cairn.storage.training.saving.held_arrays import Transfers
 from cairn.storage.training.saving.save_handle import SaveHandle
+from tests.storage.counting import Numbers
 
 SAVE_SECONDS = 60
 SHAPE = (64, 96)
@@ -43,6 +44,7 @@ MOMENTS: Mapping[str, Moment] = {
     "the processes compare the path": Moment(execution, "_check_directory_consistency"),
     "the folder is made": Moment(async_path, "mkdir"),
     "a value file is written": Moment(value_sinks, "_write_all", "after"),
+    "the positions are written": Moment(engine.StepWrite, "_write_positions", "after"),
     "the values are written": Moment(item_writer, "write_files"),
     "the item is written": Moment(engine, "write_item", "after"),
     "the parts are merged": Moment(engine, "complete_item"),
@@ -99,7 +101,13 @@ def arrays(step: int) -> dict[str, jax.Array]:
 def save(run: str, step: int) -> SaveHandle:
     """Begins to save a step."""
     items = {"model": arrays(step), "optimizer": {"nu": arrays(step)["kernel"]}}
-    return Checkpointer.for_run(run).save(step, items, meta={"step": step})
+    data = {"train": Numbers(position(step, int(jax.process_index())))}
+    return Checkpointer.for_run(run).save(step, items, meta={"step": step}, iterators=data)
+
+
+def position(step: int, process: int) -> int:
+    """Where the data of a process is at a step."""
+    return 100 * step + process
 
 
 def die_midway(run: str, moment: str, victim: int) -> Iterator[dict[str, Any]]:

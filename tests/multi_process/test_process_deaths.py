@@ -3,17 +3,19 @@
 `CAIRN_FAULTS=long` kills at every moment, in jobs of two and of four, in both stores.
 """
 
+import json
 import signal
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.restore import restore_item
 from tests.faults.report import is_long
-from tests.multi_process.deaths import MOMENTS, SHAPE, values
+from tests.multi_process.deaths import MOMENTS, SHAPE, position, values
 
 JOB_SECONDS = 240
 HEARTBEAT_SECONDS = 10
@@ -79,6 +81,9 @@ def test_death_ends_the_others_soon_and_the_run_goes_on(store, count, moment, vi
     assert [info.step for info in Run.open(run_uri).steps()] == listed
     with Checkpointer(run_uri, writer_id="tests") as checkpointer:
         restored(run_uri, listed[-1])
+        assert positions(run_uri, listed[-1]) == [
+            position(listed[-1], process) for process in range(count)
+        ]
         handle = checkpointer.save(3, {"model": jnp_values(3)}, meta={})
         handle.wait(END_SECONDS)
     assert handle.attempt == 2
@@ -99,10 +104,19 @@ def restored(run_uri, step):
         np.testing.assert_array_equal(found[name], leaf)
 
 
+def positions(run_uri, step):
+    """Where the data of each process was."""
+    run = Run.open(run_uri)
+    info = run.step(step)
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    return [json.loads(state)["at"] for state in reader.iterator_states("train")]
+
+
 FAILURES = [
     ("the arrays reach the host", 1),
     ("the folder is made", 0),
     ("a value file is written", 1),
+    ("the positions are written", 1),
     ("the parts are merged", 0),
     ("Orbax commits", 0),
     ("the step is published", 0),

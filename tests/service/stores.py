@@ -41,7 +41,9 @@ def add_steps(run: Run, steps: Iterable[int], *, base_step: int = -1) -> Attempt
     return attempt
 
 
-def publish(run: Run, attempt: int, step: int) -> Manifest:
+def publish(
+    run: Run, attempt: int, step: int, *, iterators: Mapping[str, int] | None = None
+) -> Manifest:
     """Save one step in an attempt that was begun."""
     manifest = Manifest(
         step=step,
@@ -49,6 +51,7 @@ def publish(run: Run, attempt: int, step: int) -> Manifest:
         created=rfc3339(utc_now()),
         writer="trainer",
         items=("model", "optimizer"),
+        iterators=dict(iterators or {}),
         leaves=(
             LeafRecord(item="model", path="kernel", shape=(4, 2), dtype="float32"),
             LeafRecord(item="optimizer", path="mu/kernel", shape=(4, 2), dtype="float32"),

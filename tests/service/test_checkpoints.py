@@ -44,6 +44,7 @@ def test_checkpoint_tells_what_its_manifest_says(http, root):
         "bytes": BYTES_PER_STEP,
         "leaves": 2,
         "items": ["model", "optimizer"],
+        "iterators": {},
         "manifest_digest": run.step(3).manifest_digest,
         "model_type": "llama",
         "aliases": [],
@@ -52,6 +53,13 @@ def test_checkpoint_tells_what_its_manifest_says(http, root):
         "deletion": None,
     }
     assert http.get(CHECKPOINTS).json()["checkpoints"][0]["labels"] == {"eval": "passed"}
+
+
+def test_checkpoint_tells_of_which_iterators_it_has_the_position(http, root):
+    run = make_run(root / "run", [3])
+    publish(run, 1, 4, iterators={"train": 4, "test": 4})
+    assert http.get(f"{CHECKPOINTS}/4").json()["iterators"] == {"train": 4, "test": 4}
+    assert [one["iterators"] for one in http.get(CHECKPOINTS).json()["checkpoints"]][1] == {}
 
 
 def test_highest_step_comes_first_by_number(http, root):

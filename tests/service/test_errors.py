@@ -26,6 +26,7 @@ STATUSES = {
     "FencedError": 409,
     "InvalidURIError": 422,
     "InvalidSliceError": 422,
+    "IteratorMismatchError": 422,
     "LeafNotFoundError": 404,
     "LeaseHeldError": 409,
     "NotACheckpointError": 422,

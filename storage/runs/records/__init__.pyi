@@ -46,6 +46,7 @@ from .layout import forgotten_file as forgotten_file
 from .layout import hold_file as hold_file
 from .layout import intent_file as intent_file
 from .layout import is_run_name as is_run_name
+from .layout import iterator_file as iterator_file
 from .layout import manifest_file as manifest_file
 from .layout import parse_alias_file as parse_alias_file
 from .layout import parse_annotation_file as parse_annotation_file

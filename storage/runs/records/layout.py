@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, SupportsIndex
 
+from cairn.storage.arrays import META_ITEM
 from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import StoreURI, parse_uri
 
@@ -47,6 +48,7 @@ __all__ = [
     "hold_file",
     "intent_file",
     "is_run_name",
+    "iterator_file",
     "manifest_file",
     "parse_alias_file",
     "parse_annotation_file",
@@ -229,6 +231,14 @@ def attempt_dir(attempt: int) -> str:
 def step_dir(attempt: int, step: int) -> str:
     """The folder of one step: an ordinary Orbax checkpoint."""
     return f"{attempt_dir(attempt)}/{check_step(step)}"
+
+
+def iterator_file(name: str, process: int, processes: int) -> str:
+    """In a step's folder: the state of an iterator in one of the processes that saved it.
+
+    Below the JSON item, where no reader of Orbax's looks for another; Grain names its own so.
+    """
+    return f"{META_ITEM}/iterators/{name}/process_{process}-of-{processes}.json"
 
 
 def manifest_file(step: int, attempt: int) -> str:

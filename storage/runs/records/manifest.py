@@ -179,6 +179,8 @@ class Manifest(Record):
         created: when, RFC 3339 in UTC.
         writer: the writer's id.
         items: names of the stored items.
+        iterators: of which iterators of training data it has the position, and by how many
+            processes each was saved; left out of the JSON if there are none.
         index: what is known of the step's index; None up to version 3.
         inline_leaves: without an index, every leaf of every item.
         inline_objects: without an index, every file of the step's folder.
@@ -195,6 +197,7 @@ class Manifest(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
+    iterators: dict[str, Number] = Field(default_factory=dict, exclude_if=lambda one: not one)
     index: IndexRef | None = Field(default=None, exclude_if=lambda one: one is None)
     inline_leaves: tuple[LeafRecord, ...] = Field(default=(), alias="leaves")
     inline_objects: tuple[ObjectRecord, ...] = Field(default=(), alias="objects")

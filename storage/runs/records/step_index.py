@@ -100,7 +100,8 @@ class IndexDirectory(Record):
     """What an index holds beside its tables.
 
     Attributes:
-        step, attempt, created, writer, items, assets, model, environment: as in the manifest.
+        step, attempt, created, writer, items, iterators, assets, model, environment: as in the
+            manifest.
         leaves: every leaf of every item.
         forms: by item and path, the leaves that are stored in another form.
         meta_digest: of the JSON item's canonical form.
@@ -118,6 +119,7 @@ class IndexDirectory(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
+    iterators: dict[str, Number] = Field(default_factory=dict, exclude_if=lambda one: not one)
     assets: tuple[AssetRecord, ...]
     model: ModelInfo | None
     environment: dict[str, Any]

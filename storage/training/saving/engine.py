@@ -28,7 +28,7 @@ from cairn.storage.errors import (
     StoreUnavailableError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs import COMMIT_FILE
+from cairn.storage.runs import COMMIT_FILE, iterator_file
 from cairn.storage.store import (
     ObjectStore,
     Progress,
@@ -41,6 +41,8 @@ from cairn.storage.store import (
     sha256_of,
 )
 from cairn.storage.training import exit_guard, processes
+from cairn.storage.training.iterators import TakenState
+from cairn.storage.training.saving.item_parts import ItemPart, part_file, take_parts
 from cairn.storage.training.saving.item_writer import (
     HeldItem,
     WrittenItem,
@@ -91,7 +93,12 @@ class StepWrite:
     """
 
     def __init__(
-        self, folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any], key: str
+        self,
+        folder: StoreURI,
+        items: Mapping[str, HeldItem],
+        meta: Mapping[str, Any],
+        iterators: Mapping[str, TakenState],
+        key: str,
     ) -> None:
         """Of a new step; `begin_step` begins it.
 
@@ -99,12 +106,14 @@ class StepWrite:
             folder: the step's.
             items: its trees by name.
             meta: its item of JSON.
+            iterators: the states of this process's iterators, by name.
             key: under which the processes of the job meet; used once.
         """
         self.key = key
         self._folder = folder
         self._items = items
         self._meta = meta
+        self._iterators = iterators
         self._written: dict[str, WrittenItem] = {}
         self._response: ocp.AsyncResponse[None] | None = None
         self._progress = Progress()
@@ -227,6 +236,8 @@ class StepWrite:
         if processes.is_primary():
             text = json.dumps(self._meta).encode()
             self._files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
+        if self._iterators:
+            self._files += self._write_positions(folder)
         trees = {name: item for name, item in self._items.items() if item.arrays}
         if trees:
             with ThreadPoolExecutor(len(trees), "cairn-item") as pool:
@@ -239,9 +250,25 @@ class StepWrite:
             processes.meet(self.key, "written")
         if not processes.is_primary():
             return
+        if self._iterators and jax.process_count() > 1:
+            others = take_parts(folder / META_ITEM, range(1, jax.process_count()))
+            self._files += [file for part in others for file in part.files]
         for name in trees:
             self._written[name] = complete_item(folder / name, self._written[name])
         self._files += write_files(folder, self._markers([*trees, META_ITEM]))
+
+    def _write_positions(self, folder: StoreURI) -> list[StoredFile]:
+        """Write the states of this process's iterators, and tell process 0 of them."""
+        process, count = int(jax.process_index()), jax.process_count()
+        states = {
+            iterator_file(name, process, count): state.data
+            for name, state in self._iterators.items()
+        }
+        files = write_files(folder, states)
+        if process != 0:
+            told = ItemPart(files, {}).to_bytes()
+            write_files(folder, {f"{META_ITEM}/{part_file(process)}": told})
+        return files
 
     def _markers(self, items: Iterable[str]) -> dict[str, bytes]:
         """What Orbax's older checkpointers want in each item on a bucket, which has no renames.
@@ -294,7 +321,11 @@ def commit_text(folder: StoreURI) -> bytes:
 
 
 def begin_step(
-    folder: StoreURI, items: Mapping[str, HeldItem], meta: Mapping[str, Any], key: str
+    folder: StoreURI,
+    items: Mapping[str, HeldItem],
+    meta: Mapping[str, Any],
+    iterators: Mapping[str, TakenState],
+    key: str,
 ) -> StepWrite:
     """The write of a step into `folder`, which must not exist; see `StepWrite`.
 
@@ -302,7 +333,7 @@ def begin_step(
     process that is left to `StepWrite.result`. With several it uses devices, whose order of use
     must be the same in all: then it has begun when this returns.
     """
-    write = StepWrite(folder, items, meta, key)
+    write = StepWrite(folder, items, meta, iterators, key)
     if jax.process_count() > 1:
         write.begin()
     return write

@@ -128,6 +128,7 @@ class SaveJob:
             created=rfc3339(self.clock()),
             writer=self.by,
             items=self.save.names,
+            iterators=dict.fromkeys(self.save.iterators, jax.process_count()),
             assets=put_assets(self.objects, self.save.assets),
             model=self.save.model,
             environment=job_environment(),

@@ -37,6 +37,7 @@ from cairn.storage.runs import (
     checked_assets,
 )
 from cairn.storage.store import canonical_json, check_segment, is_text
+from cairn.storage.training.iterators import TakenState, take_states
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, store_form
 from cairn.storage.training.modules import as_items, open_modules
 from cairn.storage.training.saving.held_arrays import (
@@ -95,6 +96,7 @@ class Save:
         names: of all items, that of JSON too.
         nbytes: bytes of all arrays, on all processes; of typed PRNG keys nothing.
         meta: the item of JSON.
+        iterators: the states of this process's iterators, by name.
         model: which model, for the manifest.
         annotation: labels and metrics as stored, if any.
         assets: small files by name.
@@ -105,6 +107,7 @@ class Save:
     names: tuple[str, ...]
     nbytes: int
     meta: Mapping[str, Any]
+    iterators: Mapping[str, TakenState]
     model: ModelInfo | None
     annotation: Annotation | None
     assets: Mapping[str, bytes]
@@ -132,6 +135,7 @@ def prepare(
     items: Any,
     *,
     meta: Mapping[str, Any],
+    iterators: Mapping[str, Any] | None,
     model: ModelInfo | None,
     assets: Mapping[str, bytes] | None,
     metrics: Mapping[str, Any] | None,
@@ -145,7 +149,8 @@ def prepare(
 
     Raises:
         InvalidURIError: a step or an item's name that can't be used.
-        UnsupportedLeafError: leaves or keys that can't be stored; all are listed.
+        UnsupportedLeafError: leaves, keys or states of iterators that can't be stored; all are
+            listed.
         UnsupportedFormatError: an argument of another type, `meta` or the model's config that is
             not JSON, labels that are no text, metrics that are no numbers, or a `compression` that
             is not one we know.
@@ -183,6 +188,7 @@ def prepare(
         config = json.loads(canonical_json(model.config, path="model.config"))
         model = model.model_copy(update={"config": config})
     checked = checked_assets(assets)
+    states = take_states(iterators)
     # Last: from here on nothing is refused for what was given.
     prepared = {
         name: Item(flat[name], views[name], forms[name], Transfers(name, leaves))
@@ -195,6 +201,7 @@ def prepare(
         names=tuple(sorted([*trees, META_ITEM])),
         nbytes=nbytes,
         meta=copied,
+        iterators=states,
         model=model,
         annotation=annotation,
         assets=checked,

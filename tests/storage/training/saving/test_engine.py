@@ -334,7 +334,7 @@ def test_plain_orbax_loads_all_items_without_being_told_of_any(save_here):
 
 
 def test_what_orbax_is_given_only_saves(tmp_path):
-    write = begin_step(parse_uri(tmp_path / "1"), {}, {}, "key")
+    write = begin_step(parse_uri(tmp_path / "1"), {}, {}, {}, "key")
     with pytest.raises(UnsupportedFormatError, match="this only saves"):
         asyncio.run(write.load(parse_uri(tmp_path)))
 

@@ -1,0 +1,194 @@
+"""The state of an iterator as JSON, and back, bit by bit. Imports no JAX.
+
+What JSON has is written as it is, so that the file of a Grain iterator is Grain's own. What it has
+not is an object of one key that begins with "$": bytes, tuples, floats that are no number, mappings
+with other keys than text, arrays of NumPy, and tensors of PyTorch, whose samplers keep the state of
+their random numbers in one. Nothing is pickled; what could be stored by pickle alone is refused.
+"""
+
+import base64
+import json
+import math
+import reprlib
+import sys
+from collections import OrderedDict
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.storage.errors import CorruptionError, UnsupportedFormatError
+from cairn.storage.store import is_text
+
+__all__ = ["NotStorableError", "state_from_json", "state_to_json"]
+
+_BYTES: Final = "$bytes"
+_TUPLE: Final = "$tuple"
+_FLOAT: Final = "$float"
+_DICT: Final = "$dict"
+_ARRAY: Final = "$array"
+_TENSOR: Final = "$tensor"
+
+_NUMBERS: Final = "biufc"
+"""Kinds of NumPy's dtypes that are stored: booleans, integers, floats and complex numbers."""
+
+_MAX_BITS: Final = 8192
+"""Of an integer: a reader of JSON may refuse one of more than some 4,000 digits."""
+
+
+class NotStorableError(Exception):
+    """Parts of a state that can't be stored.
+
+    Attributes:
+        problems: each in a line, by its place in the state.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def state_to_json(state: Any) -> bytes:
+    """The state of an iterator as JSON; NumPy's numbers become Python's of equal value.
+
+    Raises:
+        NotStorableError: parts of it are of other kinds; all are listed.
+    """
+    problems: list[str] = []
+    try:
+        written = _written(state, "state", problems)
+        if not problems:
+            return json.dumps(written, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        problems = ["state: nested too deeply, or within itself"]
+    raise NotStorableError(problems)
+
+
+def state_from_json(data: bytes, *, path: object) -> Any:
+    """What was given to `state_to_json`.
+
+    Raises:
+        UnsupportedFormatError: a newer release wrote it, or it holds tensors and PyTorch is not
+            imported.
+        CorruptionError: it is not JSON of this kind.
+    """
+    try:
+        return json.loads(data, object_hook=lambda found: _read(found, path))
+    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+        if isinstance(exc, UnsupportedFormatError):
+            raise
+        raise CorruptionError(
+            "the state of an iterator can't be read",
+            path=path,
+            expected="what was saved",
+            found=f"{data[:64]!r} ({exc})",
+            next_step="Load another step.",
+        ) from exc
+
+
+def _written(value: Any, where: str, problems: list[str]) -> Any:
+    """What stands for `value` in JSON; what can't be written is added to `problems`."""
+    kind = type(value)
+    if isinstance(value, np.bool_ | np.integer) or (
+        isinstance(value, np.floating) and value.itemsize <= np.dtype(float).itemsize
+    ):
+        return _written(value.item(), where, problems)
+    if value is None or kind is bool or (kind is str and is_text(value)):
+        return value
+    if kind is int and value.bit_length() <= _MAX_BITS:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {_FLOAT: repr(value)}
+    if kind is bytes:
+        return {_BYTES: _text(value)}
+    if kind is list or kind is tuple:
+        parts = [_written(one, f"{where}[{n}]", problems) for n, one in enumerate(value)]
+        return parts if kind is list else {_TUPLE: parts}
+    if kind is dict or kind is OrderedDict:
+        return _written_dict(value, where, problems)
+    if kind is np.ndarray and value.dtype.kind in _NUMBERS:
+        return {_ARRAY: _described(value)}
+    tensor = _as_numpy(value)
+    if tensor is not None:
+        return {_TENSOR: _described(tensor)}
+    problems.append(f"{where}: {kind.__module__}.{kind.__qualname__} {reprlib.repr(value)}")
+    return None
+
+
+def _written_dict(value: dict[Any, Any], where: str, problems: list[str]) -> Any:
+    parts = {key: _written(one, f"{where}[{key!r}]", problems) for key, one in value.items()}
+    if all(type(key) is str and is_text(key) and not key.startswith("$") for key in parts):
+        return parts
+    keys = [_written(key, f"{where}: its key", problems) for key in parts]
+    return {_DICT: [list(pair) for pair in zip(keys, parts.values(), strict=True)]}
+
+
+def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    dtype, shape = array.dtype.str, list(array.shape)
+    return {"dtype": dtype, "shape": shape, "data": _text(array.tobytes())}
+
+
+def _as_numpy(value: Any) -> np.ndarray[Any, Any] | None:
+    """A PyTorch tensor in host memory as an array that says all of it; None for all else."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor:
+        return None
+    if value.device.type != "cpu" or value.requires_grad or value.layout is not torch.strided:
+        return None
+    try:
+        array: np.ndarray[Any, Any] = value.numpy()
+    except (TypeError, RuntimeError):  # a dtype that NumPy has not, or bits that stand for others
+        return None
+    return array
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _read(found: dict[str, Any], path: object) -> Any:
+    """What an object of JSON stands for, those within it read before."""
+    if len(found) != 1 or not next(iter(found)).startswith("$"):
+        return found
+    ((tag, value),) = found.items()
+    match tag:
+        case "$bytes":
+            return base64.b64decode(value, validate=True)
+        case "$tuple":
+            return tuple(value)
+        case "$float":
+            return float(value)
+        case "$dict":
+            return dict(value)
+        case "$array":
+            return _array(value)
+        case "$tensor":
+            return _imported_torch(path).from_numpy(_array(value))
+        case _:
+            raise UnsupportedFormatError(
+                "an unknown part of an iterator's state",
+                path=path,
+                expected=", ".join((_BYTES, _TUPLE, _FLOAT, _DICT, _ARRAY, _TENSOR)),
+                found=tag,
+                next_step="Upgrade Cairn to the release that wrote it, or a later one.",
+            )
+
+
+def _array(value: dict[str, Any]) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(value["dtype"])
+    if dtype.kind not in _NUMBERS:
+        raise ValueError(f"an array of {dtype}")
+    data = base64.b64decode(value["data"], validate=True)
+    return np.frombuffer(data, dtype).reshape(value["shape"]).copy()
+
+
+def _imported_torch(path: object) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise UnsupportedFormatError(
+            "the state of an iterator holds tensors",
+            path=path,
+            expected="PyTorch to be imported",
+            found="that it is not",
+            next_step="Import torch, or restore an iterator of the kind that was saved.",
+        )
+    return torch

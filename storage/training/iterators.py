@@ -1,0 +1,332 @@
+"""Where training data is: the states of its iterators, taken when a step is saved, set again later.
+
+An iterator is an object with `get_state()` and `set_state(state)`, such as Grain's, or with
+`state_dict()` and `load_state_dict(state)`, such as torchdata's StatefulDataLoader. Each process
+saves the state of its own. As many processes set them again one by one. Another number of them can
+go on where all states are one index into the whole data, as those of Grain's ElasticIterator are,
+or where the iterator has `set_states(states)` or `load_state_dicts(states)`: it is given the
+states of all processes that saved, in their order. Imports JAX.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import jax
+
+from cairn.storage.errors import (
+    InvalidURIError,
+    IteratorMismatchError,
+    UnsupportedFormatError,
+    UnsupportedLeafError,
+)
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.store import check_segment, is_text
+from cairn.storage.training import processes
+from cairn.storage.training.iterator_states import (
+    NotStorableError,
+    state_from_json,
+    state_to_json,
+)
+
+__all__ = [
+    "MAX_STATE_BYTES",
+    "Positions",
+    "TakenState",
+    "find_positions",
+    "take_states",
+    "warn_of_left",
+]
+
+logger = logging.getLogger("cairn.restore")
+
+MAX_STATE_BYTES: Final = 16 << 20
+"""Most bytes of the states of one process, as they are stored."""
+
+_SHOWN_PROBLEMS: Final = 50
+_GRAIN_INDEX: Final = "global_next_index"
+"""The whole state of a Grain iterator whose position is that of all processes."""
+
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class TakenState:
+    """The state that an iterator was in; may stand where the iterator is asked for, to be saved.
+
+    Attributes:
+        data: as it is stored.
+    """
+
+    data: bytes
+
+
+class _Methods(NamedTuple):
+    """Names of the methods that an iterator has."""
+
+    get: str
+    set: str
+    set_all: str
+
+
+_KNOWN: Final = (
+    _Methods("get_state", "set_state", "set_states"),
+    _Methods("state_dict", "load_state_dict", "load_state_dicts"),
+)
+_EXPECTED: Final = "get_state and set_state, or state_dict and load_state_dict"
+
+
+def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
+    """The states of iterators as they are now, by name.
+
+    Raises:
+        UnsupportedFormatError: this is no mapping.
+        InvalidURIError: a name that can't be used.
+        UnsupportedLeafError: an iterator without state, two names of one iterator, a state that
+            can't be had or stored, or more than `MAX_STATE_BYTES`; all are listed.
+    """
+    named = _checked_names(iterators)
+    problems = [*_twice(named)]
+    states: dict[str, TakenState] = {}
+    for name, iterator in named.items():
+        if isinstance(iterator, TakenState):
+            states[name] = iterator
+            continue
+        methods = _methods_of(iterator)
+        if methods is None:
+            problems.append(f"{name}: expected {_EXPECTED}, found {_kind(iterator)} without")
+            continue
+        try:
+            states[name] = TakenState(state_to_json(getattr(iterator, methods.get)()))
+        except NotStorableError as exc:
+            problems += [f"{name}: {problem}" for problem in exc.problems[:_SHOWN_PROBLEMS]]
+            left = len(exc.problems) - _SHOWN_PROBLEMS
+            problems += [f"{name}: and {left} more"] if left > 0 else []
+        except Exception as exc:
+            raise UnsupportedLeafError(
+                "an iterator did not tell its state",
+                path=f"iterators: {name!r}",
+                expected=f"{_kind(iterator)}.{methods.get}() to return it",
+                found=f"{type(exc).__name__}: {exc}",
+                next_step="Mend the iterator, or save without it; nothing was written.",
+            ) from exc
+    if problems:
+        raise UnsupportedLeafError(
+            "the position in the data can't be saved",
+            path="iterators",
+            expected="iterators whose states are numbers, text, bytes, arrays of NumPy, and lists, "
+            "tuples and dicts of these",
+            found=f"{len(problems)} problems",
+            next_step="Give such iterators, whose states have arrays in place of JAX's and no "
+            "other objects; nothing was written.",
+            problems=problems,
+        )
+    size = sum(len(state.data) for state in states.values())
+    if size > MAX_STATE_BYTES:
+        raise UnsupportedLeafError(
+            "the position in the data is too large",
+            path="iterators",
+            expected=f"at most {MAX_STATE_BYTES} bytes in each process",
+            found=", ".join(f"{name!r}: {len(one.data)}" for name, one in states.items()),
+            next_step="Have the iterators keep less than whole examples: shuffle and buffer less, "
+            "or tell an index from which the buffer is filled again; nothing was written.",
+        )
+    return states
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Iterators, and the states that they are to be set to.
+
+    Attributes:
+        where: the step, for errors.
+        states: by name: the iterator, its method that takes the state, and the state.
+    """
+
+    where: str
+    states: Mapping[str, tuple[Any, str, Any]]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the iterators."""
+        return sorted(self.states)
+
+    def set(self) -> None:
+        """Set the iterators, once all of a restore that can fail is done.
+
+        All processes of a job must call this.
+
+        Raises:
+            IteratorMismatchError: an iterator, be it on another process, did not take its state.
+        """
+        if self.states:
+            processes.together(self._set)
+
+    def _set(self) -> None:
+        for name, (iterator, method, state) in self.states.items():
+            try:
+                getattr(iterator, method)(state)
+            except Exception as exc:
+                raise IteratorMismatchError(
+                    "an iterator did not take its state",
+                    path=f"{self.where}: {name}",
+                    expected=f"{_kind(iterator)}.{method}() to take what was saved",
+                    found=f"{type(exc).__name__}: {exc}",
+                    next_step="Make the iterator as it was made for the run that saved it, of the "
+                    "same data; iterators set before this one have moved.",
+                ) from exc
+
+
+def find_positions(
+    reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
+) -> Positions:
+    """The states that a step has for these iterators, read and checked; none is set yet.
+
+    Args:
+        reader: of the step.
+        iterators: by name; may leave out some that the step has.
+        where: the step, for errors.
+
+    Raises:
+        UnsupportedFormatError: this is no mapping; or a newer release wrote a state.
+        InvalidURIError: a name that can't be used.
+        IteratorMismatchError: the step has no such iterator, one has no methods to be set by, or
+            can't go on with another number of processes; all are listed.
+        CorruptionError: a state is not what was saved.
+        StoreUnavailableError: the store gives no answer.
+    """
+    named = _checked_names(iterators)
+    stored = reader.iterators
+    problems = [*_twice(named)]
+    found: dict[str, tuple[Any, str, Any]] = {}
+    for name, iterator in named.items():
+        methods = _methods_of(iterator)
+        if name not in stored:
+            problems.append(f"{name}: the step has no iterator of this name")
+        elif methods is None:
+            problems.append(f"{name}: expected {_EXPECTED}, found {_kind(iterator)} without")
+        elif problem := _misfit(reader, name, iterator, methods):
+            problems.append(problem)
+        elif not problems:
+            found[name] = (iterator, *_state(reader, name, iterator, methods))
+    if problems:
+        raise IteratorMismatchError(
+            "the data can't go on where the step was saved",
+            path=where,
+            expected=_told_iterators(stored),
+            found=f"{len(problems)} problems",
+            next_step="Name the iterators as they were saved, and restore with as many processes, "
+            "or with iterators that can go on with another number: Grain's ElasticIterator, or "
+            "your own with set_states or load_state_dicts.",
+            problems=problems,
+        )
+    return Positions(where, found)
+
+
+def warn_of_left(
+    reader: CheckpointReader, iterators: Mapping[str, Any] | None, *, where: str
+) -> None:
+    """Say, once, that data begins anew although the step knows how far it was.
+
+    Args:
+        reader: of the step.
+        iterators: those that are set; {} says that none is wanted.
+        where: the step.
+    """
+    left = sorted(reader.iterators.keys() - (iterators or {}).keys())
+    asked_for_none = iterators is not None and not iterators
+    if not left or asked_for_none or where in _told or not processes.is_primary():
+        return
+    _told.add(where)
+    logger.warning(
+        "%s has the position of %s, which is not restored: give iterators= to go on with the data "
+        "where the step was saved, or iterators={} to begin anew.",
+        where,
+        ", ".join(left),
+    )
+
+
+def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Methods) -> str | None:
+    """Why the stored states are none for this iterator in this number of processes."""
+    saved, now = reader.iterators[name], jax.process_count()
+    if saved == now or callable(getattr(iterator, methods.set_all, None)):
+        return None
+    lead = f"{name}: saved by {saved} processes, now {now}"
+    if not _is_grain(iterator):
+        return f"{lead}: {_kind(iterator)} has no {methods.set_all}"
+    if not _is_global(getattr(iterator, methods.get)()):
+        return f"{lead}: {_kind(iterator)} is not of an ElasticIterator"
+    distinct = set(reader.iterator_states(name))
+    if len(distinct) > 1 or not _is_global(state_from_json(distinct.pop(), path=reader.uri)):
+        return f"{lead}: the states of the {saved} are not one index into the whole data"
+    return None
+
+
+def _state(
+    reader: CheckpointReader, name: str, iterator: Any, methods: _Methods
+) -> tuple[str, Any]:
+    """The method that takes the stored state, and the state."""
+    saved, path = reader.iterators[name], reader.uri / name
+    if saved != jax.process_count() and callable(getattr(iterator, methods.set_all, None)):
+        states = reader.iterator_states(name)
+        return methods.set_all, [state_from_json(data, path=path) for data in states]
+    process = jax.process_index() if saved == jax.process_count() else 0
+    (data,) = reader.iterator_states(name, [process])
+    return methods.set, state_from_json(data, path=path)
+
+
+def _is_grain(iterator: Any) -> bool:
+    return any(kind.__module__.partition(".")[0] == "grain" for kind in type(iterator).__mro__)
+
+
+def _is_global(state: Any) -> bool:
+    return isinstance(state, dict) and state.keys() == {_GRAIN_INDEX}
+
+
+def _methods_of(iterator: Any) -> _Methods | None:
+    """Those by which this iterator tells its state and takes it; None if it has none."""
+    for methods in _KNOWN:
+        if all(callable(getattr(iterator, name, None)) for name in (methods.get, methods.set)):
+            return methods
+    return None
+
+
+def _checked_names(iterators: Mapping[str, Any] | None) -> dict[str, Any]:
+    if iterators is None:
+        return {}
+    if not isinstance(iterators, Mapping):
+        raise UnsupportedFormatError(
+            "an argument of another type",
+            path="iterators",
+            expected='iterators by name, such as {"train": iterator}',
+            found=_kind(iterators),
+            next_step="Give each a name; nothing was changed.",
+        )
+    for name in iterators:
+        if not is_text(name):
+            raise InvalidURIError(
+                "invalid name of an iterator",
+                path=f"iterators: {name!r}",
+                expected="text that UTF-8 has a form for",
+                found=type(name).__name__,
+                next_step='Name each iterator, such as {"train": iterator}.',
+            )
+        check_segment(name, within=f"iterator {name!r}")
+    return dict(iterators)
+
+
+def _twice(iterators: Mapping[str, Any]) -> list[str]:
+    """One line for each iterator that has another name before."""
+    first: dict[int, str] = {}
+    named = ((name, first.setdefault(id(one), name)) for name, one in iterators.items())
+    return [f"{name}: the very iterator that is {other}" for name, other in named if name != other]
+
+
+def _told_iterators(stored: Mapping[str, int]) -> str:
+    told = [f"{name} of {count} processes" for name, count in stored.items()]
+    return f"iterators as the step has them: {', '.join(told) or 'none'}"
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,182 @@
+"""Jobs that go on with their data; every scenario runs in all processes of a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from grain.experimental import ElasticIterator
+from grain.sharding import ShardByJaxProcess
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from cairn.storage.training.checkpointer import Checkpointer
+from tests.multi_process.scenarios import SAVE_SECONDS, error_of
+
+EXAMPLES = 100_000
+BATCH = 800
+"""Of all processes together."""
+
+EVERY_STEPS = 5
+
+
+class Numbers:
+    """Counts up; the processes of a job count each for itself."""
+
+    def __init__(self, at: int = 0) -> None:
+        self.at = at
+
+    def get_state(self) -> dict[str, Any]:
+        return {"at": self.at, "process": int(jax.process_index())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        assert state["process"] == jax.process_index()
+        self.at = state["at"]
+
+
+class Strided:
+    """Every n-th example in an order that a seed gives; n processes take turns.
+
+    Attributes:
+        base: examples that all processes of earlier jobs had taken.
+        taken: batches that this process has taken since.
+        count: processes.
+    """
+
+    def __init__(self, size: int = EXAMPLES) -> None:
+        self.order = np.random.default_rng(5).permutation(size)
+        self.base, self.taken, self.count = 0, 0, jax.process_count()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> np.ndarray[Any, Any]:
+        start = self.base + self.taken * BATCH + jax.process_index()
+        if start >= len(self.order):
+            raise StopIteration
+        self.taken += 1
+        return self.order[start : self.base + self.taken * BATCH : self.count]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"base": self.base, "taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.base, self.taken = state["base"], state["taken"]
+
+    def load_state_dicts(self, states: list[dict[str, int]]) -> None:
+        (place,) = {state["base"] + BATCH * state["taken"] for state in states}
+        self.base, self.taken = place, 0
+
+
+def elastic() -> Any:
+    data = grain.MapDataset.range(EXAMPLES).seed(7).shuffle()
+    return iter(ElasticIterator(data, BATCH, ShardByJaxProcess()))
+
+
+def train(run: str, kind: str, pause: float) -> Iterator[dict[str, Any]]:
+    """Trains until the data ends; the state counts how often it has seen each example."""
+    data = {"grain": elastic, "own": Strided}[kind]()
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in [["data"], []])
+    seen = jax.make_array_from_callback(
+        (EXAMPLES,), whole, lambda index: np.zeros(EXAMPLES, np.int32)[index]
+    )
+    train_step = jax.jit(
+        lambda seen, batch: seen.at[batch].add(jnp.int32(1)), donate_argnums=0, out_shardings=whole
+    )
+    with Checkpointer(run) as checkpointer:
+        begun = checkpointer.latest_step() or 0
+        if begun:
+            found = checkpointer.restore({"state": {"seen": seen}}, iterators={"train": data})
+            seen = found["state"]["seen"]
+        yield {"begun": begun}
+        step = begun
+        for batch in data:
+            rows = np.asarray(batch, np.int32)
+            seen = train_step(seen, jax.make_array_from_process_local_data(split, rows, (BATCH,)))
+            step += 1
+            if step % EVERY_STEPS == 0:
+                checkpointer.save(step, {"state": {"seen": seen}}, iterators={"train": data})
+            time.sleep(pause)
+    counts = np.asarray(seen)
+    yield {
+        "begun": begun,
+        "steps": step,
+        "lost": int((counts == 0).sum()),
+        "twice": int((counts > 1).sum()),
+    }
+
+
+def save_positions(run: str) -> dict[str, Any]:
+    """Saves a step with iterators of three kinds; then differs in what is saved."""
+    process = int(jax.process_index())
+    own, strided, grains = Numbers(10 + process), Strided(), elastic()
+    for _ in range(3):
+        next(strided)
+        next(grains)
+    with Checkpointer(run) as checkpointer:
+        iterators = {"own": own, "strided": strided, "grain": grains, "plain": _plain()}
+        checkpointer.save(1, _tree(), iterators=iterators).wait(SAVE_SECONDS)
+        again = Numbers()
+        checkpointer.restore(_tree(), iterators={"own": again})
+        odd = {"own": Odd(fails=process == 1)}
+        some = {"own": own} if process else {}
+        errors = [
+            error_of(lambda: checkpointer.save(2, _tree(), iterators=some)),
+            error_of(lambda: checkpointer.save(2, _tree(), iterators=odd)),
+            error_of(lambda: checkpointer.restore(_tree(), iterators=some)),
+            error_of(lambda: checkpointer.restore(_tree(), iterators=odd)),
+        ]
+    return {"at": again.at, "errors": [[one["kinds"][0], one["text"]] for one in errors]}
+
+
+class Odd(Numbers):
+    """Fails, if it is to."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def get_state(self) -> dict[str, Any]:
+        if self.fails:
+            raise OSError("the cable was pulled")
+        return super().get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if self.fails:
+            raise OSError("the cable was pulled")
+        super().set_state(state)
+
+
+def restore_positions(run: str) -> dict[str, Any]:
+    """Restores what another number of processes has saved."""
+    own, strided, grains = Numbers(), Strided(), elastic()
+    with Checkpointer(run) as checkpointer:
+        refused = error_of(
+            lambda: checkpointer.restore(
+                _tree(),
+                iterators={"own": own, "plain": _plain(), "strided": strided, "grain": grains},
+            )
+        )
+        untouched = [own.at, strided.base, grains.get_state()["global_next_index"]]
+        checkpointer.restore(_tree(), iterators={"strided": strided, "grain": grains})
+    return {
+        "refused": [refused["kinds"][0], refused["text"]],
+        "untouched": untouched,
+        "strided": np.asarray(next(strided)).tolist(),
+        "grain": np.asarray(next(grains)).tolist(),
+    }
+
+
+def _plain() -> Any:
+    """Of Grain, sharded by process: its index is the process's own."""
+    data = grain.MapDataset.range(EXAMPLES)
+    return iter(data[jax.process_index() :: jax.process_count()].batch(8))
+
+
+def _tree() -> dict[str, Any]:
+    return {"model": {"w": np.ones(3, np.float32)}}

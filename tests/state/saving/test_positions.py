@@ -1,0 +1,130 @@
+"""The position in the data travels with a state: saved, loaded, and right when a job is ended."""
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError
+from cairn.state.saving.run_saver import RunSaver
+from cairn.state.train_state import TrainState
+from cairn.storage.errors import IteratorMismatchError, StepExistsError, UnsupportedLeafError
+from cairn.storage.runs.run import Run
+from cairn.storage.training.save_policy import SavePolicy
+from tests.state.my_model import my_model
+from tests.storage.counting import Numbers
+
+TX = optax.sgd(1e-1)
+
+
+@pytest.fixture
+def uri(tmp_path):
+    return str(tmp_path / "run")
+
+
+def at(step=0):
+    return TrainState.create(params={"w": jnp.full((4, 4), float(step))}, tx=TX, step=step)
+
+
+def load(uri, **options):
+    return TrainState.load_state(uri, at(), **options)
+
+
+def position(uri, **options):
+    """Where data goes on."""
+    load(uri, iterators={"train": (found := Numbers())}, **options)
+    return found.at
+
+
+def test_a_train_state_is_saved_and_loaded_with_the_position(uri):
+    train = Numbers(3)
+    created = TrainState.load_or_create(uri, at, iterators={"train": train})
+    assert (int(created.step), train.at) == (0, 3)  # a first start
+    at(1).save_state(uri, iterators={"train": train}, verbose=False, wait=True)
+    train.at = 9
+    loaded = TrainState.load_or_create(uri, at, iterators={"train": train})
+    assert (int(loaded.step), train.at) == (1, 3)
+    with pytest.raises(IteratorMismatchError, match="tset: the step has no iterator"):
+        load(uri, iterators={"tset": train})
+
+
+def test_an_easydel_state_is_saved_and_loaded_with_the_position(uri):
+    model = my_model()
+    options = {"tx": TX, "model_class": type(model), "auto_shard_model": True, "verbose": False}
+    model.to_state(TX).save_state(uri, iterators={"train": Numbers(3)}, verbose=False, wait=True)
+    train = Numbers()
+    EasyDeLState.load_state(uri, iterators={"train": train}, **options)
+    assert train.at == 3
+    with pytest.raises(ArgumentError, match="expected a load of a whole state; found train"):
+        EasyDeLState.from_pretrained(uri, iterators={"train": train}, **options)
+
+
+def test_a_state_that_does_not_load_moves_no_iterator(uri):
+    at(1).save_state(uri, iterators={"train": Numbers(3)}, verbose=False, wait=True)
+    other = TrainState.create(params={"w": jnp.zeros(3)}, tx=TX)
+    with pytest.raises(ValueError, match="model/w"):
+        TrainState.load_state(uri, other, iterators={"train": (train := Numbers(7))})
+    assert train.at == 7
+
+
+def test_who_goes_on_training_is_warned_of_a_position_left_out(uri, caplog):
+    at(1).save_state(uri, iterators={"train": Numbers(3)}, verbose=False, wait=True)
+    load(uri, optimizer="skip")
+    load(uri, iterators={})
+    assert caplog.text == ""
+    load(uri)
+    assert "step 1 has the position of train, which is not restored" in caplog.text
+
+
+def test_due_steps_are_saved_with_the_position(uri):
+    train = Numbers()
+    with RunSaver(uri, SavePolicy(every_steps=2)) as saver:
+        for step in range(1, 5):
+            next(train)
+            saver.step(at(step), iterators={"train": train})
+        saver.save(at(5), iterators={"train": train})
+    assert [position(uri, step=step) for step in (2, 4, 5)] == [2, 4, 4]
+
+
+@pytest.mark.parametrize("advance", [0, 1])
+def test_a_step_that_close_saves_has_the_position_that_it_was_trained_to(uri, advance):
+    """The loop may have drawn the next batch before it sees that it is to end."""
+    train, state = Numbers(), at(1)
+    with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
+        next(train)
+        assert saver.step(state, iterators={"train": train}) is None
+        saver.preempt()
+        for _ in range(advance):
+            next(train)
+    assert Run.open(uri).latest_step() == 1
+    assert position(uri) == 1
+
+
+def test_the_last_step_is_not_saved_again_for_an_iterator_that_has_ended(uri):
+    train, state = Numbers(), at(1)
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        begun = saver.step(state, iterators={"train": train})
+        next(train)
+        assert saver.save(state, iterators={"train": train}) is begun
+        with pytest.raises(StepExistsError, match="iterators 'test'"):
+            saver.save(state, iterators={"test": train})
+    assert position(uri) == 0
+
+
+def test_an_iterator_without_state_is_refused_by_the_first_step_due_or_not(uri):
+    with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
+        with pytest.raises(UnsupportedLeafError, match="train: expected get_state"):
+            saver.step(at(1), iterators={"train": iter([1])})
+        with pytest.raises(ArgumentError, match="iterators"):
+            RunSaver(uri, SavePolicy(every_steps=1), save_options={"iterators": {}})
+
+
+def test_a_state_of_ones_own_need_not_know_of_iterators(uri):
+    class Plain:
+        step = 1
+
+        def save_state(self, run, *, step, metrics, labels, extras, verbose):
+            return at(1).save_state(run, verbose=verbose)
+
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        assert saver.step(Plain()).step == 1
