@@ -148,7 +148,7 @@ def load_easydel_state(
     if with_fields or jax.tree.leaves(fields):
         targets["fields"] = numbers.check
     checkpoint.check(targets, casts=casts)
-    positions = checkpoint.positions(arguments.iterators, resumes=with_optimizer)
+    positions = checkpoint.positions(arguments.iterators, resumes=arguments.optimizer == "require")
     say(
         arguments.verbose,
         f"loading step {checkpoint.info.step} ({size_text(checkpoint.manifest.nbytes)}) "

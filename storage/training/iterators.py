@@ -46,7 +46,16 @@ MAX_STATE_BYTES: Final = 16 << 20
 
 _SHOWN_PROBLEMS: Final = 50
 _GRAIN_INDEX: Final = "global_next_index"
-"""The whole state of a Grain iterator whose position is that of all processes."""
+"""The whole state of a Grain iterator whose position is that of all processes. See ADR 21."""
+
+_NEXT_STEP: Final = (
+    "Name the iterators as they were saved, and restore with as many processes, or with iterators "
+    "that can go on with another number: Grain's ElasticIterator, or your own with set_states or "
+    "load_state_dicts."
+)
+_NONE_STORED: Final = (
+    "Restore without iterators=, and bring the data there yourself: the step was saved without."
+)
 
 _told: set[str] = set()
 
@@ -216,9 +225,7 @@ def find_positions(
             path=where,
             expected=_told_iterators(stored),
             found=f"{len(problems)} problems",
-            next_step="Name the iterators as they were saved, and restore with as many processes, "
-            "or with iterators that can go on with another number: Grain's ElasticIterator, or "
-            "your own with set_states or load_state_dicts.",
+            next_step=_NEXT_STEP if stored else _NONE_STORED,
             problems=problems,
         )
     return Positions(where, found)

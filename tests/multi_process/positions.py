@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
+from unittest import mock
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
-from grain.experimental import ElasticIterator
+import optax
+from grain.experimental import (
+    ElasticIterator,
+    ThreadPrefetchIterDataset,
+    WindowShuffleIterDataset,
+)
 from grain.sharding import ShardByJaxProcess
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn.state.saving.run_saver import RunSaver
+from cairn.state.train_state import TrainState
+from cairn.storage.arrays.value_files import StoredFile
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import StoreURI
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.save_policy import SavePolicy
+from cairn.storage.training.saving import engine
 from tests.multi_process.scenarios import SAVE_SECONDS, error_of
 
 EXAMPLES = 100_000
@@ -77,6 +91,19 @@ def elastic() -> Any:
     return iter(ElasticIterator(data, BATCH, ShardByJaxProcess()))
 
 
+def mapped() -> Any:
+    """The same data, made into something else, and drawn by a thread ahead of its use."""
+    data = grain.MapDataset.range(EXAMPLES).seed(7).shuffle()
+    made = ElasticIterator(data, BATCH, ShardByJaxProcess()).map(lambda batch: -batch)
+    return iter(ThreadPrefetchIterDataset(made, prefetch_buffer_size=2))
+
+
+def shuffled_after() -> Any:
+    """Shuffled by each process in itself, after the data was cut: nobody can cut it anew."""
+    data = ElasticIterator(grain.MapDataset.range(EXAMPLES), BATCH, ShardByJaxProcess())
+    return iter(WindowShuffleIterDataset(data, window_size=4, seed=1))
+
+
 def train(run: str, kind: str, pause: float) -> Iterator[dict[str, Any]]:
     """Trains until the data ends; the state counts how often it has seen each example."""
     data = {"grain": elastic, "own": Strided}[kind]()
@@ -114,12 +141,21 @@ def train(run: str, kind: str, pause: float) -> Iterator[dict[str, Any]]:
 def save_positions(run: str) -> dict[str, Any]:
     """Saves a step with iterators of three kinds; then differs in what is saved."""
     process = int(jax.process_index())
-    own, strided, grains = Numbers(10 + process), Strided(), elastic()
-    for _ in range(3):
-        next(strided)
-        next(grains)
+    own, made = (
+        Numbers(10 + process),
+        {
+            "strided": Strided(),
+            "grain": elastic(),
+            "mapped": mapped(),
+            "plain": _plain(),
+            "shuffled": shuffled_after(),
+        },
+    )
+    for data in made.values():
+        for _ in range(3):
+            next(data)
     with Checkpointer(run) as checkpointer:
-        iterators = {"own": own, "strided": strided, "grain": grains, "plain": _plain()}
+        iterators = {"own": own, **made}
         checkpointer.save(1, _tree(), iterators=iterators).wait(SAVE_SECONDS)
         again = Numbers()
         checkpointer.restore(_tree(), iterators={"own": again})
@@ -131,7 +167,45 @@ def save_positions(run: str) -> dict[str, Any]:
             error_of(lambda: checkpointer.restore(_tree(), iterators=some)),
             error_of(lambda: checkpointer.restore(_tree(), iterators=odd)),
         ]
+        with damaging_positions() if process == 1 else nullcontext():
+            handle = checkpointer.save(2, _tree(), iterators={"own": own})
+            errors.append(error_of(lambda: handle.wait(SAVE_SECONDS)))
     return {"at": again.at, "errors": [[one["kinds"][0], one["text"]] for one in errors]}
+
+
+def save_and_load_a_state(run: str) -> dict[str, Any]:
+    """The same by a state and a saver, which is told to end after the loop drew one batch more."""
+    process = int(jax.process_index())
+    mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+    weights = jax.device_put(np.ones(4, np.float32), NamedSharding(mesh, PartitionSpec()))
+    state = TrainState.create(params={"w": weights}, tx=optax.sgd(1.0), step=7)
+    data = Numbers(20 + process)
+    with RunSaver(run, SavePolicy(every_steps=100), agree_every=1) as saver:
+        saver.step(state, iterators={"own": data})
+        data.at += 1
+        if process:
+            saver.preempt()
+    loaded = TrainState.load_state(run, state, iterators={"own": data})
+    some = {"own": Numbers()} if process else {}
+    refused = error_of(lambda: TrainState.load_state(run, state, iterators=some))
+    odd = {"own": Odd(fails=process == 1)}
+    failed = error_of(lambda: TrainState.load_state(run, state, iterators=odd))
+    errors = [[one["kinds"][0], one["text"]] for one in (refused, failed)]
+    return {"step": int(loaded.step), "at": data.at, "errors": errors}
+
+
+def damaging_positions() -> AbstractContextManager[object]:
+    """Within it, what this process writes of positions arrives as something else."""
+    write = engine.write_files
+
+    def damaged(folder: StoreURI, files: Mapping[str, bytes]) -> list[StoredFile]:
+        told = write(folder, files)
+        for name in files:
+            if "iterators/" in name:
+                ObjectStore.open(folder).write(name, b'{"at": 0}')
+        return told
+
+    return mock.patch.object(engine, "write_files", damaged)
 
 
 class Odd(Numbers):
@@ -154,22 +228,26 @@ class Odd(Numbers):
 
 def restore_positions(run: str) -> dict[str, Any]:
     """Restores what another number of processes has saved."""
-    own, strided, grains = Numbers(), Strided(), elastic()
+    able = {"strided": Strided(), "grain": elastic(), "mapped": mapped()}
+    before = {name: str(_state(data)) for name, data in able.items()}
+    unable = {"own": Numbers(), "plain": _plain(), "shuffled": shuffled_after()}
+    exchanged = {"grain": _plain(), "plain": elastic()}
     with Checkpointer(run) as checkpointer:
-        refused = error_of(
-            lambda: checkpointer.restore(
-                _tree(),
-                iterators={"own": own, "plain": _plain(), "strided": strided, "grain": grains},
-            )
-        )
-        untouched = [own.at, strided.base, grains.get_state()["global_next_index"]]
-        checkpointer.restore(_tree(), iterators={"strided": strided, "grain": grains})
+        refused = [
+            error_of(lambda given=given: checkpointer.restore(_tree(), iterators=given))
+            for given in ({**able, **unable}, exchanged)
+        ]
+        untouched = before == {name: str(_state(data)) for name, data in able.items()}
+        checkpointer.restore(_tree(), iterators=able)
     return {
-        "refused": [refused["kinds"][0], refused["text"]],
+        "refused": [[one["kinds"][0], one["text"]] for one in refused],
         "untouched": untouched,
-        "strided": np.asarray(next(strided)).tolist(),
-        "grain": np.asarray(next(grains)).tolist(),
+        "next": {name: np.asarray(next(data)).tolist() for name, data in able.items()},
     }
+
+
+def _state(iterator: Any) -> Any:
+    return iterator.state_dict() if isinstance(iterator, Strided) else iterator.get_state()
 
 
 def _plain() -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
-from tests.faults.report import is_long
+from tests.faults.report import is_long, seed
 from tests.multi_process.positions import BATCH, EXAMPLES, Strided, elastic
 
 JOB_SECONDS = 240
@@ -24,7 +24,7 @@ LONG = [(kind, (4, 4, 2, 2, 8, 4, 1, 8)) for kind in ("grain", "own")]
 
 @pytest.mark.parametrize(("kind", "counts"), LONG if is_long() else SHORT)
 def test_no_example_is_lost_or_seen_twice_over_kills(launch, tmp_path, kind, counts):
-    run, draw = str(tmp_path / "run"), random.Random(3)
+    run, draw = str(tmp_path / "run"), random.Random(seed())
     begun = [0]
     for count in counts[:-1]:
         job = launch("positions.train", {"run": run, "kind": kind, "pause": 0.03}, count=count)
@@ -53,6 +53,24 @@ def wait_for_a_step_after(step, run, job):
         time.sleep(0.05)
 
 
+def test_each_process_of_a_state_gets_the_position_that_it_was_trained_to(launch, tmp_path):
+    arguments = {"run": str(tmp_path / "run")}
+    job = launch("positions.save_and_load_a_state", arguments, count=2)
+    for process, result in enumerate(job.results(JOB_SECONDS)):
+        assert (result["step"], result["at"]) == (7, 20 + process)
+        kinds, texts = zip(*result["errors"], strict=True)
+        assert kinds == ("ArgumentError", "IteratorMismatchError")
+        assert texts[0].startswith("iterators: expected the same on every process")
+        assert ("process 1: " in texts[1]) == (process != 1)
+
+
+UNABLE = {
+    "own": "tests.multi_process.positions.Numbers has no set_states",
+    "plain": "grain._src.python.dataset.",
+    "shuffled": "grain._src.python.dataset.",
+}
+
+
 @pytest.fixture(scope="module", params=["disk", "bucket"])
 def saved(request, launch, bucket, tmp_path_factory):
     """A run whose step four processes saved with iterators, and what they say."""
@@ -70,33 +88,35 @@ def test_each_process_gets_its_own_position_back_and_all_fail_together(saved):
             "UnsupportedLeafError",
             "TreeMismatchError",
             "IteratorMismatchError",
+            "SaveError",
         )
         for text in (texts[0], texts[2]):
             assert text.startswith("iterators: expected the same on every process")
         for text in (texts[1], texts[3]):
             assert "OSError: the cable was pulled" in text
             assert ("process 1: " in text) == (process != 1)
+        assert "iterators/own/process_1-of-4.json: expected" in texts[4]
 
 
 def test_fewer_processes_go_on_with_the_data_if_their_iterators_can(saved, launch):
     run = saved[0]
     results = launch("positions.restore_positions", {"run": run}, count=2).results(JOB_SECONDS)
     for result in results:
-        kind, text = result["refused"]
-        assert kind == "IteratorMismatchError"
-        assert "own: saved by 4 processes, now 2: tests.multi_process.positions.Numbers" in text
-        assert "plain: saved by 4 processes, now 2: " in text
-        assert "is not of an ElasticIterator" in text
-        assert "strided:" not in text
-        assert "grain:" not in text
-        assert result["untouched"] == [0, 0, 0]
+        assert [kind for kind, _ in result["refused"]] == ["IteratorMismatchError"] * 2
+        whole, exchanged = (text for _, text in result["refused"])
+        for name, why in UNABLE.items():
+            assert f"- {name}: saved by 4 processes, now 2: {why}" in whole
+        assert whole.count("\n  - ") == len(UNABLE)
+        assert "- grain: saved by 4 processes, now 2: grain._src.python.dataset." in exchanged
+        assert "- plain: saved by 4 processes, now 2: the states of the 4 are not one" in exchanged
+        assert result["untouched"]
+    given = {name: [result["next"][name] for result in results] for name in results[0]["next"]}
     whole = Strided().order[3 * BATCH : 4 * BATCH]
-    parts = [result["strided"] for result in results]
-    assert np.ravel(np.stack(parts, axis=1)).tolist() == whole.tolist()
+    assert np.ravel(np.stack(given["strided"], axis=1)).tolist() == whole.tolist()
     alone = elastic()  # one process, which takes whole batches
-    batches = [np.asarray(next(alone)).tolist() for _ in range(4)]
-    parts = [example for result in results for example in result["grain"]]
-    assert sorted(parts) == sorted(batches[3])
+    batches = [sorted(np.asarray(next(alone)).tolist()) for _ in range(4)]
+    assert sorted(example for part in given["grain"] for example in part) == batches[3]
+    assert sorted(-example for part in given["mapped"] for example in part) == batches[3]
 
 
 def test_one_process_goes_on_with_the_data_of_four(saved):
