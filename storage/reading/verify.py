@@ -45,6 +45,7 @@ from cairn.storage.reading.item_arrays import DigestSource
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs import (
     INDEX_FILE,
+    ITERATORS,
     LeafRecord,
     Manifest,
     Run,
@@ -53,7 +54,6 @@ from cairn.storage.runs import (
     StepInfo,
     check_step,
     file_problem,
-    iterator_file,
     listed_problems,
     manifest_file,
     read_asset,
@@ -183,11 +183,6 @@ class _StepCheck:
         self._contents = contents
         self._index = contents if isinstance(contents, StepIndex) else None
         self._records = {record.name: record for record in contents.objects}
-        self._positions = {
-            iterator_file(name, process, count)
-            for name, count in manifest.iterators.items()
-            for process in range(count)
-        }
         self._objects = ObjectStore(uri)
         self._sound: set[str] = set()
         self.problems: list[str] = []
@@ -280,7 +275,7 @@ class _StepCheck:
         """Whether a load by Cairn reads this file; with an index only JSON and values."""
         if self._index is None or holds_values(name) or name == f"{META_ITEM}/{JSON_FILES[0]}":
             return True
-        return name in self._positions
+        return name.startswith(ITERATORS)
 
     def _unreadable(self, reader: CheckpointReader, item: str, path: str) -> Iterator[str]:
         try:

@@ -28,6 +28,7 @@ from .records.layout import ALIASES as ALIASES
 from .records.layout import ATTEMPTS as ATTEMPTS
 from .records.layout import COMMIT_FILE as COMMIT_FILE
 from .records.layout import INDEX_FILE as INDEX_FILE
+from .records.layout import ITERATORS as ITERATORS
 from .records.layout import MANIFESTS as MANIFESTS
 from .records.layout import RUN_FILE as RUN_FILE
 from .records.layout import TRASH as TRASH

@@ -9,7 +9,7 @@ states of all processes that saved, in their order. Imports JAX.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from cairn.storage.errors import (
     UnsupportedLeafError,
 )
 from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import iterator_file
 from cairn.storage.store import check_segment, is_text
 from cairn.storage.training import processes
 from cairn.storage.training.iterator_states import (
@@ -124,8 +125,8 @@ def take_states(iterators: Mapping[str, Any] | None) -> dict[str, TakenState]:
         raise UnsupportedLeafError(
             "the position in the data can't be saved",
             path="iterators",
-            expected="iterators whose states are numbers, text, bytes, arrays of NumPy, and lists, "
-            "tuples and dicts of these",
+            expected="iterators whose states are numbers, text, bytes, arrays of NumPy, tensors of "
+            "PyTorch in host memory, and lists, tuples and dicts of these",
             found=f"{len(problems)} problems",
             next_step="Give such iterators, whose states have arrays in place of JAX's and no "
             "other objects; nothing was written.",
@@ -264,8 +265,7 @@ def _misfit(reader: CheckpointReader, name: str, iterator: Any, methods: _Method
         return f"{lead}: {_kind(iterator)} has no {methods.set_all}"
     if not _is_global(getattr(iterator, methods.get)()):
         return f"{lead}: {_kind(iterator)} is not of an ElasticIterator"
-    distinct = set(reader.iterator_states(name))
-    if len(distinct) > 1 or not _is_global(state_from_json(distinct.pop(), path=reader.uri)):
+    if len(set(reader.iterator_states(name))) > 1 or not _is_global(_read(reader, name, [0])[0]):
         return f"{lead}: the states of the {saved} are not one index into the whole data"
     return None
 
@@ -274,13 +274,21 @@ def _state(
     reader: CheckpointReader, name: str, iterator: Any, methods: _Methods
 ) -> tuple[str, Any]:
     """The method that takes the stored state, and the state."""
-    saved, path = reader.iterators[name], reader.uri / name
+    saved = reader.iterators[name]
     if saved != jax.process_count() and callable(getattr(iterator, methods.set_all, None)):
-        states = reader.iterator_states(name)
-        return methods.set_all, [state_from_json(data, path=path) for data in states]
-    process = jax.process_index() if saved == jax.process_count() else 0
-    (data,) = reader.iterator_states(name, [process])
-    return methods.set, state_from_json(data, path=path)
+        return methods.set_all, _read(reader, name, range(saved))
+    process = int(jax.process_index()) if saved == jax.process_count() else 0
+    (state,) = _read(reader, name, [process])
+    return methods.set, state
+
+
+def _read(reader: CheckpointReader, name: str, wanted: Sequence[int]) -> list[Any]:
+    """The states that these processes have saved."""
+    count = reader.iterators[name]
+    return [
+        state_from_json(data, path=reader.uri / iterator_file(name, process, count))
+        for process, data in zip(wanted, reader.iterator_states(name, wanted), strict=True)
+    ]
 
 
 def _is_grain(iterator: Any) -> bool:

@@ -28,6 +28,7 @@ from .layout import COMMIT_FILE as COMMIT_FILE
 from .layout import DAMAGED as DAMAGED
 from .layout import EXPORTS as EXPORTS
 from .layout import INDEX_FILE as INDEX_FILE
+from .layout import ITERATORS as ITERATORS
 from .layout import LEASE_FILE as LEASE_FILE
 from .layout import MANIFESTS as MANIFESTS
 from .layout import MAX_NUMBER as MAX_NUMBER

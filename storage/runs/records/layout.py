@@ -25,6 +25,7 @@ __all__ = [
     "DAMAGED",
     "EXPORTS",
     "INDEX_FILE",
+    "ITERATORS",
     "LEASE_FILE",
     "MANIFESTS",
     "RUN_FILE",
@@ -73,6 +74,9 @@ COMMIT_FILE: Final = "commit_success.txt"
 
 INDEX_FILE: Final = "cairn.index"
 """In a step's folder: where its values lie, and their digests. See `step_index`."""
+
+ITERATORS: Final = f"{META_ITEM}/iterators/"
+"""In a step's folder: the states of iterators, below the JSON item, where Orbax reads its own."""
 
 ATTEMPTS: Final = "attempts/"
 MANIFESTS: Final = "manifests/"
@@ -236,9 +240,9 @@ def step_dir(attempt: int, step: int) -> str:
 def iterator_file(name: str, process: int, processes: int) -> str:
     """In a step's folder: the state of an iterator in one of the processes that saved it.
 
-    Below the JSON item, where no reader of Orbax's looks for another; Grain names its own so.
+    Grain names the files of its own so.
     """
-    return f"{META_ITEM}/iterators/{name}/process_{process}-of-{processes}.json"
+    return f"{ITERATORS}{name}/process_{process}-of-{processes}.json"
 
 
 def manifest_file(step: int, attempt: int) -> str:

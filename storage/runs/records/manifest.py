@@ -33,6 +33,7 @@ MAX_BYTES: Final = 2**53 - 1
 
 Natural = Annotated[int, Field(ge=0, le=MAX_BYTES)]
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+Processes = Annotated[int, Field(ge=1, le=10**6)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 _BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
@@ -197,7 +198,7 @@ class Manifest(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
-    iterators: dict[str, Number] = Field(default_factory=dict, exclude_if=lambda one: not one)
+    iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
     index: IndexRef | None = Field(default=None, exclude_if=lambda one: one is None)
     inline_leaves: tuple[LeafRecord, ...] = Field(default=(), alias="leaves")
     inline_objects: tuple[ObjectRecord, ...] = Field(default=(), alias="objects")

@@ -49,6 +49,7 @@ from cairn.storage.runs.records.manifest import (
     ModelInfo,
     Number,
     ObjectRecord,
+    Processes,
     SharedFiles,
 )
 from cairn.storage.runs.records.placed import place_of
@@ -119,7 +120,7 @@ class IndexDirectory(Record):
     created: Moment
     writer: str
     items: tuple[str, ...]
-    iterators: dict[str, Number] = Field(default_factory=dict, exclude_if=lambda one: not one)
+    iterators: dict[str, Processes] = Field(default_factory=dict, exclude_if=lambda one: not one)
     assets: tuple[AssetRecord, ...]
     model: ModelInfo | None
     environment: dict[str, Any]

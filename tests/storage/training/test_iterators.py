@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
+from pydantic import ValidationError
 
 from cairn.storage.errors import (
     CorruptionError,
@@ -25,6 +26,7 @@ from cairn.storage.reading.verify import verify_step
 from cairn.storage.runs.checking import check_run
 from cairn.storage.runs.fork import fork_run
 from cairn.storage.runs.records.layout import iterator_file, manifest_file
+from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.repair import repair_run
 from cairn.storage.runs.run import Run
 from cairn.storage.training import iterators as positions
@@ -112,6 +114,16 @@ def test_a_step_tells_of_its_iterators(at_two):
         reader.iterator_states("test")
     with pytest.raises(NotFoundError, match=r"found 'train' of processes \[1\]"):
         reader.iterator_states("train", [1])
+
+
+def test_a_forged_name_leads_nowhere(at_two):
+    info = at_two.step(1)
+    manifest = at_two.manifest(info).model_copy(update={"iterators": {"../../../run": 1}})
+    reader = CheckpointReader.open(at_two.step_uri(info), manifest)
+    with pytest.raises(InvalidURIError, match="non-empty segments other than"):
+        reader.iterator_states("../../../run")
+    with pytest.raises(ValidationError):
+        Manifest.model_validate(manifest.model_dump() | {"iterators": {"train": 10**12}})
 
 
 def test_the_manifest_of_a_step_without_iterators_is_as_it_was(tmp_path):
