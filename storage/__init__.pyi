@@ -1,3 +1,4 @@
+from .drop_in import CheckpointManager as CheckpointManager
 from .errors import AliasNotFoundError as AliasNotFoundError
 from .errors import ArtifactNotFoundError as ArtifactNotFoundError
 from .errors import CorruptionError as CorruptionError

@@ -10,10 +10,13 @@ from .leaf_forms import dtype_name as dtype_name
 from .leaf_forms import is_key_dtype as is_key_dtype
 from .loading import agreed_step as agreed_step
 from .loading import load as load
+from .modules import open_modules as open_modules
 from .preemption import Preemption as Preemption
+from .restore import open_step as open_step
 from .restore import read_meta as read_meta
 from .restore import restore_item as restore_item
 from .restore import restore_leaves as restore_leaves
+from .restore import stored_tree as stored_tree
 from .save_policy import BestSoFar as BestSoFar
 from .save_policy import DueReason as DueReason
 from .save_policy import SaveFacts as SaveFacts
@@ -28,3 +31,5 @@ from .saving import record_retention as record_retention
 from .saving import record_started as record_started
 from .saving import record_withheld as record_withheld
 from .saving import superseded_save as superseded_save
+from .trees import flatten as flatten
+from .trees import nest as nest

@@ -29,7 +29,7 @@ class RunRetention:
 
     Args:
         run: the run.
-        policy: what to keep.
+        policy: what to keep; or what deletes all that is to go, and says what it did.
         by: who asks.
         grace: seconds during which a deleted step can be had back.
         clock: tells the time.
@@ -42,7 +42,7 @@ class RunRetention:
     def __init__(
         self,
         run: Run,
-        policy: RetentionPolicy,
+        policy: RetentionPolicy | Callable[[], RetentionOutcome],
         *,
         by: str,
         grace: float = GRACE_SECONDS,
@@ -50,9 +50,12 @@ class RunRetention:
         told: Callable[[RetentionOutcome], None] | None = None,
     ) -> None:
         self._run = run
-        self._policy = policy
+        self._apply: Callable[[], RetentionOutcome] = (
+            (lambda: apply_retention(run, policy, by=by, grace=grace, clock=clock))
+            if isinstance(policy, RetentionPolicy)
+            else policy
+        )
         self._by = by
-        self._grace = grace
         self._clock = clock
         self._told = told
         self.error: StorageError | None = None
@@ -100,9 +103,7 @@ class RunRetention:
                 record_retention(self._run.uri, errors=(self.error,))
 
     def _pass(self) -> None:
-        outcome = apply_retention(
-            self._run, self._policy, by=self._by, grace=self._grace, clock=self._clock
-        )
+        outcome = self._apply()
         self.error = next(iter(outcome.errors), None)
         record_retention(self._run.uri, deleted=len(outcome.deleted), errors=outcome.errors)
         if self._told is not None:

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn import CheckpointManager
 from cairn.storage.training.checkpointer import Checkpointer
 from tests.multi_process.scenarios import error_of
 
@@ -57,3 +59,30 @@ def _told(found: dict[str, Any]) -> list[Any]:
     model = found["model"]
     parts = [np.asarray(shard.data).tolist() for shard in model.kernel[...].addressable_shards]
     return [found["loop"]["epoch"], int(model.count[...]), model.tied is model.kernel, parts]
+
+
+def call_orbax_names(run: str) -> dict[str, Any]:
+    """What a loop over Orbax's `CheckpointManager` does, started twice."""
+    seen: dict[str, Any] = {"saved": [], "steps": [], "found": []}
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2, save_interval_steps=2, best_fn=lambda found: found["loss"], best_mode="min"
+    )
+    state = nnx.state(Net(0))
+    for start in (0, 5):
+        with CheckpointManager(run, options=options, item_names=("items",)) as manager:
+            latest = manager.latest_step()
+            if latest is not None:
+                restore_args = ocp.checkpoint_utils.construct_restore_args(state)
+                args = ocp.args.PyTreeRestore(state, restore_args=restore_args)
+                found = manager.restore(latest, args=ocp.args.Composite(items=args))["items"]
+                seen["found"] += [int(found["count"][...]), float(found["kernel"][...].sum())]
+            for step in range(start, start + 5):
+                items = ocp.args.PyTreeSave(nnx.state(Net(step)))
+                metrics = {"loss": 1.0 - step / 10}
+                seen["saved"].append(
+                    manager.save(step, args=ocp.args.Composite(items=items), metrics=metrics)
+                )
+            manager.wait_until_finished()
+            seen["steps"].append([*manager.all_steps()])
+            seen["best"] = manager.best_step()
+    return seen

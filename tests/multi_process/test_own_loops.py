@@ -21,3 +21,16 @@ def test_all_processes_restore_the_same_step_and_fail_together(launch, bucket, t
         assert texts[0].startswith("step: expected the same on every process")
         assert texts[1].startswith("target: expected the same on every process")
         assert "model/kernel: expected shape (16, 4), stored (8, 4)" in texts[2]
+
+
+def test_all_processes_see_the_same_steps_through_orbax_names(launch, tmp_path):
+    run = str(tmp_path / "run")
+    results = launch("own_loops.call_orbax_names", {"run": run}, count=2, devices=2).results(
+        JOB_SECONDS
+    )
+    first, second = results
+    assert first == second
+    assert first["saved"] == [step % 2 == 0 for step in range(10)]
+    assert first["steps"] == [[2, 4], [6, 8]]
+    assert first["found"] == [4, 8 * (4 + 5 + 6 + 7)]
+    assert first["best"] == 8

@@ -8,8 +8,9 @@ from cairn.storage import runs
 
 PUBLIC = [
     "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
-    "CheckpointReader", "CheckpointRef", "Checkpointer", "CopyReport", "CorruptionError",
-    "Decision", "DueReason", "FencedError", "Files", "Garbage", "InvalidSliceError",
+    "CheckpointManager", "CheckpointReader", "CheckpointRef", "Checkpointer", "CopyReport",
+    "CorruptionError", "Decision", "DueReason", "FencedError", "Files", "Garbage",
+    "InvalidSliceError",
     "InvalidURIError", "LeafInfo", "LeafNotFoundError", "Lease", "LeaseHeldError", "Lineage",
     "Manifest", "ModelInfo", "NotACheckpointError", "NotFoundError", "ObjectStore", "PolicyError",
     "PreconditionFailedError", "Repair", "RetentionOutcome", "RetentionPolicy", "Rollback", "Run",

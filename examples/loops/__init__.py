@@ -1,0 +1,1 @@
+"""Training loops as people have them; docs/howto/checkpoint-manager.md brings them to Cairn."""

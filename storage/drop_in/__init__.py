@@ -1,0 +1,10 @@
+"""Orbax's `CheckpointManager` on a Cairn run, for loops that call it. Imports JAX and Orbax.
+
+checkpoint_manager   the class, with Orbax's methods
+item_args            Orbax's arguments for items, as trees and JSON, and back
+step_policies        Orbax's options: when to save, what to keep, and which can't be honoured
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

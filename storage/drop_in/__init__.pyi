@@ -1,0 +1,1 @@
+from .checkpoint_manager import CheckpointManager as CheckpointManager

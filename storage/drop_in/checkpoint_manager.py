@@ -1,0 +1,575 @@
+"""Orbax's `CheckpointManager` on a Cairn run, for loops that call it. Imports JAX and Orbax.
+
+    -from orbax.checkpoint import CheckpointManager
+    +from cairn import CheckpointManager
+
+Methods, arguments and options are Orbax's, and so are its policies. What differs, per method, is
+said in docs/howto/checkpoint-manager.md.
+"""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, SupportsIndex
+
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
+
+from cairn.storage.drop_in.item_args import (
+    SINGLE_ITEM,
+    given_items,
+    item_metadata,
+    kinds_of,
+    legacy_args,
+    tree_target,
+    wanted_items,
+)
+from cairn.storage.drop_in.step_policies import (
+    KnownStep,
+    check_options,
+    metric_rank,
+    preservation_policy,
+    save_policy,
+)
+from cairn.storage.errors import (
+    PolicyError,
+    StepExistsError,
+    StepInUseError,
+    StepNotFoundError,
+    StorageError,
+)
+from cairn.storage.runs import (
+    CheckpointRef,
+    RetentionOutcome,
+    Run,
+    StepInfo,
+    check_step,
+    delete_step,
+    step_facts,
+)
+from cairn.storage.store import StoreURI, from_rfc3339, parse_uri, rfc3339
+from cairn.storage.training import (
+    Checkpointer,
+    RunRetention,
+    SaveHandle,
+    SaveState,
+    agreed_step,
+    load,
+    open_step,
+    processes,
+    read_meta,
+    stored_tree,
+)
+
+__all__ = ["CheckpointManager"]
+
+logger = logging.getLogger("cairn.save")
+
+_META_KEY: Final = "checkpoint_manager"
+"""Where in a step's JSON the manager keeps what is no tree."""
+
+
+class _StepExists(StepExistsError, StepAlreadyExistsError):
+    """As Orbax says it too."""
+
+
+class CheckpointManager(policies.AbstractCheckpointManager):
+    """Saves and restores the steps of a run, as Orbax's class of this name does.
+
+    Args:
+        directory: the run's folder or address; the run is created by the first save.
+        checkpointers: as with Orbax before `args`: one, or one for each item. What they hold or are
+            set to is not used; which items are trees, and which JSON, is.
+        options: Orbax's own. Those about when to save and what to keep are followed by Orbax's own
+            policies; some can't be honoured, and some have no meaning here.
+        metadata: JSON about the run, stored with every step.
+        item_names: names of the items; like `checkpointers`, only needed for calls without `args`.
+        item_handlers: one for each item, or one for the only item; as `checkpointers`.
+        logger: not used: saves are told in the log "cairn.save" and as metrics.
+        handler_registry: refused; give `args`.
+        grace_seconds: for how long a step that the options do not keep can be had back. By default
+            its bytes go at once, as with Orbax.
+
+    Raises:
+        PolicyError: options that a run can't honour.
+        InvalidURIError: `directory` is malformed, neither on a disk nor in GCS, or holds plain
+            Orbax checkpoints.
+        StorageError: the run's records can't be judged, or the store gives no answer.
+    """
+
+    def __init__(
+        self,
+        directory: StoreURI | str | os.PathLike[str],
+        checkpointers: Any = None,
+        options: ocp.CheckpointManagerOptions | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        item_names: Sequence[str] | None = None,
+        item_handlers: Any = None,
+        logger: Any = None,
+        handler_registry: Any = None,
+        *,
+        grace_seconds: float = 0.0,
+    ) -> None:
+        self._options = options or ocp.CheckpointManagerOptions()
+        check_options(self._options)
+        if handler_registry is not None:
+            raise PolicyError(
+                "a registry of handlers has no meaning for a Cairn run",
+                path="handler_registry",
+                expected="the arguments of items in save(args=...) and restore(args=...)",
+                found=type(handler_registry).__name__,
+                next_step="Leave it out; StandardSave and the like say what an item is.",
+            )
+        self._kinds = _kinds(checkpointers, item_names, item_handlers)
+        self._metadata = dict(metadata or {})
+        self._checkpointer = Checkpointer(directory)
+        self._uri = self._checkpointer.uri
+        self._run = Run(self._uri)
+        self._saves = save_policy(self._options)
+        self._keeps = preservation_policy(self._options)
+        self._doomed: list[int] = []
+        self._deleted: list[int] = []
+        self._retention = RunRetention(
+            self._run,
+            self._delete_doomed,
+            by=self._checkpointer.writer_id,
+            told=lambda outcome: self._deleted.extend(step for step, _ in outcome.deleted),
+        )
+        self._grace = grace_seconds
+        self._begun: SaveHandle | None = None
+        self._known: dict[int, KnownStep] = {}
+        self.reload()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- which steps there are -----------------------------------------------------------------
+
+    @property
+    def directory(self) -> epath.Path:
+        """The run's folder. How it lies there is docs/explanation/store-layout.md."""
+        return epath.Path(self._uri.orbax_path())
+
+    def all_steps(self, read: bool = False) -> Sequence[int]:
+        """The numbers of all steps, lowest first; one that is being saved among them.
+
+        Args:
+            read: look into the store again, as `reload` does.
+        """
+        if read:
+            self.reload()
+        return sorted(self._known)
+
+    def latest_step(self) -> int | None:
+        """The highest number, that of a step that is being saved among them; None without any."""
+        return max(self._known, default=None)
+
+    def best_step(self) -> int | None:
+        """The step that is best by `best_fn`; without it the latest; None if there is no such step.
+
+        Steps without metrics are never the best, and NaN is the worst value there is.
+        """
+        if self._options.best_fn is None:
+            return self.latest_step()
+        rank = metric_rank(self._options)
+        with_metrics = [one for one in self._steps() if one.metrics is not None]
+        if not with_metrics:
+            return None
+        reverse = self._options.best_mode == "min"
+        return sorted(with_metrics, key=lambda one: rank(one.metrics), reverse=reverse)[-1].step
+
+    def reload(self) -> None:
+        """Look into the store again; all processes must call this.
+
+        Raises:
+            StorageError: the run's records can't be judged, or the store gives no answer.
+        """
+        saving = self._begun if self._begun is not None and not self._begun.done else None
+        kept = self._known.get(saving.step) if saving is not None else None
+        self._known = {
+            step: KnownStep(step, from_rfc3339(created), metrics or None)
+            for step, created, metrics in processes.agree(self._stored_steps)
+        }
+        if kept is not None:
+            self._known[kept.step] = kept
+        self._deleted.clear()
+
+    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any]]]:
+        if not self._run.has_saved():
+            return []
+        facts = step_facts(self._run)
+        return [(one.step, rfc3339(one.created), dict(one.metrics)) for one in facts]
+
+    def _steps(self) -> list[KnownStep]:
+        return [self._known[step] for step in sorted(self._known)]
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether JAX's preemption service asks for a save now; all processes must call this."""
+        return bool(ocp.utils.reached_preemption(step))
+
+    def should_save(self, step: int) -> bool:
+        """Whether `save` would save this step, by Orbax's own policies. All processes call this."""
+        if self._options.read_only:
+            return False
+        latest = self.latest_step()
+        if latest is not None and latest >= step:
+            return False
+        checks = self._options.enable_should_save_is_saving_in_progress_check
+        context = policies.DecisionContext(
+            is_saving_in_progress=checks and self.is_saving_in_progress(),
+            reached_preemption=self.reached_preemption(step),
+            multiprocessing_options=self._options.multiprocessing_options,
+        )
+        now = KnownStep(step, datetime.now(UTC), None)
+        return bool(self._saves.should_save(now, self._steps(), context=context))
+
+    def save(
+        self,
+        step: SupportsIndex,
+        items: Any = None,
+        save_kwargs: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        force: bool | None = False,
+        args: Any = None,
+        custom_metadata: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Save a step if it is due; when this returns, the arrays may be donated or deleted.
+
+        All processes of a job must call this.
+
+        Args:
+            step: its number.
+            items: without `args`: one tree, or trees by name.
+            save_kwargs: without `args`: more for each item, such as `save_args`.
+            metrics: numbers by name.
+            force: save also if the step is not due.
+            args: `StandardSave`, `PyTreeSave` or `JsonSave`, or a `Composite` of them by name.
+            custom_metadata: JSON to keep with the step.
+
+        Returns:
+            Whether the step is being saved.
+
+        Raises:
+            StepExistsError: with `force`: this step exists (an Orbax `StepAlreadyExistsError` too),
+                or a later one does.
+            UnsupportedFormatError: items of other kinds, or no JSON where that belongs.
+            SaveError: the save before this one failed, and nobody was told; this did not start.
+            StorageError: as `Checkpointer.save`.
+        """
+        number = check_step(step)
+        if args is None:
+            if items is None:
+                raise PolicyError("nothing to save", path="args", expected="items", found="None")
+            args = legacy_args(items, save_kwargs, self._kinds, saving=True)
+        given = given_items(args)
+        if self._options.read_only:
+            logger.warning("%s: read_only, step %d is not saved", self._uri, number)
+            return False
+        if not force and not self.should_save(number):
+            return False
+        self._settle()
+        if number in self._known:
+            raise _StepExists(
+                f"step {number} was saved already",
+                path=self._uri,
+                expected=f"a step above {self.latest_step()}",
+                found=str(number),
+                next_step="Save a later step, or give the run another name.",
+            )
+        if self._options.best_fn is not None and metrics is None:
+            logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
+        now = datetime.now(UTC)
+        known = KnownStep(number, now, None if metrics is None else dict(metrics))
+        doomed = self._not_kept(known)  # asks the caller's functions: before anything is begun
+        written = None if self._options.prevent_write_metrics else metrics
+        own = {
+            "json": given.json,
+            "single": given.single,
+            "custom_metadata": dict(custom_metadata or {}),
+            "metadata": self._metadata,
+        }
+        handle = self._checkpointer.save(
+            number, given.trees, meta={_META_KEY: own}, metrics=written
+        )
+        self._known[number], self._begun = known, handle
+        handle.when_done(lambda ended: self._after(ended, doomed))
+        if not self._options.enable_async_checkpointing:
+            self.wait_until_finished()
+        return True
+
+    def is_saving_in_progress(self) -> bool:
+        """Whether a save is under way in this process."""
+        return self._begun is not None and not self._begun.done
+
+    def check_for_errors(self) -> None:
+        """Raise what a save in the background has failed with, if nobody was told.
+
+        Raises:
+            SaveError: the last save failed.
+        """
+        if self._begun is not None and self._begun.done:
+            self._settle()
+
+    def wait_until_finished(self) -> None:
+        """Return once no save and no deletion is under way; all processes must call this.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        self._settle()
+        self._retention.close()
+        self._forget_deleted()
+
+    def close(self) -> None:
+        """Wait for what is under way, then give the run back to other writers.
+
+        Raises:
+            SaveError: the last save failed, and no call has raised that yet.
+        """
+        try:
+            self.wait_until_finished()
+        finally:
+            self._checkpointer.close()
+
+    def _settle(self) -> None:
+        try:
+            self._checkpointer.wait_until_finished()
+        finally:
+            ended, self._begun = self._begun, None
+            if ended is not None and ended.state is not SaveState.DURABLE:
+                self._known.pop(ended.step, None)
+        self._forget_deleted()
+
+    def _after(self, handle: SaveHandle, doomed: list[int]) -> None:
+        """In the background, once a save has ended."""
+        if handle.state is not SaveState.DURABLE:
+            return
+        finished = self._options.async_options
+        if finished is not None and finished.post_finalization_callback is not None:
+            finished.post_finalization_callback()
+        if doomed and processes.is_primary():
+            self._doomed += doomed
+            self._retention.start()
+
+    # -- what is kept --------------------------------------------------------------------------
+
+    def delete(self, step: int) -> None:
+        """Delete a step; all processes must call this.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+            StepInUseError: an alias names it, or a job would go on from it.
+        """
+        if self._options.read_only:
+            logger.warning("%s: read_only, step %d is not deleted", self._uri, step)
+            return
+        self._settle()
+        if step not in self._known:
+            raise self._no_step(step)
+        processes.agree(lambda: self._delete(step))
+        self._known.pop(step)
+
+    def _not_kept(self, new: KnownStep) -> list[int]:
+        """The steps that the options do not keep once there is this new one."""
+        if self._keeps is None:
+            return []
+        steps = [*self._steps(), new]
+        kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
+        return [one.step for one, keep in zip(steps, kept, strict=True) if not keep]
+
+    def _delete_doomed(self) -> RetentionOutcome:
+        """In the background of process 0."""
+        deleted, in_use, errors = [], {}, []
+        doomed, self._doomed = self._doomed, []
+        for step in doomed:
+            try:
+                attempt = self._delete(step)
+            except StepInUseError as exc:  # an alias came to name it: it stays
+                in_use[step, 0] = str(exc)
+            except StepNotFoundError:
+                deleted.append((step, 0))  # somebody else has deleted it
+            except StorageError as exc:
+                errors.append(exc)
+            else:
+                deleted.append((step, attempt))
+        return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
+
+    def _delete(self, step: int) -> int:
+        info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+        by = self._checkpointer.writer_id
+        delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
+        return info.attempt
+
+    def _forget_deleted(self) -> None:
+        """Agree on which steps are gone: only process 0 deletes."""
+        if self._keeps is None:
+            return
+        for step in processes.agree(lambda: list(self._deleted)):
+            self._known.pop(step, None)
+        self._deleted.clear()
+
+    # -- restoring -----------------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: SupportsIndex | None,
+        items: Any = None,
+        restore_kwargs: Any = None,
+        directory: StoreURI | str | os.PathLike[str] | None = None,
+        args: Any = None,
+    ) -> Any:
+        """What a step holds, verified; all processes must call this. Waits for a save under way.
+
+        Args:
+            step: its number; None for the latest.
+            items: without `args`: a tree to restore into, or trees by name.
+            restore_kwargs: without `args`: more for each item, such as `restore_args`.
+            directory: another run's folder.
+            args: `StandardRestore`, `PyTreeRestore` or `JsonRestore`, or a `Composite` of them by
+                name. Without any, or with None for a name: as saved, in plain dicts.
+
+        Returns:
+            The item; or a `Composite` of the items, if they have names.
+
+        Raises:
+            StepNotFoundError: there is no such step, or none at all (both a `FileNotFoundError`).
+            TreeMismatchError: leaves are missing, unexpected, or not as asked; all are listed.
+            UnsupportedFormatError: arguments that a run can't follow.
+            StorageError: as `cairn.load`.
+        """
+        if directory is not None and parse_uri(directory) != self._uri:
+            read_only = ocp.CheckpointManagerOptions(read_only=True, save_interval_steps=0)
+            with CheckpointManager(directory, options=read_only) as other:
+                other._kinds = self._kinds
+                return other.restore(step, items, restore_kwargs, None, args)
+        self._settle()
+        info = self._listed(step)
+        folder = self._run.step_uri(info)
+        reader = open_step(folder)
+        own = _own_part(read_meta(reader))
+        stored = {
+            **dict.fromkeys((one for one in reader.names() if one != "meta"), True),
+            **dict.fromkeys(own["json"], False),
+        }
+        if args is None and (items is not None or restore_kwargs is not None):
+            args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
+        unnamed = own["single"] if args is None else not isinstance(args, ocp.args.Composite)
+        wanted = wanted_items(args, stored, single=_single(stored))
+        trees = {
+            name: tree_target(
+                one,
+                stored_tree(reader, name),
+                name=name,
+                metadata=partial(item_metadata, folder, name),
+            )
+            for name, one in wanted.items()
+            if stored[name]
+        }
+        found = load(self._uri, trees, step=info.step, cast=True) if trees else {}
+        texts = {name: own["json"][name] for name in wanted if not stored[name]}
+        whole = {name: {**found, **texts}[name] for name in wanted}
+        if unnamed and len(whole) == 1:
+            return next(iter(whole.values()))
+        return ocp.args.Composite(**whole)
+
+    def metrics(self, step: int) -> dict[str, Any] | None:
+        """The metrics of a step; None if it has none."""
+        if step not in self._known:
+            raise self._no_step(step)
+        return self._known[step].metrics
+
+    def item_metadata(self, step: int) -> Any:
+        """Shapes, dtypes and shardings of a step's items, as Orbax gives them.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        return self.metadata(step).item_metadata
+
+    def metadata(self, step: int | None = None) -> Any:
+        """Orbax's `StepMetadata` of a step, or, without a step, the run's `RootMetadata`.
+
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        if step is None:
+            latest = self.latest_step()
+            found = self._metadata
+            if not found and latest is not None:
+                found = self._own(self._listed(latest))["metadata"]
+            return ocp.metadata.RootMetadata(custom_metadata=dict(found))
+        info = self._listed(step)
+        own, folder = self._own(info), self._run.step_uri(info)
+        names = [one for one in open_step(folder).names() if one != "meta"]
+        items: Any = {name: item_metadata(folder, name) for name in names}
+        items |= dict.fromkeys(own["json"])
+        saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
+        return ocp.metadata.StepMetadata(
+            item_handlers=None,
+            item_metadata=items[_single(items)] if own["single"] else ocp.args.Composite(**items),
+            metrics=dict(self._known[info.step].metrics or {}),
+            custom_metadata=dict(own["custom_metadata"]),
+            commit_timestamp_nsecs=saved,
+        )
+
+    def _own(self, info: StepInfo) -> dict[str, Any]:
+        return _own_part(read_meta(self._run.step_uri(info)))
+
+    def _listed(self, step: SupportsIndex | None) -> StepInfo:
+        number = self.latest_step() if step is None else check_step(step)
+        if number is None:
+            raise self._no_step(None)
+        ref = CheckpointRef(run=self._uri, step=number)
+        return agreed_step(lambda: self._run.resolve(ref))
+
+    def _no_step(self, step: int | None) -> StepNotFoundError:
+        known = ", ".join(map(str, sorted(self._known)[-5:]))
+        return StepNotFoundError(
+            "there is no such step",
+            path=self._uri,
+            expected="a step" if step is None else f"step {step}",
+            found=f"steps up to {known}" if known else "no steps",
+            next_step="Give one of these." if known else "Save one first.",
+        )
+
+
+def _kinds(
+    checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any
+) -> dict[str, bool | None] | None:
+    """What the manager was told of its items by name; None if it has one without a name."""
+    handlers = checkpointers if checkpointers is not None else item_handlers
+    if isinstance(handlers, Mapping):
+        return kinds_of({**dict.fromkeys(item_names or ()), **handlers})
+    if handlers is not None:
+        kinds_of({SINGLE_ITEM: handlers})
+        return None
+    return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+
+
+def _own_part(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manager keeps in a step's JSON; of a step that another call saved, nothing."""
+    empty = {"json": {}, "single": False, "custom_metadata": {}, "metadata": {}}
+    return {**empty, **meta.get(_META_KEY, {})}
+
+
+def _single(items: Mapping[str, Any]) -> str | None:
+    """The item that a call without a name means."""
+    for name in (SINGLE_ITEM, "default"):
+        if name in items:
+            return name
+    return next(iter(items)) if len(items) == 1 else None

@@ -1,0 +1,351 @@
+"""Orbax's arguments for items, as trees and JSON to save, and as targets to restore into.
+
+A tree's target is worked out leaf by leaf from what Orbax was asked for and from what is stored:
+where neither the target nor its arguments say where a leaf goes, it goes where it was when it was
+saved, as with Orbax.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
+from cairn.storage.store import StoreURI
+from cairn.storage.training import flatten, nest, open_modules
+
+__all__ = [
+    "SINGLE_ITEM",
+    "GivenItems",
+    "given_items",
+    "item_metadata",
+    "tree_target",
+    "wanted_items",
+]
+
+SINGLE_ITEM: Final = "state"
+"""The name of an item that is saved without one."""
+
+_TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
+_TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
+_JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
+_TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
+
+
+class GivenItems(NamedTuple):
+    """The items of a call of `save`.
+
+    Attributes:
+        trees: by name.
+        json: by name.
+        single: it is one item, that was given without a name.
+    """
+
+    trees: dict[str, Any]
+    json: dict[str, Any]
+    single: bool
+
+
+def given_items(args: Any) -> GivenItems:
+    """What `save(args=...)` was given.
+
+    Raises:
+        UnsupportedFormatError: arguments of other kinds, or that ask for what is not stored; all
+            are listed.
+    """
+    single = not isinstance(args, ocp.args.Composite)
+    named = {SINGLE_ITEM: args} if single else dict(args.items())
+    trees: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    problems = []
+    for name, one in named.items():
+        if isinstance(one, ocp.args.JsonSave):
+            texts[name] = one.item
+        elif isinstance(one, _TREE_SAVES):
+            problems += [f"{name}: {problem}" for problem in _not_stored(one)]
+            trees[name] = _in_dtypes(one.item, one.save_args)
+        else:
+            problems.append(f"{name}: {_kind(one)}")
+    _refuse(problems, "StandardSave, PyTreeSave or JsonSave for each item")
+    return GivenItems(trees, texts, single)
+
+
+def _not_stored(one: Any) -> list[str]:
+    problems = []
+    if one.custom_metadata is not None:
+        problems.append("custom_metadata of one item; give it to save() for the step")
+    if one.item is None or jax.tree_util.all_leaves([one.item]):
+        problems.append(f"{type(one.item).__name__} alone; put it into a dict")
+    return problems
+
+
+def _in_dtypes(tree: Any, save_args: Any) -> Any:
+    """The tree, its leaves cast as their `SaveArgs` say."""
+    if save_args is None:
+        return tree
+    wanted = [
+        (args.dtype if isinstance(args, ocp.SaveArgs) else None)
+        for args in jax.tree.leaves(save_args, is_leaf=lambda one: one is None)
+    ]
+    if not any(dtype is not None for dtype in wanted):
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    if len(wanted) != len(leaves):
+        raise UnsupportedFormatError(
+            "save_args have another structure than the item",
+            path="save_args",
+            expected=f"{len(leaves)} SaveArgs, one for each leaf",
+            found=str(len(wanted)),
+            next_step="Make them with jax.tree.map over the item.",
+        )
+    cast = [
+        leaf if dtype is None or not hasattr(leaf, "astype") else leaf.astype(dtype)
+        for leaf, dtype in zip(leaves, wanted, strict=True)
+    ]
+    return jax.tree.unflatten(structure, cast)
+
+
+def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -> dict[str, Any]:
+    """The arguments of `restore(args=...)` by item; None for an item as it was saved.
+
+    Args:
+        args: as given; None for all items.
+        stored: the items that there are, and whether each is a tree.
+        single: the item that a call without a name means; None if there is no such item.
+
+    Raises:
+        UnsupportedFormatError: arguments of other kinds, for another kind of item, or for items
+            that there are none of; all are listed.
+    """
+    if args is None:
+        return dict.fromkeys(stored)
+    if isinstance(args, ocp.args.Composite):
+        named = dict(args.items())
+    elif single is None:
+        raise UnsupportedFormatError(
+            "the item has no name",
+            path="args",
+            expected="a Composite, of items " + ", ".join(map(repr, stored)),
+            found=_kind(args),
+            next_step="Name the item: ocp.args.Composite(name=...).",
+        )
+    else:
+        named = {single: args}
+    problems = []
+    for name, one in named.items():
+        if name not in stored:
+            problems.append(f"{name}: no such item; there are {', '.join(map(repr, stored))}")
+        elif one is not None and not isinstance(
+            one, _TREE_RESTORES if stored[name] else ocp.args.JsonRestore
+        ):
+            held = "a tree" if stored[name] else "JSON"
+            problems.append(f"{name}: {_kind(one)} for {held}")
+        elif isinstance(one, ocp.args.PyTreeRestore):
+            problems += [f"{name}: {problem}" for problem in _not_read(one)]
+    _refuse(problems, "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON")
+    return named
+
+
+def _not_read(one: Any) -> list[str]:
+    problems = []
+    if one.transforms is not None or one.legacy_transform_fn is not None:
+        problems.append("transforms; restore with cairn.load(..., only=...), and change it then")
+    if one.partial_restore:
+        problems.append("partial_restore; restore with cairn.load(..., only=...)")
+    return problems
+
+
+def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, saving: bool) -> Any:
+    """What calls without `args` mean: `save(step, items, save_kwargs)`, and `restore` alike.
+
+    Args:
+        items: one tree, or trees by name.
+        kwargs: more for one tree, or by name.
+        names: what the manager was made with: a handler for each item; None for one item.
+        saving: whether it is a save.
+    """
+    tree: Callable[..., Any] = ocp.args.PyTreeSave if saving else ocp.args.PyTreeRestore
+    text: Callable[..., Any] = ocp.args.JsonSave if saving else ocp.args.JsonRestore
+    if names is None:
+        return tree(items, **(kwargs or {}))
+    items, kwargs = items or {}, kwargs or {}
+    return ocp.args.Composite(
+        **{
+            name: (text if names.get(name) is False else tree)(
+                items.get(name), **(kwargs.get(name) or {})
+            )
+            for name in {**items, **kwargs}
+        }
+    )
+
+
+def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
+    """Whether each item is a tree, by what reads and writes it with Orbax; None if that is open.
+
+    Raises:
+        UnsupportedFormatError: handlers of other kinds of items; all are listed.
+    """
+    kinds: dict[str, bool | None] = {}
+    problems = []
+    for name, given in handlers.items():
+        handler = getattr(given, "handler", given)  # a checkpointer has one
+        if handler is None:
+            kinds[name] = None
+        elif isinstance(handler, _TREE_HANDLERS):
+            kinds[name] = True
+        elif isinstance(handler, _JSON_HANDLERS):
+            kinds[name] = False
+        else:
+            problems.append(f"{name}: {_kind(handler)}")
+    _refuse(problems, "handlers of PyTree, Standard or Json items")
+    return kinds
+
+
+def _refuse(problems: list[str], expected: str) -> None:
+    if problems:
+        raise UnsupportedFormatError(
+            "items that a Cairn run can't hold or give this way",
+            path="args",
+            expected=expected,
+            found="; ".join(problems),
+            next_step="Change these items, or keep them beside the run.",
+        )
+
+
+def _kind(one: Any) -> str:
+    return type(one).__name__
+
+
+def item_metadata(folder: StoreURI, name: str) -> Any:
+    """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as they are stored."""
+    return ocp.PyTreeCheckpointHandler().metadata(epath.Path((folder / name).orbax_path()))
+
+
+def tree_target(
+    one: Any,
+    stored: Mapping[str, jax.ShapeDtypeStruct],
+    *,
+    name: str,
+    metadata: Callable[[], Any],
+) -> Any:
+    """What to restore a tree into.
+
+    Args:
+        one: Orbax's arguments for it; None to have it as it was saved, in plain dicts.
+        stored: logical shape and dtype of each leaf by path.
+        name: the item's.
+        metadata: gives Orbax's metadata of the item.
+
+    Raises:
+        TreeMismatchError: a leaf is asked for in another shape or dtype than it has, or is to go to
+            devices that are not there; all are listed.
+    """
+    item = None if one is None else one.item
+    restore_args = one.restore_args if isinstance(one, ocp.args.PyTreeRestore) else None
+    if item is None and restore_args is not None:
+        item = restore_args
+    if item is None:
+        item = nest(stored)
+    opened = open_modules({name: item})
+    tree = opened.trees[name]
+    leaves = flatten(tree)
+    args = {} if restore_args is None else flatten(restore_args)
+    placed = _Placements(metadata)
+    fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
+    problems: list[str] = []
+    wanted = [
+        _target_of(leaf, stored[path], args.get(path), path, placed, fixed, problems)
+        if path in stored
+        else leaf
+        for path, leaf in leaves.items()
+    ]
+    if problems:
+        raise TreeMismatchError(
+            "the step can't be restored as asked",
+            path=name,
+            expected="shapes and dtypes as they are stored, on devices that are there",
+            found=f"{len(problems)} leaves that are not",
+            next_step="Give these leaves a sharding, and the shape and dtype that they have.",
+            problems=problems,
+        )
+    filled = jax.tree.unflatten(jax.tree.structure(tree), wanted)
+    return opened.close({**opened.trees, name: filled})[name]
+
+
+def _target_of(
+    leaf: Any,
+    stored: jax.ShapeDtypeStruct,
+    args: Any,
+    path: str,
+    placed: "_Placements",
+    fixed: bool,
+    problems: list[str],
+) -> Any:
+    """The leaf to restore into, of one leaf as given and its arguments."""
+    if not fixed and not (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None):
+        return leaf
+    given = None if leaf is args or not hasattr(leaf, "shape") else leaf
+    shape = tuple(stored.shape)
+    if given is not None and tuple(given.shape) != shape:
+        problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")
+        return leaf
+    asked = getattr(args, "global_shape", None)
+    if asked is not None and tuple(asked) != shape:
+        how = "expected" if args.strict else "to be cut or padded to"
+        problems.append(f"{path}: {how} shape {tuple(asked)}, stored {shape}")
+        return leaf
+    dtype = getattr(args, "dtype", None)
+    if dtype is None and given is not None and given.dtype != stored.dtype:
+        if fixed:
+            problems.append(f"{path}: expected dtype {given.dtype}, stored {stored.dtype}")
+            return leaf
+        dtype = given.dtype
+    dtype = stored.dtype if dtype is None else dtype
+    kind = getattr(args, "restore_type", None)
+    if kind in (int, float):
+        return kind(0)
+    sharding = getattr(args, "sharding", None)
+    if sharding is None and getattr(args, "mesh", None) is not None:
+        sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
+    if sharding is None and isinstance(given, jax.Array | jax.ShapeDtypeStruct) and not args:
+        sharding = given.sharding
+    if isinstance(sharding, ocp.metadata.ShardingMetadata):
+        sharding = sharding.to_jax_sharding()
+    on_host = kind is np.ndarray
+    if sharding is None and not on_host:
+        sharding, on_host, problem = placed.of(path)
+        on_host = on_host and (args is None or kind is None) and given is None
+        if problem:
+            problems.append(f"{path}: {problem}")
+            return leaf
+    if on_host:
+        return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+class _Placements:
+    """Where the leaves of an item were when they were saved; read when first asked for."""
+
+    def __init__(self, metadata: Callable[[], Any]) -> None:
+        self._metadata = metadata
+        self._leaves: dict[str, Any] | None = None
+
+    def of(self, path: str) -> tuple[jax.sharding.Sharding | None, bool, str]:
+        """(sharding, whether it was on the host, what is wrong) of a leaf.
+
+        What lay on one device goes to the first of this process: no sharding.
+        """
+        if self._leaves is None:
+            self._leaves = flatten(self._metadata().tree)
+        found = getattr(self._leaves.get(path), "sharding", None)
+        if found is None:
+            return None, True, ""
+        if isinstance(found, ocp.metadata.SingleDeviceShardingMetadata):
+            return None, False, ""
+        try:
+            return found.to_jax_sharding(), False, ""
+        except ValueError as exc:
+            return None, False, f"no sharding is given, and where it was saved is not here: {exc}"

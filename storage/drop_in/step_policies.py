@@ -1,0 +1,164 @@
+"""Orbax's options as decisions: when to save, and which steps to keep.
+
+The decisions are made by Orbax's own policies, which its options name or stand for. What an option
+asks for and a run can't do is refused when the manager is made; what only says how Orbax is to go
+about its work has no meaning here, and the log says so once.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.checkpoint_managers import CheckpointManagerOptions
+
+from cairn.storage.errors import PolicyError
+
+__all__ = ["KnownStep", "check_options", "metric_rank", "preservation_policy", "save_policy"]
+
+logger = logging.getLogger("cairn.save")
+
+_WITHOUT_MEANING: Final = (
+    "step_prefix",
+    "step_format_fixed_length",
+    "step_name_format",
+    "cleanup_tmp_directories",
+    "single_host_load_and_broadcast",
+    "enable_background_delete",
+    "num_deletion_threads",
+    "atomicity_options",
+    "temporary_path_class",
+    "save_root_metadata",
+    "enable_per_process_directory_creation",
+    "lightweight_initialize",
+)
+"""Options that say how Orbax lays out folders, commits or deletes. A run has its own way."""
+
+
+@dataclass(frozen=True)
+class KnownStep:
+    """A step, as Orbax's policies look at it.
+
+    Attributes:
+        step: its number.
+        time: when it was saved.
+        metrics: its numbers by name; None if it has none.
+    """
+
+    step: int
+    time: datetime
+    metrics: dict[str, Any] | None
+
+
+def check_options(options: CheckpointManagerOptions) -> None:
+    """Refuse what can't be honoured.
+
+    Raises:
+        PolicyError: options that ask for what a run does not do; all are listed.
+    """
+    processes, files = options.multiprocessing_options, options.file_options
+    problems = [
+        f"{name}: {why}"
+        for name, asked, why in [
+            ("todelete_subdir", options.todelete_subdir, "give grace_seconds= instead"),
+            ("todelete_full_path", options.todelete_full_path, "give grace_seconds= instead"),
+            (
+                "multiprocessing_options.primary_host",
+                processes.primary_host != 0,
+                "process 0 is the one that commits",
+            ),
+            (
+                "multiprocessing_options.active_processes",
+                processes.active_processes is not None,
+                "all processes of the job save together",
+            ),
+            (
+                "file_options.path_permission_mode",
+                files is not None and files.path_permission_mode is not None,
+                "files get the permissions that the process's umask leaves",
+            ),
+        ]
+        if asked
+    ]
+    if problems:
+        raise PolicyError(
+            "options that a Cairn run can't honour",
+            path="options",
+            expected="options about when to save and what to keep",
+            found="; ".join(problems),
+            next_step="Leave these out.",
+        )
+    default = CheckpointManagerOptions()
+    unused = [one for one in _WITHOUT_MEANING if getattr(options, one) != getattr(default, one)]
+    if unused:
+        logger.warning("options without a meaning for a Cairn run: %s", ", ".join(unused))
+
+
+def save_policy(options: CheckpointManagerOptions) -> policies.SaveDecisionPolicy:
+    """When to save: the policy given, or the one that the older options stand for."""
+    if options.save_decision_policy is not None:
+        return options.save_decision_policy
+    if options.should_save_fn is not None:
+        rules: list[Any] = [_AsFunction(options.should_save_fn)]
+    else:
+        rules = [policies.SpecificStepsPolicy(options.save_on_steps or ())]
+        if options.save_interval_steps:
+            rules.append(policies.FixedIntervalPolicy(options.save_interval_steps))
+        rules.append(policies.InitialSavePolicy())
+    return policies.AnySavePolicy([*rules, policies.PreemptionCheckpointingPolicy()])
+
+
+def preservation_policy(
+    options: CheckpointManagerOptions,
+) -> policies.PreservationPolicy | None:
+    """What to keep: the policy given, or what the older options stand for; None for everything."""
+    if options.preservation_policy is not None:
+        return options.preservation_policy
+    if options.max_to_keep is None:
+        return None
+    rules: list[Any] = []
+    if options.keep_period is not None:
+        rules.append(policies.EveryNSteps(options.keep_period))
+    if options.keep_time_interval is not None:
+        rules.append(policies.EveryNSeconds(int(options.keep_time_interval.total_seconds())))
+    if options.best_fn is not None:
+        rules.append(
+            policies.BestN(
+                get_metric_fn=metric_rank(options),
+                reverse=options.best_mode == "min",
+                n=options.max_to_keep,
+                keep_checkpoints_without_metrics=options.keep_checkpoints_without_metrics,
+            )
+        )
+    else:
+        rules.append(policies.LatestN(options.max_to_keep))
+    return policies.AnyPreservationPolicy(rules)
+
+
+def metric_rank(options: CheckpointManagerOptions) -> Callable[[Any], float]:
+    """`best_fn`, with NaN as the worst value there is: compared with others it has no place."""
+    best_fn = options.best_fn
+    assert best_fn is not None
+    worst = math.inf if options.best_mode == "min" else -math.inf
+
+    def rank(metrics: Any) -> float:
+        value = best_fn(metrics)
+        return worst if math.isnan(value) else value
+
+    return rank
+
+
+class _AsFunction:
+    """A policy that asks the caller's function, as `should_save_fn` is one."""
+
+    def __init__(self, decide: Any) -> None:
+        self._decide = decide
+
+    def should_save(
+        self, step: KnownStep, previous_steps: Sequence[KnownStep], *, context: Any
+    ) -> bool:
+        """What the function says of this step and the latest before it."""
+        return bool(self._decide(step.step, previous_steps[-1].step if previous_steps else None))

@@ -1,0 +1,70 @@
+"""Loops as people have them come to Cairn by the lines that the documentation shows."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.devices import xla_flags
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs/howto/checkpoint-manager.md"
+DIFF = re.compile(r"^```diff\n--- (\S+)\n\+\+\+ \1\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DIFFS = dict(DIFF.findall(PAGE.read_text(encoding="utf-8")))
+MOST_LINES = 5
+UNTIL = 7
+
+
+def patched(text, diff):
+    """`text` after the hunks of `diff`, each of which is found once."""
+    for hunk in re.split(r"^@@.*@@.*\n", diff, flags=re.MULTILINE)[1:]:
+        lines = [(line[:1], line[1:]) for line in hunk.splitlines()]
+        old = "".join(f"{line}\n" for sign, line in lines if sign != "+")
+        new = "".join(f"{line}\n" for sign, line in lines if sign != "-")
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def run(place, module, folder, until):
+    ended = subprocess.run(
+        [sys.executable, "-m", module, str(folder), str(until)],
+        cwd=place,
+        env={**os.environ, "XLA_FLAGS": xla_flags(4), "PYTHONPATH": f"{place}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_page_changes_every_loop_by_few_lines():
+    loops = {
+        path.relative_to(REPOSITORY).as_posix() for path in REPOSITORY.glob("examples/loops/*")
+    }
+    assert {*DIFFS} <= loops
+    assert len(DIFFS) == 3
+    for diff in DIFFS.values():
+        signs = [line[:1] for line in diff.splitlines() if line[1:].strip()]
+        assert signs.count("+") <= MOST_LINES
+        assert signs.count("-") <= MOST_LINES
+
+
+@pytest.mark.parametrize("name", DIFFS)
+def test_a_changed_loop_goes_on_to_the_numbers_that_the_loop_had(name, tmp_path):
+    module = name.removesuffix(".py").replace("/", ".")
+    expected = run(REPOSITORY, module, tmp_path / "uninterrupted", UNTIL)
+    shutil.copytree(REPOSITORY / "examples/loops", tmp_path / "changed/examples/loops")
+    (tmp_path / "changed/examples/__init__.py").touch()
+    changed = tmp_path / "changed" / name
+    text = patched(changed.read_text(encoding="utf-8"), DIFFS[name])
+    assert "cairn" in text
+    changed.write_text(text, encoding="utf-8")
+    run(tmp_path / "changed", module, tmp_path / "run", 4)
+    assert (tmp_path / "run/run.json").exists()
+    assert run(tmp_path / "changed", module, tmp_path / "run", UNTIL) == expected

@@ -1,0 +1,513 @@
+"""A loop that calls Orbax's `CheckpointManager` does the same on a Cairn run."""
+
+import datetime
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax.training.train_state import TrainState
+from orbax.checkpoint import checkpoint_managers as policies
+from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
+
+from cairn import (
+    Checkpointer,
+    CheckpointManager,
+    InvalidURIError,
+    LeaseHeldError,
+    PolicyError,
+    Run,
+    SaveError,
+    StepExistsError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+    check_run,
+    load,
+    promote_step,
+    verify_step,
+)
+from tests.devices import xla_flags
+from tests.storage.states import assert_same, mesh
+
+args = ocp.args
+Options = ocp.CheckpointManagerOptions
+Seen = list[Any]
+Script = Callable[[Any, Path], Seen]
+
+TREE = {
+    "w": jnp.arange(8.0),
+    "b": {"c": jnp.ones((2, 3), jnp.bfloat16), "d": np.arange(3, dtype=np.int32)},
+}
+
+
+@functools.cache
+def train_state() -> TrainState:
+    module = nn.Dense(8)
+    params = module.init(jax.random.key(0), jnp.ones((1, 4)))["params"]
+    return TrainState.create(apply_fn=module.apply, params=params, tx=optax.adam(1e-2))
+
+
+def sharded(state: Any) -> tuple[Any, Any]:
+    """The state over eight devices, and its abstract form."""
+    over = mesh(8, 1)
+
+    def place(leaf: Any) -> jax.Array:
+        axes = jax.sharding.PartitionSpec(*([None] * (jnp.ndim(leaf) - 1)), over.axis_names[0])
+        spec = axes if jnp.ndim(leaf) else jax.sharding.PartitionSpec()
+        return jax.device_put(leaf, jax.sharding.NamedSharding(over, spec))
+
+    placed = jax.tree.map(place, state)
+    return placed, jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), placed
+    )
+
+
+def named_items_of_a_train_state(manager: Any, folder: Path) -> Seen:
+    state, abstract = sharded(train_state())
+    options = Options(create=True, save_interval_steps=2, enable_async_checkpointing=True)
+    with manager(folder, item_names=("items",), options=options) as first:
+        saved = [
+            first.save(step, args=args.Composite(items=args.PyTreeSave(item=state)))
+            for step in range(5)
+        ]
+    with manager(folder, item_names=("items",), options=options) as second:
+        latest = second.latest_step()
+        restore_args = jax.tree.map(
+            lambda leaf: ocp.type_handlers.ArrayRestoreArgs(
+                mesh=leaf.sharding.mesh, mesh_axes=leaf.sharding.spec
+            ),
+            abstract,
+        )
+        found = second.restore(
+            latest,
+            args=args.Composite(items=args.PyTreeRestore(abstract, restore_args=restore_args)),
+        )
+        as_saved = second.restore(latest, args=args.Composite(items=args.PyTreeRestore(abstract)))
+    assert isinstance(found["items"], TrainState)
+    return [saved, latest, found["items"], as_saved["items"], [*second.all_steps()]]
+
+
+def one_item_without_a_name(manager: Any, folder: Path) -> Seen:
+    abstract = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, TREE))
+    with manager(folder) as one:
+        empty = [one.latest_step(), one.best_step(), [*one.all_steps()]]
+        one.save(3, args=args.StandardSave(TREE))
+        during = [one.latest_step(), [*one.all_steps()]]
+        one.wait_until_finished()
+        found = [
+            one.restore(None, args=args.StandardRestore(abstract)),
+            one.restore(3),
+            one.restore(3, args=args.StandardRestore({**TREE, "w": np.zeros(8, np.float32)})),
+        ]
+    with manager(folder) as again:
+        return [empty, during, found, again.restore(None), again.restore(3)]
+
+
+def json_and_numbers_beside_a_tree(manager: Any, folder: Path) -> Seen:
+    items = {"config": {"name": "mlp", "sizes": [1, 2]}, "more": {"at": 7}}
+    with manager(folder, options=Options(best_fn=lambda found: found["loss"])) as one:
+        one.save(
+            1,
+            args=args.Composite(
+                state=args.StandardSave(TREE), **{k: args.JsonSave(v) for k, v in items.items()}
+            ),
+            metrics={"loss": 0.5},
+            custom_metadata={"by": "me"},
+        )
+    with manager(folder, options=Options(best_fn=lambda found: found["loss"])) as again:
+        wanted = args.Composite(
+            config=args.JsonRestore(), more=args.JsonRestore(), state=args.StandardRestore(TREE)
+        )
+        found = again.restore(1, args=wanted)
+        about = again.metadata(1)
+        return [
+            dict(found),
+            again.metrics(1),
+            about.metrics,
+            about.custom_metadata.get("by"),
+            {k: (v.shape, v.dtype) for k, v in again.item_metadata(1).state["b"].items()},
+        ]
+
+
+def steps_that_are_due(manager: Any, folder: Path) -> Seen:
+    seen: Seen = []
+    choices: list[Any] = [
+        Options(save_interval_steps=3),
+        Options(save_interval_steps=4, save_on_steps=[2, 7]),
+        Options(should_save_fn=lambda step, latest: step - (latest or 0) >= 4),
+        Options(
+            save_decision_policy=policies.AnySavePolicy(
+                [policies.FixedIntervalPolicy(4), policies.SpecificStepsPolicy([6])]
+            )
+        ),
+        Options(read_only=True),
+    ]
+    for number, options in enumerate(choices):
+        with manager(folder / str(number), options=options) as one:
+            due = [one.should_save(step) for step in range(5)]
+            saved = [one.save(step, args=args.StandardSave(TREE)) for step in range(1, 11)]
+            forced = None
+            if not options.read_only:
+                forced = one.save(12, args=args.StandardSave(TREE), force=True)
+            seen.append([due, saved, forced, [*one.all_steps()], one.should_save(12)])
+    return seen
+
+
+def steps_that_are_kept(manager: Any, folder: Path) -> Seen:
+    seen: Seen = []
+    losses = [0.9, 0.4, 0.6, 0.3, 0.5, 0.35]
+
+    def loss(metrics: Any) -> float:
+        return float(metrics["loss"])
+
+    choices: list[Any] = [
+        Options(max_to_keep=2),
+        Options(max_to_keep=2, keep_period=3),
+        Options(max_to_keep=2, keep_time_interval=datetime.timedelta(hours=1)),
+        Options(max_to_keep=2, best_fn=loss, best_mode="min"),
+        Options(max_to_keep=3, best_fn=lambda metrics: -loss(metrics)),
+        Options(
+            preservation_policy=policies.AnyPreservationPolicy(
+                [policies.LatestN(1), policies.EveryNSteps(2)]
+            )
+        ),
+        Options(best_fn=loss, best_mode="min"),
+    ]
+    for number, options in enumerate(choices):
+        place = folder / str(number)
+        with manager(place, options=options) as one:
+            for step, value in enumerate(losses, 1):
+                metrics = {"loss": value} if options.best_fn else None
+                one.save(step, args=args.StandardSave({"x": jnp.float32(step)}), metrics=metrics)
+            one.wait_until_finished()
+            seen.append([[*one.all_steps()], one.best_step(), one.latest_step()])
+        with manager(place, options=options) as again:
+            again.save(9, args=args.StandardSave({"x": jnp.float32(9)}), metrics={"loss": 0.1})
+            again.wait_until_finished()
+            again.reload()
+            seen.append([[*again.all_steps()], again.best_step()])
+            again.delete(again.all_steps()[0])
+            seen.append([*again.all_steps()])
+    return seen
+
+
+def calls_from_before_args(manager: Any, folder: Path) -> Seen:
+    save_args = jax.tree.map(lambda _: ocp.SaveArgs(), TREE)
+    with manager(folder / "one", ocp.PyTreeCheckpointer(), Options(max_to_keep=2)) as one:
+        one.save(1, TREE, save_kwargs={"save_args": save_args}, metrics={"loss": 1.0})
+        seen: Seen = [one.restore(1), one.restore(1, items=TREE)]
+    handlers = {
+        "tree": ocp.Checkpointer(ocp.PyTreeCheckpointHandler()),
+        "text": ocp.Checkpointer(ocp.JsonCheckpointHandler()),
+    }
+    with manager(folder / "two", handlers) as two:
+        two.save(5, {"tree": TREE, "text": {"a": 1}})
+        two.wait_until_finished()
+        found = two.restore(5, {"tree": TREE, "text": None})
+        return [*seen, dict(found)]
+
+
+def a_cast_that_was_asked_for(manager: Any, folder: Path) -> Seen:
+    half = jax.tree.map(lambda _: ocp.SaveArgs(dtype=np.dtype(jnp.bfloat16)), {"w": TREE["w"]})
+    target = {"w": jax.ShapeDtypeStruct((8,), jnp.float16)}
+    with manager(folder / "standard") as standard:
+        standard.save(1, args=args.StandardSave({"w": TREE["w"]}))
+        standard.wait_until_finished()
+        found = standard.restore(1, args=args.StandardRestore(target))
+    with manager(folder / "tree") as one:
+        one.save(1, args=args.PyTreeSave({"w": TREE["w"]}, save_args=half))
+        one.wait_until_finished()
+        restore_args = {"w": ocp.RestoreArgs(restore_type=np.ndarray, dtype=np.dtype("float32"))}
+        return [
+            found,
+            one.restore(1),
+            one.restore(1, args=args.PyTreeRestore(restore_args=restore_args)),
+        ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        named_items_of_a_train_state,
+        one_item_without_a_name,
+        json_and_numbers_beside_a_tree,
+        steps_that_are_due,
+        steps_that_are_kept,
+        calls_from_before_args,
+        a_cast_that_was_asked_for,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+def test_a_loop_sees_what_it_sees_with_orbax(script: Script, tmp_path: Path) -> None:
+    theirs = script(ocp.CheckpointManager, tmp_path / "orbax")
+    ours = script(CheckpointManager, tmp_path / "cairn")
+    assert_same(ours, theirs)
+
+
+def test_what_was_saved_so_is_a_run_like_any_other(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run", options=Options(max_to_keep=3)) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, args=args.StandardSave(TREE), metrics={"loss": 1 / step})
+        manager.wait_until_finished()
+    run = Run.open(tmp_path / "run")
+    assert [info.step for info in run.steps()] == [1, 2, 3]
+    assert not check_run(run).problems
+    assert not verify_step(run, 2).problems
+    assert_same(load(f"{run.uri}", TREE, step="best:loss:min"), TREE)
+    with Checkpointer(run.uri) as checkpointer:
+        checkpointer.save(4, TREE)
+    with CheckpointManager(run.uri) as again:
+        assert again.latest_step() == 4
+        assert_same(again.restore(4, args=args.StandardRestore(TREE)), TREE)
+
+
+def test_a_promoted_step_is_not_deleted(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run", options=Options(max_to_keep=1)) as manager:
+        manager.save(1, args=args.StandardSave(TREE))
+        manager.wait_until_finished()
+        run = Run.open(tmp_path / "run")
+        promote_step(run, 1, alias="production", by="me", expect=None)
+        for step in (2, 3):
+            manager.save(step, args=args.StandardSave(TREE))
+        manager.wait_until_finished()
+        assert [*manager.all_steps()] == [1, 3]
+        assert_same(manager.restore(1, args=args.StandardRestore(TREE)), TREE)
+
+
+def test_the_latest_step_stays_though_others_are_better(tmp_path: Path) -> None:
+    options = Options(max_to_keep=1, best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step, loss in enumerate([0.1, 0.5, 0.3], 1):
+            manager.save(step, args=args.StandardSave(TREE), metrics={"loss": loss})
+        manager.wait_until_finished()
+        assert [*manager.all_steps()] == [1, 3]
+
+
+def test_deleted_steps_can_be_had_back_within_the_grace_time(tmp_path: Path) -> None:
+    options = Options(max_to_keep=1)
+    for grace in (0.0, 3600.0):
+        place = tmp_path / str(grace)
+        with CheckpointManager(place, options=options, grace_seconds=grace) as manager:
+            for step in (1, 2):
+                manager.save(step, args=args.StandardSave(TREE))
+            manager.wait_until_finished()
+            assert [*manager.all_steps()] == [2]
+            assert (place / "attempts/1/1").exists() is (grace > 0)
+
+
+def test_the_best_step_is_not_deleted_for_one_that_is_no_number(tmp_path: Path) -> None:
+    options = Options(max_to_keep=1, best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step, loss in enumerate([0.5, float("nan"), 0.1, float("nan"), 0.3], 1):
+            manager.save(step, args=args.StandardSave(TREE), metrics={"loss": loss})
+        manager.wait_until_finished()
+        assert manager.best_step() == 3
+        assert 3 in manager.all_steps()
+
+
+def test_a_metric_that_best_fn_does_not_find_refuses_the_save_and_deletes_nothing(
+    tmp_path: Path,
+) -> None:
+    options = Options(max_to_keep=1, best_fn=lambda metrics: metrics["los"])
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        manager.save(1, args=args.StandardSave(TREE), metrics={"loss": 1.0})
+        with pytest.raises(KeyError, match="los"):
+            manager.save(2, args=args.StandardSave(TREE), metrics={"loss": 0.5})
+        assert [*manager.all_steps()] == [1]
+
+
+def test_options_that_can_not_be_honoured_are_refused_together(tmp_path: Path) -> None:
+    options = Options(
+        todelete_subdir="old",
+        multiprocessing_options=ocp.options.MultiprocessingOptions(primary_host=None),
+        file_options=ocp.options.FileOptions(path_permission_mode=0o700),
+    )
+    with pytest.raises(PolicyError) as caught:
+        CheckpointManager(tmp_path / "run", options=options)
+    text = str(caught.value)
+    assert all(name in text for name in ("todelete_subdir", "primary_host", "path_permission_mode"))
+    with pytest.raises(PolicyError, match="handler_registry"):
+        CheckpointManager(tmp_path, handler_registry=ocp.handlers.create_default_handler_registry())
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_without_a_meaning_are_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    CheckpointManager(tmp_path / "run", options=Options(step_prefix="checkpoint")).close()
+    assert "step_prefix" in caplog.text
+    caplog.clear()
+    CheckpointManager(tmp_path / "run", options=Options(max_to_keep=2)).close()
+    assert "meaning" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda: args.ArraySave(jnp.ones(3)), "state: ArraySaveArgs"),
+        (lambda: args.Composite(a=args.JaxRandomKeySave(jax.random.key(0))), "a: JaxRandomKeySave"),
+        (lambda: args.StandardSave(jnp.ones(3)), "put it into a dict"),
+        (lambda: args.StandardSave(TREE, custom_metadata={"a": 1}), "custom_metadata"),
+    ],
+)
+def test_items_of_other_kinds_are_refused_by_name(tmp_path: Path, given: Any, named: str) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(UnsupportedFormatError, match=re.escape(named)):
+            manager.save(1, args=given())
+        assert manager.latest_step() is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (
+            lambda: args.Composite(stat=args.StandardRestore(TREE)),
+            "stat: no such item; there are 'state'",
+        ),
+        (lambda: args.Composite(state=args.JsonRestore()), "state: JsonRestoreArgs for a tree"),
+        (lambda: args.PyTreeRestore(TREE, transforms={}), "transforms"),
+        (lambda: args.PyTreeRestore(TREE, partial_restore=True), "partial_restore"),
+    ],
+)
+def test_restores_that_a_run_can_not_follow_are_refused_by_name(
+    tmp_path: Path, asked: Any, named: str
+) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(TREE))
+        with pytest.raises(UnsupportedFormatError, match=re.escape(named)):
+            manager.restore(1, args=asked())
+
+
+def test_shapes_and_dtypes_that_differ_are_listed_and_never_cut_or_cast_unasked(
+    tmp_path: Path,
+) -> None:
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(), TREE)
+    short = ocp.ArrayRestoreArgs(global_shape=(4,), strict=False)
+    asked = {
+        "shape": args.StandardRestore({**TREE, "w": jax.ShapeDtypeStruct((4,), jnp.float32)}),
+        "shape of an item": args.PyTreeRestore({**TREE, "w": jnp.ones(4)}),
+        "dtype of an item": args.PyTreeRestore({**TREE, "w": jnp.ones(8, jnp.float16)}),
+        "cut": args.PyTreeRestore(TREE, restore_args={**plain, "w": short}),
+        "integers": args.StandardRestore({**TREE, "w": jax.ShapeDtypeStruct((8,), jnp.int32)}),
+        "missing": args.StandardRestore({"w": TREE["w"]}),
+        "unexpected": args.StandardRestore({**TREE, "z": jnp.ones(1)}),
+    }  # fmt: skip
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(TREE))
+        for one in asked.values():
+            with pytest.raises(TreeMismatchError):
+                manager.restore(1, args=one)
+
+
+def test_a_step_that_exists_is_refused_as_orbax_does(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        assert manager.save(2, args=args.StandardSave(TREE))
+        assert not manager.save(2, args=args.StandardSave(TREE))
+        with pytest.raises(StepAlreadyExistsError):
+            manager.save(2, args=args.StandardSave(TREE), force=True)
+        with pytest.raises(StepExistsError):
+            manager.save(1, args=args.StandardSave(TREE), force=True)
+        assert [*manager.all_steps()] == [2]
+
+
+def test_without_steps_and_without_this_one_a_restore_finds_no_file(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(FileNotFoundError, match="no steps"):
+            manager.restore(None)
+        manager.save(1, args=args.StandardSave(TREE))
+        with pytest.raises(FileNotFoundError):
+            manager.restore(5)
+        with pytest.raises(FileNotFoundError):
+            manager.delete(5)
+
+
+def test_a_save_that_fails_is_told_once_and_its_step_is_not_listed(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run", options=Options(max_to_keep=1)) as manager:
+        manager.save(1, args=args.StandardSave(TREE))
+        manager.wait_until_finished()
+        (tmp_path / "run/attempts/1/2").mkdir()  # somebody else's
+        manager.save(2, args=args.StandardSave(TREE))
+        with pytest.raises(SaveError):
+            manager.wait_until_finished()
+        manager.check_for_errors()
+        assert [*manager.all_steps()] == [1]
+        assert manager.save(3, args=args.StandardSave(TREE))
+
+
+def test_a_second_job_is_refused_and_may_read(tmp_path: Path, monkeypatch: Any) -> None:
+    with CheckpointManager(tmp_path / "run") as first:
+        first.save(1, args=args.StandardSave(TREE))
+        first.wait_until_finished()
+        monkeypatch.setenv("CAIRN_WRITER_ID", "another")
+        with CheckpointManager(tmp_path / "run") as second:
+            assert_same(second.restore(None, args=args.StandardRestore(TREE)), TREE)
+            with pytest.raises(LeaseHeldError):
+                second.save(2, args=args.StandardSave(TREE))
+
+
+def test_a_folder_of_plain_orbax_steps_is_not_taken_for_an_empty_run(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path / "old") as theirs:
+        theirs.save(7, args=args.StandardSave(TREE))
+    with pytest.raises(InvalidURIError, match="old"):
+        CheckpointManager(tmp_path / "old")
+
+
+def test_another_runs_steps_are_restored_by_its_folder(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "old") as old:
+        old.save(7, args=args.StandardSave(TREE))
+    with CheckpointManager(tmp_path / "new") as new:
+        found = new.restore(None, directory=tmp_path / "old", args=args.StandardRestore(TREE))
+        assert_same(found, TREE)
+
+
+def test_what_lay_on_devices_that_are_not_here_asks_for_a_sharding(tmp_path: Path) -> None:
+    state, _ = sharded({"w": jnp.arange(8.0), "n": jnp.float32(1)})
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(state))
+    code = f"""
+import jax, numpy as np, orbax.checkpoint as ocp
+from cairn import CheckpointManager, TreeMismatchError
+args = ocp.args
+with CheckpointManager({str(tmp_path / "run")!r}) as manager:
+    shapes = {{"w": (8,), "n": ()}}
+    target = {{name: jax.ShapeDtypeStruct(one, "float32") for name, one in shapes.items()}}
+    for one in (None, args.StandardRestore(target), args.PyTreeRestore()):
+        try:
+            manager.restore(1, args=one)
+        except TreeMismatchError as error:
+            assert "w: no sharding" in str(error) and "n: no sharding" in str(error), error
+        else:
+            raise SystemExit("expected a refusal")
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = jax.tree.map(lambda leaf: leaf.update(sharding=one), target)
+    found = manager.restore(1, args=args.StandardRestore(placed))
+    assert np.array_equal(found["w"], np.arange(8)), found
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XLA_FLAGS": xla_flags(4)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_plain_orbax_reads_the_trees(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        given = args.Composite(items=args.StandardSave(TREE), more=args.JsonSave({"a": 1}))
+        manager.save(1, args=given)
+    with ocp.CheckpointManager(tmp_path / "run/attempts/1") as theirs:
+        found = theirs.restore(1, args=args.Composite(items=args.StandardRestore(TREE)))
+    assert_same(found["items"], TREE)
