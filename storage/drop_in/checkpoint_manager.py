@@ -22,6 +22,7 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from cairn.storage.drop_in.item_args import (
     SINGLE_ITEM,
+    Kind,
     given_items,
     item_metadata,
     kinds_of,
@@ -258,7 +259,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             save_kwargs: without `args`: more for each item, such as `save_args`.
             metrics: numbers by name.
             force: save also if the step is not due.
-            args: `StandardSave`, `PyTreeSave` or `JsonSave`, or a `Composite` of them by name.
+            args: `StandardSave`, `PyTreeSave`, `JsonSave` or Grain's `CheckpointSave`, or a
+                `Composite` of them by name.
             custom_metadata: JSON to keep with the step.
 
         Returns:
@@ -304,7 +306,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             "metadata": self._metadata,
         }
         handle = self._checkpointer.save(
-            number, given.trees, meta={_META_KEY: own}, metrics=written
+            number,
+            given.trees,
+            meta={_META_KEY: own},
+            iterators=given.iterators,
+            metrics=written,
         )
         self._known[number], self._begun = known, handle
         handle.when_done(lambda ended: self._after(ended, doomed))
@@ -440,8 +446,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             items: without `args`: a tree to restore into, or trees by name.
             restore_kwargs: without `args`: more for each item, such as `restore_args`.
             directory: another run's folder.
-            args: `StandardRestore`, `PyTreeRestore` or `JsonRestore`, or a `Composite` of them by
-                name. Without any, or with None for a name: as saved, in plain dicts.
+            args: `StandardRestore`, `PyTreeRestore`, `JsonRestore` or Grain's `CheckpointRestore`,
+                or a `Composite` of them by name. Without any, or with None for a name: as saved, in
+                plain dicts, and without iterators.
 
         Returns:
             The item; or a `Composite` of the items, if they have names.
@@ -449,6 +456,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StepNotFoundError: there is no such step, or none at all (both a `FileNotFoundError`).
             TreeMismatchError: leaves are missing, unexpected, or not as asked; all are listed.
+            IteratorMismatchError: an iterator can't go on where the step was saved.
             UnsupportedFormatError: arguments that a run can't follow.
             StorageError: as `cairn.load`.
         """
@@ -462,9 +470,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         folder = self._run.step_uri(info)
         reader = open_step(folder)
         own = _own_part(read_meta(reader))
-        stored = {
-            **dict.fromkeys((one for one in reader.names() if one != "meta"), True),
-            **dict.fromkeys(own["json"], False),
+        stored: dict[str, Kind] = {
+            **dict.fromkeys((one for one in reader.names() if one != "meta"), "tree"),
+            **dict.fromkeys(own["json"], "json"),
+            **dict.fromkeys(reader.iterators, "iterator"),
         }
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
@@ -478,11 +487,22 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 metadata=partial(item_metadata, folder, name),
             )
             for name, one in wanted.items()
-            if stored[name]
+            if stored[name] == "tree"
         }
-        found = load(self._uri, trees, step=info.step, cast=True) if trees else {}
-        texts = {name: own["json"][name] for name in wanted if not stored[name]}
-        whole = {name: {**found, **texts}[name] for name in wanted}
+        iterators = {name: one.item for name, one in wanted.items() if stored[name] == "iterator"}
+        if args is None and reader.iterators:
+            logger.warning(
+                "%s: step %d has the position of %s, which is not restored: give args with Grain's "
+                "CheckpointRestore of the iterator.",
+                self._uri,
+                info.step,
+                ", ".join(map(repr, reader.iterators)),
+            )
+        found = {}
+        if trees or iterators:
+            found = load(self._uri, trees, step=info.step, cast=True, iterators=iterators)
+        texts = {name: own["json"][name] for name in wanted if stored[name] == "json"}
+        whole = {name: {**found, **texts, **iterators}[name] for name in wanted}
         if unnamed and len(whole) == 1:
             return next(iter(whole.values()))
         return ocp.args.Composite(**whole)
@@ -515,9 +535,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return ocp.metadata.RootMetadata(custom_metadata=dict(found))
         info = self._listed(step)
         own, folder = self._own(info), self._run.step_uri(info)
-        names = [one for one in open_step(folder).names() if one != "meta"]
+        reader = open_step(folder)
+        names = [one for one in reader.names() if one != "meta"]
         items: Any = {name: item_metadata(folder, name) for name in names}
-        items |= dict.fromkeys(own["json"])
+        items |= dict.fromkeys([*own["json"], *reader.iterators])
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
         return ocp.metadata.StepMetadata(
             item_handlers=None,

@@ -1,12 +1,13 @@
-"""Orbax's arguments for items, as trees and JSON to save, and as targets to restore into.
+"""Orbax's arguments for items, as trees, JSON and iterators to save, and as targets to restore.
 
 A tree's target is worked out leaf by leaf from what Orbax was asked for and from what is stored:
 where neither the target nor its arguments say where a leaf goes, it goes where it was when it was
 saved, as with Orbax.
 """
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from cairn.storage.training import flatten, nest, open_modules
 __all__ = [
     "SINGLE_ITEM",
     "GivenItems",
+    "Kind",
     "given_items",
     "item_metadata",
     "tree_target",
@@ -32,7 +34,12 @@ SINGLE_ITEM: Final = "state"
 _TREE_SAVES: Final = (ocp.args.StandardSave, ocp.args.PyTreeSave)
 _TREE_RESTORES: Final = (ocp.args.StandardRestore, ocp.args.PyTreeRestore)
 _JSON_HANDLERS: Final = (ocp.JsonCheckpointHandler,)
+_HELD: Final[Mapping["Kind", str]] = {"tree": "a tree", "json": "JSON", "iterator": "an iterator"}
 _TREE_HANDLERS: Final = (ocp.PyTreeCheckpointHandler, ocp.StandardCheckpointHandler)
+
+
+Kind = Literal["tree", "json", "iterator"]
+"""Of an item; an iterator is one of Grain's, whose arguments are Grain's own."""
 
 
 class GivenItems(NamedTuple):
@@ -41,11 +48,13 @@ class GivenItems(NamedTuple):
     Attributes:
         trees: by name.
         json: by name.
+        iterators: by name.
         single: it is one item, that was given without a name.
     """
 
     trees: dict[str, Any]
     json: dict[str, Any]
+    iterators: dict[str, Any]
     single: bool
 
 
@@ -60,17 +69,26 @@ def given_items(args: Any) -> GivenItems:
     named = {SINGLE_ITEM: args} if single else dict(args.items())
     trees: dict[str, Any] = {}
     texts: dict[str, Any] = {}
+    iterators: dict[str, Any] = {}
     problems = []
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item
+        elif isinstance(one, _of_grain("CheckpointSave")):
+            iterators[name] = one.item
         elif isinstance(one, _TREE_SAVES):
             problems += [f"{name}: {problem}" for problem in _not_stored(one)]
             trees[name] = _in_dtypes(one.item, one.save_args)
         else:
             problems.append(f"{name}: {_kind(one)}")
-    _refuse(problems, "StandardSave, PyTreeSave or JsonSave for each item")
-    return GivenItems(trees, texts, single)
+    _refuse(problems, "StandardSave, PyTreeSave, JsonSave or Grain's CheckpointSave for each item")
+    return GivenItems(trees, texts, iterators, single)
+
+
+def _of_grain(name: str) -> tuple[type[Any], ...]:
+    """A class of Grain's, for `isinstance`; none where nobody has imported Grain."""
+    module = sys.modules.get("grain.checkpoint")
+    return () if module is None else (getattr(module, name),)
 
 
 def _not_stored(one: Any) -> list[str]:
@@ -108,12 +126,12 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
     return jax.tree.unflatten(structure, cast)
 
 
-def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -> dict[str, Any]:
+def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
     """The arguments of `restore(args=...)` by item; None for an item as it was saved.
 
     Args:
-        args: as given; None for all items.
-        stored: the items that there are, and whether each is a tree.
+        args: as given; None for all items but iterators, of which there is nothing to make.
+        stored: the items that there are, and what each is.
         single: the item that a call without a name means; None if there is no such item.
 
     Raises:
@@ -121,7 +139,7 @@ def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -
             that there are none of; all are listed.
     """
     if args is None:
-        return dict.fromkeys(stored)
+        return dict.fromkeys(name for name, kind in stored.items() if kind != "iterator")
     if isinstance(args, ocp.args.Composite):
         named = dict(args.items())
     elif single is None:
@@ -134,18 +152,26 @@ def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -
         )
     else:
         named = {single: args}
+    taken: dict[Kind, tuple[type[Any], ...]] = {
+        "tree": _TREE_RESTORES,
+        "json": (ocp.args.JsonRestore,),
+        "iterator": _of_grain("CheckpointRestore"),
+    }
     problems = []
     for name, one in named.items():
         if name not in stored:
             problems.append(f"{name}: no such item; there are {', '.join(map(repr, stored))}")
-        elif one is not None and not isinstance(
-            one, _TREE_RESTORES if stored[name] else ocp.args.JsonRestore
-        ):
-            held = "a tree" if stored[name] else "JSON"
-            problems.append(f"{name}: {_kind(one)} for {held}")
+        elif one is None and stored[name] == "iterator":
+            problems.append(f"{name}: None for an iterator; give CheckpointRestore of one to set")
+        elif one is not None and not isinstance(one, taken[stored[name]]):
+            problems.append(f"{name}: {_kind(one)} for {_HELD[stored[name]]}")
         elif isinstance(one, ocp.args.PyTreeRestore):
             problems += [f"{name}: {problem}" for problem in _not_read(one)]
-    _refuse(problems, "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON")
+    _refuse(
+        problems,
+        "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON, Grain's "
+        "CheckpointRestore for iterators",
+    )
     return named
 
 
@@ -192,7 +218,7 @@ def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
     problems = []
     for name, given in handlers.items():
         handler = getattr(given, "handler", given)  # a checkpointer has one
-        if handler is None:
+        if handler is None or isinstance(handler, _of_grain("CheckpointHandler")):
             kinds[name] = None
         elif isinstance(handler, _TREE_HANDLERS):
             kinds[name] = True
@@ -200,7 +226,7 @@ def kinds_of(handlers: Mapping[str, Any]) -> dict[str, bool | None]:
             kinds[name] = False
         else:
             problems.append(f"{name}: {_kind(handler)}")
-    _refuse(problems, "handlers of PyTree, Standard or Json items")
+    _refuse(problems, "handlers of PyTree, Standard or Json items, or Grain's")
     return kinds
 
 
