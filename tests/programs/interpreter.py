@@ -29,6 +29,7 @@ IMPORTED = (
     "cairn.storage.training.checkpointer",
     "flax.linen",
     "gcsfs",
+    "grain.experimental",
     "jax",
     "orbax.checkpoint",
     "tensorstore",
