@@ -23,7 +23,7 @@ def list_runs(console: Console, runs: Iterable[Run]) -> None:
 
 def list_checkpoints(console: Console, checkpoints: Iterable[Checkpoint]) -> None:
     """Print checkpoints."""
-    titles = ("step", "attempt", "state", "size", "leaves", "iterators", "aliases", "created (UTC)")
+    titles = ("step", "attempt", "state", "size", "leaves", "aliases", "created (UTC)", "iterators")
     print_table(console, titles, map(_checkpoint, checkpoints))
 
 
@@ -75,9 +75,9 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
         checkpoint.state.value,
         None if checkpoint.bytes is None else Size(checkpoint.bytes),
         checkpoint.leaves,
-        ", ".join(checkpoint.iterators),
         ", ".join(checkpoint.aliases),
         checkpoint.created,
+        ", ".join(checkpoint.iterators),
     )
 
 

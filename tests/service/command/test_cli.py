@@ -14,7 +14,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
 from tests.service.commands import cairn, cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
-from tests.service.stores import begin_saving, make_run
+from tests.service.stores import begin_saving, make_run, publish
 from tests.tiny import make_run as make_tiny_run
 
 LONG_NAME = "llama-3.2-1b-instruct-sft-with-a-name-that-is-longer-than-one-line-of-eighty-columns"
@@ -29,6 +29,7 @@ def root(tmp_path_factory) -> Path:
     for data in (root / "damaged" / "attempts" / "1" / "2" / "model").glob("**/d/*"):
         data.write_bytes(bytes(data.stat().st_size))
     make_run(root / LONG_NAME, [10])
+    publish(Run.open(root / LONG_NAME), 1, 20, iterators={"train": 4, "test": 4})
     begin_saving(make_run(root / "saving", [1]), 2)
     make_run(root / "empty")
     return root
@@ -304,6 +305,11 @@ print(*heavy & set(sys.modules))
 def test_commands_that_ask_load_neither_jax_nor_the_server():
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_iterators_whose_positions_a_checkpoint_has_are_listed(url):
+    listed = rows(cairn_here("checkpoints", LONG_NAME, url=url))
+    assert [one["iterators"] for one in listed] == ["test, train", ""]
 
 
 def test_stored_names_are_what_the_command_prints(url, root):
