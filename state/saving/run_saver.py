@@ -281,8 +281,8 @@ class RunSaver:
             metrics: numbers to keep with it.
             labels: texts to keep with it.
             extras: JSON to keep with it.
-            iterators: of training data, by name, whose positions to keep with it; one of a name
-                that the save before had is not asked again.
+            iterators: of training data, by name, whose positions to keep with it; one that the save
+                before had under this name was given then, wherever it has gone since.
             deadline: how many seconds this call may take; see `step`.
 
         Returns:
