@@ -8,11 +8,13 @@ fit the target raises one error that lists every leaf of every item.
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from cairn.state.adapt import PackedParam, abstract_model
@@ -50,6 +52,7 @@ from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training import processes
 
 __all__ = [
+    "asked_optimizer",
     "is_pretrained",
     "is_run",
     "load_easydel_state",
@@ -116,6 +119,7 @@ def load_easydel_state(
         checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
     except RunNotFoundError as error:
         raise _naming_the_hub(error, reference) from None
+    arguments.refuse_hub()
     meta = checkpoint.meta
     model = _agreed_target(checkpoint, arguments)
     _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
@@ -201,6 +205,7 @@ def load_module(
         CorruptionError: if stored bytes fail their check.
     """
     checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    arguments.refuse_hub()
     model = _agreed_target(checkpoint, arguments)
     if expected_class is not None and not isinstance(model, expected_class):
         raise ArgumentError(
@@ -312,9 +317,10 @@ def _optimizer(
     checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
 ) -> tuple[Any, Any]:
     """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
+    if tx is not None:
+        return tx, tx_init
     tx_init = checkpoint.meta.get("tx_init")
-    if arguments.tx is not None:
-        return arguments.tx, arguments.tx_init
     if tx_init is not None:
         return optimizer_from_description(tx_init), tx_init
     if needed:
@@ -325,6 +331,19 @@ def _optimizer(
             next_step="pass tx=, or optimizer='skip' to load without it",
         )
     return None, None
+
+
+def asked_optimizer(
+    tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
+) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
+    """Returns the optimizer that arguments ask for, built if they only describe it, and its JSON.
+
+    Raises:
+        OptimizerError: if the description names anything unknown.
+    """
+    if tx is None and tx_init is not None:
+        tx = optimizer_from_description(tx_init)
+    return tx, tx_init
 
 
 def _from_pretrained(
@@ -343,12 +362,13 @@ def _from_pretrained(
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)
     model = model_class.from_pretrained(reference, **arguments.for_pretrained())
+    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
     whole: Any = state_class
     state: State = whole.create(
         model=apply_shard_fns(model, arguments.shard_fns),
-        tx=arguments.tx,
-        tx_init=arguments.tx_init,
-        init_opt_state=arguments.tx is not None,
+        tx=tx,
+        tx_init=tx_init,
+        init_opt_state=tx is not None,
     )
     return state
 

@@ -9,6 +9,7 @@ from cairn.state.registry import shipped_decoder
 from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.state_loading import (
+    asked_optimizer,
     is_pretrained,
     load_easydel_state,
     load_module,
@@ -138,14 +139,16 @@ class StateStorageMixin:
         """Loads a state from a run's checkpoint, or from Hugging Face weights.
 
         `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
-        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh` and `model_class`.
+        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class`, and for
+        the hub `revision`, `token` and `local_files_only`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
             device: where everything goes if it is not sharded.
             dtype: dtype of the computation; None keeps the stored one.
-            param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
+            param_dtype: a dtype casts floating leaves. None keeps the stored dtypes of a checkpoint;
+                Hugging Face weights become float32.
             precision: of matrix products; None keeps the stored one.
             sharding_axis_dims: devices along each mesh axis.
             sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
@@ -173,7 +176,8 @@ class StateStorageMixin:
             quantize_tensors: False is the explicit form of no quantization_method, and contradicts
                 one.
             verbose: say on stderr what is loaded.
-            **kwargs: the arguments of ours named above.
+            **kwargs: the arguments named above; any other is refused, with the known one that it
+                is like.
 
         Returns:
             The state; its `extras` are what the save kept.
@@ -233,7 +237,7 @@ class StateStorageMixin:
                 or a checkpoint of a run.
             model_class: class of the model, by default the one decoder (or the one stored).
             tx: an optimizer, whose state is made at once.
-            tx_init: JSON that rebuilds `tx`.
+            tx_init: JSON that rebuilds `tx`; without `tx` the optimizer is built from it.
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
         """
@@ -241,6 +245,7 @@ class StateStorageMixin:
             model = (model_class or shipped_decoder()).from_pretrained(source, **arguments)
         else:
             model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
+        tx, tx_init = asked_optimizer(tx, tx_init)
         state_class: Any = cls
         created: Self = state_class.create(
             model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None

@@ -14,3 +14,4 @@ from .peft_names import modules_of as modules_of
 from .source_folder import HUB_SCHEME as HUB_SCHEME
 from .source_folder import SourceFolder as SourceFolder
 from .source_folder import parse_json as parse_json
+from .source_folder import refuse_hub_options as refuse_hub_options

@@ -22,7 +22,7 @@ from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.source_folder import SourceFolder, parse_json
+from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import RUN_FILE
 from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tensor
@@ -111,11 +111,13 @@ def open_pretrained(
 
     Raises:
         NotFoundError: nothing is there.
+        ArgumentError: something is asked of the hub for what is not there.
         ConfigError: its family is unknown, or its options can't be had.
         ConversionError: its files can't be read.
     """
     text = str(name_or_path)
     if text.endswith(".gguf"):
+        refuse_hub_options(f"the file {text}", revision=revision, token=token)
         return _open_gguf(text, config_kwargs)
     folder = SourceFolder.find(
         text,

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.state.errors import ConversionError
+from cairn.state.errors import ArgumentError, ConversionError
 from cairn.storage.errors import NotFoundError
 from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 
-__all__ = ["HUB_SCHEME", "SourceFolder", "parse_json"]
+__all__ = ["HUB_SCHEME", "SourceFolder", "parse_json", "refuse_hub_options"]
 
 HUB_SCHEME: Final = "hf://"
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
@@ -55,12 +55,16 @@ class SourceFolder:
 
         Raises:
             NotFoundError: there is none.
+            ArgumentError: something is asked of the hub for a folder that is not there.
         """
         text = str(name_or_path)
         on_hub = text.startswith(HUB_SCHEME)
         if on_hub or ("://" not in text and not Path(text).is_dir()):
             name = text.removeprefix(HUB_SCHEME)
-            text = _snapshot(name, hub_files, revision, token, local_files_only)
+            return cls(parse_uri(_snapshot(name, hub_files, revision, token, local_files_only)))
+        refuse_hub_options(f"the folder {text}", revision=revision, token=token)
+        if "://" in text and not text.startswith("file://"):
+            refuse_hub_options(f"the folder {text}", local_files_only=local_files_only)
         return cls(parse_uri(text))
 
     def names(self) -> list[str]:
@@ -81,6 +85,26 @@ class SourceFolder:
         files, rel = self.locate(name)
         with files.open_read(rel) as stream:
             return stream.read()
+
+
+def refuse_hub_options(found: str, **options: object) -> None:
+    """Checks that nothing is asked of the hub, where something else is loaded.
+
+    Args:
+        found: what is loaded, for the message.
+        **options: what would be asked of the hub; None and False ask nothing.
+
+    Raises:
+        ArgumentError: something is asked; it is named.
+    """
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise ArgumentError(
+            path=", ".join(given),
+            expected="a hub id with it",
+            found=found,
+            next_step="leave it out",
+        )
 
 
 def parse_json(raw: bytes, path: str) -> dict[str, Any]:

@@ -11,9 +11,18 @@ from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import (
+    ArgumentError,
+    ConfigError,
+    ConversionError,
+    OptimizerError,
+    ShardingError,
+)
 from cairn.state.module.base import EasyDeLBaseModule
+from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.saving.load_arguments import LoadArguments
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -400,6 +409,72 @@ else:
 """
     with hub_server.serve(folder) as hub:
         run_with_hub(code, hub, tmp_path)
+
+
+def test_load_state_hands_what_is_for_the_hub_on_to_from_pretrained(folder, tmp_path):
+    code = """
+from cairn import EasyDeLState
+from cairn.storage.errors import NotFoundError
+state = EasyDeLState.load_state(
+    "hf://org/tiny",
+    revision="v1",
+    token="hf_of_the_call",
+    tx_init={"name": "sgd", "learning_rate": 0.1},
+    verbose=False,
+)
+assert state.tx is not None and state.opt_state is not None and state.tx_init["name"] == "sgd"
+for arguments in ({"revision": "v2"}, {"revision": "main", "local_files_only": True}):
+    try:
+        EasyDeLState.load_state("hf://org/tiny", **arguments, verbose=False)
+    except NotFoundError as error:
+        assert "org/tiny" in str(error), error
+    else:
+        raise SystemExit(f"loaded {arguments}")
+cached = EasyDeLState.load_state(
+    "hf://org/tiny", revision="v1", local_files_only=True, verbose=False
+)
+assert cached.model.config == state.model.config
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+        assert "Bearer hf_of_the_call" in hub.tokens
+
+
+def test_what_is_asked_of_the_hub_is_refused_by_name_for_anything_else(folder, saved_run, gcs):
+    sources = {"a Cairn run": saved_run, "the folder": folder, "the file": folder / "w.gguf"}
+    for found, source in sources.items():
+        with pytest.raises(ArgumentError, match=f"revision: .*hub id with it; found {found}"):
+            EasyDeLState.load_state(source, revision="main", verbose=False)
+        with pytest.raises(ArgumentError, match="revision, token: expected a hub id with it"):
+            DecoderForCausalLM.from_pretrained(source, revision="main", token="hf_secret")
+    with pytest.raises(ArgumentError, match=r"token: .*found a Cairn run") as refused:
+        EasyDeLState.from_pretrained(saved_run, token="hf_secret")
+    assert "hf_secret" not in str(refused.value)
+    assert "hf_secret" not in repr(LoadArguments(token="hf_secret"))
+    here = DecoderForCausalLM.from_pretrained(folder, local_files_only=True)
+    stored = f"{gcs.bucket_uri}/models/there"
+    here.save_pretrained(stored)
+    with pytest.raises(ArgumentError, match=r"local_files_only: .*found the folder gs://"):
+        EasyDeLState.load_state(stored, local_files_only=True, verbose=False)
+
+
+def test_an_unknown_argument_is_refused_with_the_one_that_it_is_like(folder, saved_run):
+    said = r"found unknown: colour, revison \(did you mean revision\?\)"
+    for source in (folder, saved_run):
+        with pytest.raises(ArgumentError, match=said):
+            EasyDeLState.load_state(source, revison="main", colour="red")
+
+
+def test_an_optimizer_that_is_only_described_is_built(folder, saved_run):
+    description = {"name": "sgd", "learning_rate": 0.5}
+    loaded = EasyDeLState.load_state(saved_run, tx_init=description, verbose=False)
+    fresh = EasyDeLState.from_pretrained(folder, tx_init=description, auto_shard_model=False)
+    for state in (loaded, fresh):
+        assert state.tx is make_optimizer(**description)[0]
+        assert state.tx_init == description
+    assert fresh.opt_state is not None
+    with pytest.raises(OptimizerError, match="sgdd"):
+        EasyDeLState.load_state(folder, tx_init={"name": "sgdd"}, verbose=False)
 
 
 def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):
