@@ -147,8 +147,8 @@ class StateStorageMixin:
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
             device: where everything goes if it is not sharded.
             dtype: dtype of the computation; None keeps the stored one.
-            param_dtype: a dtype casts floating leaves. None keeps the stored dtypes of a checkpoint;
-                Hugging Face weights become float32.
+            param_dtype: a dtype casts floating leaves; None keeps the stored ones, and makes those
+                of Hugging Face weights float32.
             precision: of matrix products; None keeps the stored one.
             sharding_axis_dims: devices along each mesh axis.
             sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
