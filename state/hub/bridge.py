@@ -20,7 +20,7 @@ from cairn.state.hub.hf_folder import model_streams, write_folder
 from cairn.state.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.hub.pretrained import load_weights, placement
 from cairn.state.saving import LoadArguments, is_run, load_module, say
-from cairn.state.weights import open_pretrained
+from cairn.state.weights import GENERATION_FILE, open_pretrained, parse_json
 from cairn.storage.store import StoreURI
 from cairn.storage.training import processes
 
@@ -332,6 +332,8 @@ class EasyBridgeMixin:
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
         """The `transformers` model with these weights, in evaluation mode.
 
+        It generates as the model's generation_config.json says, if there is one.
+
         Args:
             float_dtype: as in `to_torch`.
 
@@ -361,6 +363,10 @@ class EasyBridgeMixin:
                 problems=problems,
             )
         model.name_or_path = model.config.name_or_path = ""
+        raw = self.config.tokenizer_files.get(GENERATION_FILE)
+        if raw is not None:
+            settings = parse_json(raw, GENERATION_FILE)
+            model.generation_config = transformers.GenerationConfig.from_dict(settings)
         return model.eval()
 
 

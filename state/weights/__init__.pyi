@@ -3,6 +3,7 @@ from .export import hf_config as hf_config
 from .export import rule_table as rule_table
 from .export import stored_config as stored_config
 from .files import CONFIG_FILE as CONFIG_FILE
+from .files import GENERATION_FILE as GENERATION_FILE
 from .files import INDEX_FILE as INDEX_FILE
 from .files import Pretrained as Pretrained
 from .files import open_pretrained as open_pretrained

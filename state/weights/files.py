@@ -29,12 +29,13 @@ from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tenso
 from cairn.storage.store import StoreURI, open_files, parse_uri
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_FILE,
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
