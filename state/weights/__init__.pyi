@@ -7,12 +7,13 @@ from .files import GENERATION_FILE as GENERATION_FILE
 from .files import INDEX_FILE as INDEX_FILE
 from .files import Pretrained as Pretrained
 from .files import open_pretrained as open_pretrained
+from .hub_folder import HUB_SCHEME as HUB_SCHEME
+from .hub_folder import find_folder as find_folder
 from .peft_config import PeftConfig as PeftConfig
 from .peft_config import target_modules as target_modules
 from .peft_names import AdaptedModule as AdaptedModule
 from .peft_names import Pair as Pair
 from .peft_names import modules_of as modules_of
-from .source_folder import HUB_SCHEME as HUB_SCHEME
 from .source_folder import SourceFolder as SourceFolder
 from .source_folder import parse_json as parse_json
 from .source_folder import refuse_hub_options as refuse_hub_options

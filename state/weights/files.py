@@ -22,6 +22,7 @@ from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.gguf import GGUFFile
+from cairn.state.weights.hub_folder import find_folder
 from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import RUN_FILE
@@ -101,6 +102,9 @@ def open_pretrained(
 ) -> Pretrained:
     """Finds a model and reads its config; no weights yet.
 
+    Of the hub config.json is fetched first, and nothing more if it is refused; then the files that
+    are read: the safetensors that make the model, their index, and `TOKENIZER_FILES`.
+
     Args:
         name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
             "hf://org/name".
@@ -120,9 +124,9 @@ def open_pretrained(
     if text.endswith(".gguf"):
         refuse_hub_options(f"the file {text}", revision=revision, token=token)
         return _open_gguf(text, config_kwargs)
-    folder = SourceFolder.find(
+    folder = find_folder(
         text,
-        hub_files=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
+        config_file=CONFIG_FILE,
         revision=revision,
         token=token,
         local_files_only=local_files_only,
@@ -139,6 +143,7 @@ def open_pretrained(
             else "give the folder that holds config.json and the safetensors files",
         )
     config = _config(parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     weights = SafetensorsFolder(folder)
@@ -163,7 +168,9 @@ class SafetensorsFolder:
         self._folder = folder
         self._where: dict[str, str] = {}
         self._headers: dict[str, SafetensorsHeader] = {}
-        for name in self._file_names():
+        names = self._file_names()
+        folder.fetch(names)
+        for name in names:
             files, rel = folder.locate(name)
             header = self._headers[name] = read_header(files, rel)
             twice = sorted(set(header.tensors) & set(self._where))

@@ -350,7 +350,7 @@ def test_config_that_is_no_json_or_of_no_known_family_is_refused(tmp_path):
         DecoderForCausalLM.from_pretrained(tmp_path)
 
 
-def run_with_hub(code, hub, home):
+def run_with_hub(code, hub, home, **more):
     """Runs Python code in a process of its own, whose hub is `hub`."""
     environment = {
         **os.environ,
@@ -360,6 +360,7 @@ def run_with_hub(code, hub, home):
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        **more,
     }
     done = run(["-c", code], env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -382,6 +383,199 @@ else:
 """
     with hub_server.serve(folder) as hub:
         run_with_hub(code, hub, tmp_path)
+
+
+@pytest.fixture
+def crowded(folder, tmp_path):
+    """A repository as they are: the weights in every format, and some of them twice."""
+    repository = tmp_path / "crowded"
+    repository.mkdir()
+    for file in folder.iterdir():
+        (repository / file.name).write_bytes(file.read_bytes())
+    weights = next(repository.glob("model-*.safetensors")).read_bytes()
+    for name in (
+        "pytorch_model.bin",
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "original/model.safetensors",
+        "onnx/model.onnx",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "model.Q4_K_M.gguf",
+        "consolidated.safetensors",
+        "model.fp16.safetensors",
+        "adapter_model.safetensors",
+        "README.md",
+    ):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_bytes(weights)
+    return repository
+
+
+LOAD = """
+from cairn.state import DecoderForCausalLM
+found = DecoderForCausalLM.from_pretrained("hf://org/tiny", auto_shard_model=False)
+again = DecoderForCausalLM.from_pretrained("org/tiny", revision="v1", auto_shard_model=False)
+cached = DecoderForCausalLM.from_pretrained(
+    "org/tiny", revision="v1", local_files_only=True, auto_shard_model=False
+)
+assert found.config == again.config == cached.config
+"""
+
+
+def test_of_a_hub_just_the_files_that_are_read_are_downloaded_each_once(crowded, folder, tmp_path):
+    used = sorted(p.name for p in folder.iterdir())
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(LOAD, hub, tmp_path / "home")
+        assert hub.downloaded[0] == "config.json"
+        assert sorted(hub.downloaded) == used
+        assert {revision for _, revision, _ in hub.asked} == {hub_server.COMMIT}
+    (crowded / "model.safetensors.index.json").unlink()
+    for shard in crowded.glob("model-*"):
+        shard.unlink()
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(crowded)
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(LOAD, hub, tmp_path / "another home")
+        weights = [name for name in hub.downloaded if name.endswith(".safetensors")]
+        assert weights == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "unheard-of"}, "unheard-of"),
+        ({"attention_sinks": 4}, "attention_sinks"),
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+    ],
+)
+def test_a_config_that_is_refused_costs_no_more_than_itself(changes, said, crowded, tmp_path):
+    data = json.loads((crowded / "config.json").read_text()) | changes
+    (crowded / "config.json").write_text(json.dumps(data))
+    code = f"""
+from cairn import EasyDeLState
+from cairn.state.errors import ConfigError
+try:
+    EasyDeLState.load_state("hf://org/tiny", verbose=False)
+except ConfigError as error:
+    assert {said!r} in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["config.json"]
+
+
+def test_a_hub_that_has_pickled_weights_alone_is_refused_before_they_are_downloaded(
+    folder, tmp_path
+):
+    repository = tmp_path / "pickled"
+    repository.mkdir()
+    (repository / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (repository / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+try:
+    open_pretrained("org/tiny")
+except NotFoundError as error:
+    assert "found pickled weights (pytorch_model.bin)" in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["config.json"]
+
+
+def test_a_hub_without_a_config_says_what_is_there(crowded, tmp_path):
+    (crowded / "config.json").unlink()
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+try:
+    open_pretrained("org/tiny")
+except NotFoundError as error:
+    assert "expected a model's folder, with config.json, found README.md" in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == []
+
+
+def test_a_cache_that_lacks_a_shard_is_refused_when_nothing_may_be_downloaded(crowded, tmp_path):
+    code = """
+from pathlib import Path
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+open_pretrained("org/tiny")
+(shard, *_) = Path({home!r}).rglob("snapshots/*/model-00001*")
+shard.unlink()
+for name, arguments in (("org/tiny", {{"local_files_only": True}}), ("org/other", {{}})):
+    try:
+        open_pretrained(name, **arguments)
+    except NotFoundError as error:
+        assert "model-00001" in str(error) or name in str(error), error
+    else:
+        raise SystemExit("loaded")
+open_pretrained("org/tiny")  # fetched again
+"""
+    with hub_server.serve(crowded) as hub:
+        home = str(tmp_path / "home")
+        run_with_hub(code.format(home=home), hub, home)
+
+
+def test_what_was_downloaded_is_loaded_when_the_hub_can_not_be_had(crowded, tmp_path):
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+found = open_pretrained("org/tiny")
+assert found.weights.read("model.norm.weight").shape == (32,)
+assert "tokenizer.json" in found.config.tokenizer_files
+try:
+    open_pretrained("org/tiny", revision="v1")
+except NotFoundError as error:
+    assert "org/tiny" in str(error), error
+else:
+    raise SystemExit("loaded a revision that was never downloaded")
+"""
+    home = tmp_path / "home"
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(
+            'from cairn.state.weights import open_pretrained as o; o("org/tiny")', hub, home
+        )
+    run_with_hub(code, hub, home)  # nobody listens there any more
+    run_with_hub(code, hub, home, HF_HUB_OFFLINE="1")
+
+
+def test_of_an_adapter_on_a_hub_the_config_comes_first_and_then_its_weights_alone(folder, tmp_path):
+    repository = tmp_path / "adapter"
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.apply_lora_to_layers(2, 4.0, "q_proj").save_adapter(repository)
+    for name in ("adapter_model.bin", "optimizer.pt", "model.safetensors"):
+        (repository / name).write_bytes(b"more")
+    code = f"""
+from cairn.state import DecoderForCausalLM
+from cairn.state.errors import ConversionError
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+try:
+    model.load_adapter("org/tiny")
+except ConversionError as error:
+    assert "use_dora" in str(error), error
+else:
+    assert model.lora_is_enabled
+"""
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((repository / "adapter_config.json").read_text())
+    (repository / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "another home")
+        assert hub.downloaded == ["adapter_config.json"]
 
 
 def test_a_state_asks_the_hub_for_what_is_named_as_the_hubs_and_for_nothing_else(folder, tmp_path):
