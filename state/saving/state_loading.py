@@ -194,6 +194,8 @@ def load_module(
 ) -> Any:
     """Loads the model of a run's checkpoint, and nothing else of it.
 
+    Of a step that was saved with `merge_lora=True` that is the merged one.
+
     Args:
         reference: the run, or one of its checkpoints.
         arguments: what `LoadArguments` says; those about the optimizer do nothing here.
@@ -204,7 +206,7 @@ def load_module(
         ValueError: if arguments contradict each other or the checkpoint does not fit.
         CorruptionError: if stored bytes fail their check.
     """
-    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step).served()
     arguments.refuse_hub()
     model = _agreed_target(checkpoint, arguments)
     if expected_class is not None and not isinstance(model, expected_class):
@@ -214,8 +216,9 @@ def load_module(
             found=f"one of a {type(model).__name__}",
             next_step="call from_pretrained on that class, or on EasyDeLBaseModule",
         )
-    casts = frozenset({"model"}) if arguments.param_dtype is not None else frozenset[str]()
-    checkpoint.check({"model": nnx.state(model)}, casts=casts)
+    item = checkpoint.model_item
+    casts = frozenset({item}) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check({item: nnx.state(model)}, casts=casts)
     say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
     model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
     return apply_shard_fns(model, arguments.shard_fns)
@@ -291,7 +294,7 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any
     else:
         places = jax.tree.map(lambda leaf: arguments.target_device(), tree)
     tree = jax.tree.map(_abstract_at, tree, places)
-    tree = checkpoint.targets("model", tree)
+    tree = checkpoint.targets(checkpoint.model_item, tree)
     if arguments.param_dtype is not None:
         tree = _with_param_dtype(tree, arguments.param_dtype)
     nnx.update(model, tree)

@@ -44,6 +44,7 @@ class StateStorageMixin:
         extras: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
         deadline: float | None = None,
+        merge_lora: bool = False,
     ) -> SaveHandle:
         """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
 
@@ -73,6 +74,10 @@ class StateStorageMixin:
                 and with `wait` for the checkpoint to be durable. Past them it raises, and the save
                 before goes on. None waits while there is progress: a store that does not answer
                 for 90 s is given up.
+            merge_lora: store the model with its adapters merged too, beside the model, the adapters
+                and the optimizer state. `load_state` goes on with these; `from_pretrained` and
+                exports take the merged model. Its weights are made in this call, and held until
+                they are written.
 
         Returns:
             A handle with `wait()`, `done`, `error`, `step` and `uri`.
@@ -83,10 +88,10 @@ class StateStorageMixin:
             ConfigError: if `load_state` could never load it, such as for a config whose
                 `model_type` is unknown; found out at the first save.
             UnsupportedFormatError: if `compression` is not one of those.
-            ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
-                `labels`, `extras` or another argument differs between processes; on every
-                process. Of `metrics`, which may have been measured by each, those of process 0
-                are stored.
+            ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
+                without adapters, or if `enable`, `step`, `labels`, `extras` or another argument
+                differs between processes; on every process. Of `metrics`, which may have been
+                measured by each, those of process 0 are stored.
             SaveError: if the save before this one failed, or is still under way at the deadline.
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
             TimeoutError: with `wait`, if it is not durable at the deadline; it goes on.
@@ -105,6 +110,7 @@ class StateStorageMixin:
             extras=extras,
             compression=compression,
             deadline=deadline,
+            merge_lora=merge_lora,
         )
         return save_easydel_state(self, save_directory, arguments)
 

@@ -1,6 +1,9 @@
+from .export import MERGED_ITEM as MERGED_ITEM
+from .export import MODEL_ITEM as MODEL_ITEM
 from .export import export_sources as export_sources
 from .export import hf_config as hf_config
 from .export import rule_table as rule_table
+from .export import served_item as served_item
 from .export import stored_config as stored_config
 from .files import CONFIG_FILE as CONFIG_FILE
 from .files import GENERATION_FILE as GENERATION_FILE
