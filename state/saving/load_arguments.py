@@ -13,6 +13,7 @@ from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, require_known, with_nearest
 from cairn.state.names import TaskType
+from cairn.state.registry import module_class
 from cairn.state.saving.added_fields import FieldTargets
 from cairn.state.saving.load_placement import (
     as_partition_axis,
@@ -119,6 +120,8 @@ class LoadArguments:
 
     def __post_init__(self) -> None:
         TaskType(self.model_task)
+        if self.model_class is not None:
+            object.__setattr__(self, "model_class", module_class(self.model_class))
         check_rules(self.partition_rules)
         require_known("optimizer", self.optimizer, ("require", "skip"))
         for name in ("dtype", "param_dtype"):

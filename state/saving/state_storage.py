@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
-from cairn.state.registry import shipped_decoder
+from cairn.state.registry import module_class, shipped_decoder
 from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.state_loading import (
@@ -248,7 +248,9 @@ class StateStorageMixin:
                 checkpoint.
         """
         if is_pretrained(source) or may_be_hub_id(source):
-            model = (model_class or shipped_decoder()).from_pretrained(source, **arguments)
+            model = module_class(model_class or shipped_decoder()).from_pretrained(
+                source, **arguments
+            )
         else:
             model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
         tx, tx_init = asked_optimizer(tx, tx_init)
