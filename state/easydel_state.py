@@ -13,7 +13,8 @@ from cairn.state.added_fields import added_fields, added_names, check_added
 from cairn.state.config import FrozenJSON
 from cairn.state.errors import ArgumentError, NotInitializedError, require_optimizer
 from cairn.state.lost_draws import Draws, lost_streams, say_lost, streams_of
-from cairn.state.optimizers import init_optimizer, optax_numerics
+from cairn.state.optimizer_step import take_step
+from cairn.state.optimizers import init_optimizer
 from cairn.state.paths import own_variables, rebuild
 from cairn.state.saving import StateStorageMixin
 from cairn.state.sharding import (
@@ -279,15 +280,20 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
 
     # -- training ------------------------------------------------------------------------------
 
-    def apply_gradients(self, *, grads: Any) -> Self:
+    def apply_gradients(self, *, grads: Any, **extra: Any) -> Self:
         """Returns the state after one step of the optimizer.
 
         Args:
             grads: gradients of `graphstate`: the same tree, or a nested dict of the same paths.
+            **extra: what the optimizer takes besides: `value` (the loss) for
+                `optax.contrib.reduce_on_plateau`, and for a line search `value`, `grad` (the
+                gradients) and `value_fn`, which gets a tree like `graphstate` and returns the loss.
 
         Raises:
             NotInitializedError: if there is no optimizer or no optimizer state (AssertionError).
             TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
+            ArgumentError: if the optimizer uses one of `extra` nowhere.
+            TypeError: from Optax, if it needs one that is not there.
         """
         require_optimizer(
             self.tx,
@@ -296,10 +302,9 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
             next_step="create the state with tx= and init_opt_state=True, or call init_tx",
         )
         assert self.tx is not None
-        grads = rebuild(self.graphstate, grads, path="grads")
-        with optax_numerics():
-            updates, opt_state = self.tx.update(grads, self.opt_state, self.graphstate)
-            graphstate = optax.apply_updates(self.graphstate, updates)
+        graphstate, opt_state = take_step(
+            self.tx, grads, self.opt_state, self.graphstate, extra, path="apply_gradients"
+        )
         stepped = self.replace(
             step=self.step + 1, graphstate=graphstate, opt_state=opt_state, draws=_NO_DRAWS
         )

@@ -12,7 +12,8 @@ StateError
 └── OptimizerNotFoundError (FileNotFoundError)  a checkpoint that holds no optimizer state
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -121,6 +122,12 @@ def require_optimizer(tx: Any, opt_state: Any, *, path: str, next_step: str) -> 
             f"opt_state={'None' if opt_state is None else 'set'}",
             next_step=next_step,
         )
+
+
+def with_nearest(name: str, known: Iterable[str]) -> str:
+    """Returns an unknown name for a message, with the known one that it is like, if any is."""
+    nearest = get_close_matches(name, list(known), n=1)
+    return f"{name} (did you mean {nearest[0]}?)" if nearest else name
 
 
 def require_known(argument: str, value: Any, known: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "find",
     "is_family",
     "known_families",
+    "module_class",
     "register",
     "shipped_decoder",
 ]
@@ -75,6 +76,13 @@ def class_identity(model_class: type[Any]) -> dict[str, str]:
 def register(model_class: type[Any]) -> None:
     """Remembers a model class; a later one of the same module and name takes its place."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
+
+
+def module_class(model_class: type[Any]) -> type[Any]:
+    """Returns the class of modules that a model class is loaded as: of Linen's, the NNX form."""
+    linen_form: Any = getattr(model_class, "nnx_class", None)
+    found: type[Any] = model_class if linen_form is None else linen_form()
+    return found
 
 
 def shipped_decoder() -> type[Any]:

@@ -9,11 +9,12 @@ import jax
 import optax
 from flax import struct
 
-from cairn.state.added_fields import added_fields, check_added, refuse_unknown
+from cairn.state.added_fields import added_fields, check_added
 from cairn.state.equinox_module import check_leaves, is_equinox, take_apart
 from cairn.state.errors import ArgumentError, NotInitializedError
-from cairn.state.optimizers import init_optimizer, optax_numerics
-from cairn.state.paths import own_variables, rebuild
+from cairn.state.optimizer_step import take_step
+from cairn.state.optimizers import init_optimizer
+from cairn.state.paths import own_variables
 from cairn.state.saving import (
     SaveArguments,
     load_train_state,
@@ -112,12 +113,16 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
 
         Args:
             grads: gradients of `params`.
-            **kwargs: new values of fields that a subclass added.
+            **kwargs: new values of fields that a subclass added. Other names are arguments of the
+                optimizer: `value` (the loss) for `optax.contrib.reduce_on_plateau`, and for a line
+                search `value`, `grad` (the gradients) and `value_fn`, from parameters to the loss.
 
         Raises:
             NotInitializedError: if there is no optimizer or no optimizer state.
             TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
-            ArgumentError: if a keyword names no field that a subclass added.
+            ArgumentError: if a keyword names no field that a subclass added, and the optimizer
+                uses it nowhere.
+            TypeError: from Optax, if it needs an argument that is not there.
         """
         if self.tx is None or self.opt_state is None:
             raise NotInitializedError(
@@ -128,13 +133,18 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             )
         own = {field.name for field in dataclasses.fields(TrainState)}
         added = {field.name for field in dataclasses.fields(self)} - own
-        refuse_unknown(f"{type(self).__name__}.apply_gradients", kwargs, added)
-        grads = rebuild(self.params, grads, path="grads")
-        with optax_numerics():
-            updates, opt_state = self.tx.update(grads, self.opt_state, self.params)
-            params = optax.apply_updates(self.params, updates)
+        fields = {name: value for name, value in kwargs.items() if name in added}
+        params, opt_state = take_step(
+            self.tx,
+            grads,
+            self.opt_state,
+            self.params,
+            {name: value for name, value in kwargs.items() if name not in added},
+            path=f"{type(self).__name__}.apply_gradients",
+            fields=added,
+        )
         stepped: Self = self.replace(
-            step=self.step + 1, params=params, opt_state=opt_state, **kwargs
+            step=self.step + 1, params=params, opt_state=opt_state, **fields
         )
         return stepped
 

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, TreeStructureError, require_optimizer
+from cairn.state.optimizer_step import used_arguments
 from cairn.state.paths import named_leaves, rebuild
 from cairn.state.sharding import mesh_of, put_leaf
 from cairn.state.train_state import TrainState
@@ -45,6 +46,10 @@ class TrainStep:
     (`batch_stats`, `metrics`) is that field's new value, and so is `graphother` of an EasyDeLState
     (statistics, random counters: `nnx.split(model, nnx.Param, ...)[2]`); every other entry is
     returned among the metrics, beside `loss` and `grad_norm` (the global norm, float32).
+
+    An optimizer that looks at more than gradients gets it: the loss (`value`), the gradients
+    (`grad`) and the loss as a function of the parameters (`value_fn`), as
+    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them.
 
     A new value has the leaves of the old one, and every leaf stays where it was, so that the step
     compiles once. The state that is passed in is donated: its arrays are gone afterwards.
@@ -113,10 +118,17 @@ class TrainStep:
             state, params, batch, inputs
         )
         changed, metrics = _sorted_out(state, aux)
+        offered = {
+            "value": loss,
+            "grad": grads,
+            "value_fn": lambda params: self._loss(state, params, batch, inputs)[0],
+        }
+        used = used_arguments(state.tx, grads, state.opt_state, params, offered)
+        extra = {name: offered[name] for name in used}
         if isinstance(state, TrainState):
-            stepped: Any = state.apply_gradients(grads=grads, **changed)
+            stepped: Any = state.apply_gradients(grads=grads, **{**extra, **changed})
         else:
-            stepped = state.apply_gradients(grads=grads).replace(**changed)
+            stepped = state.apply_gradients(grads=grads, **extra).replace(**changed)
         return stepped, {"loss": loss, "grad_norm": _norm(grads), **metrics}
 
     def _traced(self, state: Any, batch: Any, inputs: Mapping[str, Any]) -> Any:

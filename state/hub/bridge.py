@@ -20,7 +20,7 @@ from cairn.state.hub.hf_folder import model_streams, write_folder
 from cairn.state.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.hub.pretrained import load_weights, placement
 from cairn.state.saving import LoadArguments, is_run, load_module, say
-from cairn.state.weights import open_pretrained
+from cairn.state.weights import GENERATION_FILE, open_pretrained, parse_json
 from cairn.storage.store import StoreURI
 from cairn.storage.training import processes
 
@@ -91,8 +91,8 @@ class EasyBridgeMixin:
                 layer; None for all layers.
             quantize_tensors: False is the explicit form of no quantization_method, and contradicts
                 one.
-            revision: branch, tag or commit on the hub.
-            token: of the hub.
+            revision: branch, tag or commit on the hub; refused where there is none.
+            token: of the hub; refused without one.
             local_files_only: take a hub id from the local cache alone.
             verbose: say on stderr what is being loaded.
 
@@ -119,7 +119,6 @@ class EasyBridgeMixin:
             platform=quantization_platform,
         )
         if is_run(pretrained_model_name_or_path):
-            _refuse_for_runs(revision=revision, token=token, local_files_only=local_files_only)
             arguments = LoadArguments(
                 device=jax.local_devices()[0] if device is None else device,
                 dtype=dtype,
@@ -135,6 +134,9 @@ class EasyBridgeMixin:
                 quantization_block_size=quantization_block_size,
                 quantization_pattern=quantization_pattern,
                 quantize_tensors=quantize_tensors,
+                revision=revision,
+                token=token,
+                local_files_only=local_files_only,
                 **given,
             )
             run = str(pretrained_model_name_or_path)
@@ -330,6 +332,8 @@ class EasyBridgeMixin:
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
         """The `transformers` model with these weights, in evaluation mode.
 
+        It generates as the model's generation_config.json says, if there is one.
+
         Args:
             float_dtype: as in `to_torch`.
 
@@ -359,18 +363,11 @@ class EasyBridgeMixin:
                 problems=problems,
             )
         model.name_or_path = model.config.name_or_path = ""
+        raw = self.config.tokenizer_files.get(GENERATION_FILE)
+        if raw is not None:
+            settings = parse_json(raw, GENERATION_FILE)
+            model.generation_config = transformers.GenerationConfig.from_dict(settings)
         return model.eval()
-
-
-def _refuse_for_runs(**arguments: Any) -> None:
-    given = [f"{name}={value!r}" for name, value in arguments.items() if value]
-    if given:
-        raise ArgumentError(
-            path=given[0].partition("=")[0],
-            expected="a hub id with it",
-            found="a Cairn run",
-            next_step="leave it out",
-        )
 
 
 def _module(name: str) -> Any:

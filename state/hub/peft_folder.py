@@ -29,6 +29,7 @@ from cairn.state.weights import (
     Pair,
     PeftConfig,
     SourceFolder,
+    find_folder,
     modules_of,
     parse_json,
     target_modules,
@@ -118,9 +119,9 @@ def read_adapter(
         ConversionError: it is more than plain LoRA, or does not fit the model; all is listed.
         ArgumentError: the model has other adapters.
     """
-    folder = SourceFolder.find(
+    folder = find_folder(
         directory,
-        hub_files=[CONFIG_FILE, WEIGHTS_FILE],
+        config_file=CONFIG_FILE,
         revision=revision,
         token=token,
         local_files_only=local_files_only,
@@ -135,6 +136,7 @@ def read_adapter(
         )
     where = f"{folder.uri}/{CONFIG_FILE}"
     config = PeftConfig.read(parse_json(raw, where), path=where)
+    folder.fetch([WEIGHTS_FILE])
     kernels = _kernels(model)
     modules = {one.name: one for one in modules_of(model.config, kernels, path=str(folder.uri))}
     found = _modules_found(folder, modules, config)

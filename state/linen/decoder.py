@@ -245,7 +245,8 @@ class LinenDecoderForCausalLM(EDPretrainedModel):
         # The bridge sorts by type of Variable: quantized weights are a collection of their own.
         return functools.reduce(_merged, variables.values())
 
-    def _params_with_axes(self) -> Any:
+    def params_with_axes(self) -> Any:
+        """Returns the abstract parameters; one with axis names is an `nnx.Param` that has them."""
         return _as_dict(self._graph[1])
 
     def _matrix(self, value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ from flax import linen, nnx
 from flax.core import meta, unfreeze
 from jax.sharding import Mesh, NamedSharding
 
+from cairn.state.adapt import abstract_model
 from cairn.state.config import EDPretrainedConfig
 from cairn.state.dtypes import floating_dtype
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, NotInitializedError
+from cairn.state.linen.twin import linen_model, make_twin
 from cairn.state.module import EasyDeLBaseModule
 from cairn.state.paths import named_leaves, rebuild
 from cairn.state.sharding import DEFAULT_AXIS_RULES, axis_units, check_rules, leaf_bytes, plan
@@ -31,21 +33,42 @@ class EDPretrainedModel:
 
     The parameters are a nested dict at `params`; every method that needs them takes others as
     `params=`, so that a function of them can be differentiated and compiled. A subclass says how
-    the module is called (`__call__`), where its embeddings are, and how its caches are made; for
-    what crosses over to other formats it gives `to_nnx` and `from_nnx`, the same model as a module
-    of ours.
+    the module is called (`__call__`), where its embeddings are, and how its caches are made:
+
+        class MyModel(EDPretrainedModel):
+            module_class = MyModule   # MyModule(config, dtype=dtype) is the Linen module
+
+            def __call__(self, input_ids, params=None):
+                params = self.params if params is None else params
+                return self.module.apply({"params": params}, input_ids)
+
+    That is all it takes to train, save, load and export it: `to_easydel_state` makes a state, which
+    `EasyDeLState.load_state` finds again by the class's name once the class is defined, and
+    `save_pretrained` writes the parameters under their own names, dots between them. A class with
+    an `__init__` of its own needs no `module_class`: it is made as
+    `MyModel(config, dtype=..., _do_init=False)`.
 
     Attributes:
+        module_class: the Linen module's class, or a function that makes it; called with the config
+            and `dtype=`.
         module: the Linen module.
         input_shape: shape of the input that the module is initialised with: (batch, tokens).
         seed: of the initial parameters.
         dtype: dtype of the computation.
     """
 
+    module_class: ClassVar[Callable[..., linen.Module] | None] = None
+    _nnx_class: ClassVar[type[EasyDeLBaseModule] | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.nnx_class.__func__ is EDPretrainedModel.nnx_class.__func__:  # type: ignore[attr-defined]
+            cls._nnx_class = make_twin(cls)
+
     def __init__(
         self,
         config: EDPretrainedConfig,
-        module: linen.Module,
+        module: linen.Module | None = None,
         input_shape: tuple[int, ...] = (1, 1),
         seed: int = 0,
         dtype: Any = jnp.float32,
@@ -55,7 +78,8 @@ class EDPretrainedModel:
 
         Args:
             config: shape and options.
-            module: takes integers of `input_shape`; its `params` are the model's.
+            module: takes integers of `input_shape`; its `params` are the model's. By default what
+                `module_class` makes.
             input_shape: of the input that the module is initialised with.
             seed: of the initial parameters.
             dtype: dtype of the computation, as the module has it.
@@ -63,10 +87,15 @@ class EDPretrainedModel:
                 each call or set as `params`.
         """
         self._config = config
-        self.module = module
         self.input_shape = tuple(input_shape)
         self.seed = seed
         self.dtype = floating_dtype(dtype, argument="dtype")
+        if module is None:
+            make = type(self).module_class
+            if make is None:
+                raise self._undefined("module_class")
+            module = make(config, dtype=self.dtype)
+        self.module = module
         self._params: Any = None
         if _do_init:
             self._params = self.init_weights(jax.random.key(seed))
@@ -108,7 +137,7 @@ class EDPretrainedModel:
     def params_shape_tree(self) -> dict[str, Any]:
         """The parameters' shapes and dtypes; nothing is computed."""
         if not hasattr(self, "_shapes"):
-            tree = self._params_with_axes()
+            tree = self.params_with_axes()
             self._shapes: dict[str, Any] = jax.tree.map(
                 lambda leaf: leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf,
                 tree,
@@ -157,7 +186,7 @@ class EDPretrainedModel:
         axis = self.config.partition_axis
         logical = DEFAULT_AXIS_RULES if axis is None else axis.axis_rules()
         axis_rules = {**{name: name for name in mesh.axis_names}, **logical}
-        tree = self._params_with_axes()
+        tree = self.params_with_axes()
         report = plan(
             tree, mesh, rules=rules, axis_rules=axis_rules, units=axis_units(self.config)
         ).raise_for_problems()
@@ -199,18 +228,52 @@ class EDPretrainedModel:
         raise self._undefined("init_cache")
 
     def to_nnx(self, params: Any = None) -> EasyDeLBaseModule:
-        """Returns the same model as an NNX module, around the same arrays."""
-        raise self._undefined("to_nnx")
+        """Returns the same model as an NNX module, around the same arrays.
+
+        Raises:
+            ArgumentError: if the config does not make the module that this model has.
+        """
+        own: Any = type(self)
+        made = linen_model(own, self.config, self.dtype)
+        if made.module != self.module:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.to_nnx",
+                expected=f"the module that {type(self).__name__}(config) makes: {made.module}",
+                found=str(self.module),
+                next_step="put what differs into the config: nothing else is saved",
+            )
+        settings = {"dtype": self.dtype.name, "param_dtype": self._param_dtype(params).name}
+        graphdef, state = nnx.split(abstract_model(self.nnx_class(), self.config, settings))
+        model: EasyDeLBaseModule = nnx.merge(
+            graphdef, rebuild(state, self._fitting(params), path="params")
+        )
+        return model
 
     @classmethod
     def from_nnx(cls, model: EasyDeLBaseModule) -> Self:
-        """Returns the Linen form of an NNX module, around the same arrays."""
-        raise NotImplementedError(f"{cls.__name__} does not define from_nnx")
+        """Returns the Linen form of an NNX module, around the same arrays.
+
+        Raises:
+            ArgumentError: if it is no NNX form of this class.
+        """
+        if not isinstance(model, cls.nnx_class()):
+            raise ArgumentError(
+                path=f"{cls.__name__}.from_nnx",
+                expected=f"what to_nnx of a {cls.__name__} returns",
+                found=type(model).__name__,
+            )
+        made: Any = cls
+        made = made(model.config, dtype=model.dtype, _do_init=False)
+        made.params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        same_class: Self = made
+        return same_class
 
     @classmethod
     def nnx_class(cls) -> type[EasyDeLBaseModule]:
-        """Returns the class that `from_pretrained` loads through."""
-        raise NotImplementedError(f"{cls.__name__} does not define nnx_class")
+        """Returns the class of the NNX form, which loads, saves and trains it."""
+        if cls._nnx_class is None:
+            raise NotImplementedError(f"{cls.__name__} does not define nnx_class")
+        return cls._nnx_class
 
     # -- generation ----------------------------------------------------------------------------
 
@@ -374,8 +437,8 @@ class EDPretrainedModel:
         variables = self.module.init(rng, jnp.zeros(input_shape, jnp.int32))
         return unfreeze(variables["params"])
 
-    def _params_with_axes(self) -> Any:
-        """The abstract parameters; one with axis names is an `nnx.Param` that carries them."""
+    def params_with_axes(self) -> Any:
+        """Returns the abstract parameters; one with axis names is an `nnx.Param` that has them."""
         boxed = jax.eval_shape(lambda: self._init_variables(jax.random.key(0), self.input_shape))
         return jax.tree.map(_with_axes, boxed, is_leaf=_is_box)
 
@@ -389,6 +452,13 @@ class EDPretrainedModel:
             return self.params
         path = f"params of {type(self).__name__}"
         return rebuild(self.params_shape_tree, params, path=path)
+
+    def _param_dtype(self, params: Any) -> np.dtype[Any]:
+        """The dtype that most of the floating parameters have."""
+        tree = self.params if params is None else params
+        dtypes = [np.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree)]
+        floating = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+        return max(dict.fromkeys(floating), key=floating.count, default=np.dtype(np.float32))
 
     def _undefined(self, name: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} does not define {name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,7 @@ from cairn.state.errors import ArgumentError
 from cairn.state.module.generation_arguments import (
     checked_prompt,
     checked_room,
+    checked_rules,
     checked_sampling,
     config_value,
     end_tokens,
@@ -23,6 +24,7 @@ from cairn.state.module.generation_arguments import (
     sampling_key,
 )
 from cairn.state.module.generation_loop import Stop, with_cache, without_cache
+from cairn.state.module.generation_settings import SAMPLING, merged_settings
 from cairn.state.module.kv_cache import KVCache
 
 
@@ -58,7 +60,7 @@ class EasyGenerationMixin:
         input_ids: Any,
         attention_mask: Any = None,
         *,
-        max_new_tokens: int = 20,
+        max_new_tokens: int | None = None,
         do_sample: bool | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
@@ -66,12 +68,15 @@ class EasyGenerationMixin:
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
         rng: Any = None,
+        generation_config: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> GenerationOutput:
         """Continues each prompt.
 
-        Without sampling arguments the likeliest token is taken each time. Prompts are padded to a
-        few lengths ("buckets") inside, so that nearby lengths share one compilation. The model runs
-        in evaluation mode (no dropout, running averages), and it is not changed.
+        What is not said here is as the model's generation_config.json says, and what neither says
+        takes the likeliest token each time. Prompts are padded to a few lengths ("buckets") inside,
+        so that nearby lengths share one compilation. The model runs in evaluation mode (no dropout,
+        running averages), and it is not changed.
 
         With the same key, a row's tokens depend on its prompt and its number in the batch; not on
         the other rows, nor on padding, but for the rounding of their logits.
@@ -79,35 +84,53 @@ class EasyGenerationMixin:
         Args:
             input_ids: integers (batch, tokens).
             attention_mask: 1 for tokens, 0 for padding, which must be on the left.
-            max_new_tokens: most tokens to add; together with the longest prompt at most the
-                config's `max_position_embeddings`.
-            do_sample: draw tokens at random; by default if `temperature` is above 0, or `top_p`
-                or `top_k` is given.
+            max_new_tokens: most tokens to add, 20 by default; together with the longest prompt at
+                most the config's `max_position_embeddings`.
+            do_sample: draw tokens at random; by default if `temperature` is above 0, or `top_p`,
+                `top_k` or `min_p` is given.
             temperature: divides the logits, 1 by default; 0 takes the likeliest token.
             top_p: draw from the likeliest tokens whose probabilities sum up to this.
-            top_k: draw from this many likeliest tokens.
-            eos_token_id: stop a row at one of these; by default those of the model's
-                generation_config.json, else of its config; () for none.
+            top_k: draw from this many likeliest tokens; 0, the default, for all.
+            eos_token_id: stop a row at one of these; by default those of the config; () for none.
             pad_token_id: what follows a row's end; by default found in the same way, else its
                 first end-of-sequence token, else 0.
             rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
+            generation_config: settings by name instead of the model's file; {} for none.
+            **settings: any other of `max_length`, `min_length`, `min_new_tokens`, `min_p`,
+                `repetition_penalty`, `no_repeat_ngram_size`, `bad_words_ids`, `sequence_bias`,
+                `suppress_tokens`, `begin_suppress_tokens`, `forced_bos_token_id`,
+                `forced_eos_token_id` and `remove_invalid_values`. A length counts a prompt as it is
+                given, with its padding; nothing else counts padding as tokens.
 
         Raises:
-            ArgumentError: an argument out of range, arguments that contradict, padding elsewhere
-                than on the left, more tokens than the model can take, or a model whose forward
-                pass can't be used.
+            ArgumentError: an argument out of range, arguments that contradict, settings here or in
+                the file that can't act (all are listed), padding elsewhere than on the left, more
+                tokens than the model can take, or a model whose forward pass can't be used.
+            ConversionError: generation_config.json holds no JSON object.
 
-        Source: temperature, top_k and top_p as transformers' `GenerationMixin` defines them.
+        Source: the settings as transformers' `GenerationConfig` defines them.
         """
         self._check_forward()
-        prompt, mask = checked_prompt(
-            input_ids, attention_mask, config_value(self.config, "vocab_size")
-        )
+        vocabulary = config_value(self.config, "vocab_size")
+        prompt, mask = checked_prompt(input_ids, attention_mask, vocabulary)
+        said = {
+            "max_new_tokens": max_new_tokens,
+            "do_sample": do_sample,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "eos_token_id": eos_token_id,
+            "pad_token_id": pad_token_id,
+        }
+        settings = merged_settings(self.config, generation_config, {**said, **settings})
         longest = config_value(self.config, "max_position_embeddings")
-        limit = checked_room(mask, max_new_tokens, longest)
-        sampling = checked_sampling(do_sample, temperature, top_p, top_k)
-        eos = end_tokens(self.config, eos_token_id)
-        pad = padding_token(self.config, pad_token_id, eos)
+        limit = checked_room(mask, settings, longest)
+        sampling = checked_sampling(
+            settings.get("do_sample"), **{name: settings.get(name) for name in SAMPLING}
+        )
+        eos = end_tokens(self.config, settings)
+        pad = padding_token(self.config, settings, eos)
+        rules = checked_rules(settings, width=prompt.shape[1], eos=eos, vocabulary=vocabulary)
         graphdef, state = nnx.split(self)
         run = with_cache if self.takes_cache else without_cache
         tokens, lengths = run(
@@ -117,6 +140,7 @@ class EasyGenerationMixin:
             mask,
             limit=jnp.int32(limit),
             stop=Stop(jnp.asarray(eos, jnp.int32), jnp.int32(pad)),
+            rules=rules,
             sampling=sampling,
             key=sampling_key(rng),
         )

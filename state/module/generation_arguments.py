@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,11 @@ from flax import nnx
 
 from cairn.state.errors import ArgumentError
 from cairn.state.module.generation_loop import Sampling
-from cairn.state.weights import parse_json
+from cairn.state.module.sampling import Biases, Rules
 
 HostArray = np.ndarray[Any, Any]
 
-GENERATION_FILE = "generation_config.json"
-"""Where transformers keeps a model's end tokens; config.json may name fewer of them."""
+_USUAL_NEW_TOKENS = 20
 
 
 def checked_prompt(
@@ -73,19 +72,35 @@ def checked_prompt(
     return np.where(mask, prompt, 0).astype(np.int32), mask
 
 
-def checked_room(mask: HostArray, max_new_tokens: int, longest: int | None) -> int:
-    """`max_new_tokens`, if the longest prompt leaves that much room.
+def checked_room(mask: HostArray, settings: Mapping[str, Any], longest: int | None) -> int:
+    """The most tokens to add, if the longest prompt leaves that much room.
+
+    What the model's own settings say gives way to the room that there is.
 
     Args:
         mask: bool (batch, tokens), False for padding.
-        max_new_tokens: most tokens to add.
+        settings: of generation.
         longest: tokens that the model can take at most; None for no limit.
 
     Raises:
         ArgumentError: not a positive integer, or more than there is room for.
     """
-    new = checked_integer("max_new_tokens", max_new_tokens, least=1)
-    tokens = int(mask.sum(axis=1).max())
+    new, width, tokens = _USUAL_NEW_TOKENS, mask.shape[1], int(mask.sum(axis=1).max())
+    given = {"max_new_tokens", "max_length"} & settings.keys()
+    if "max_new_tokens" in given:
+        new = checked_integer("max_new_tokens", settings["max_new_tokens"], least=1)
+    elif "max_length" in given:
+        length = checked_integer("max_length", settings["max_length"], least=1)
+        new = length - width
+        if new < 1:
+            raise ArgumentError(
+                path="max_length",
+                expected=f"more than the prompt's {width} tokens, padding included",
+                found=length,
+                next_step="pass max_new_tokens, which the prompt does not count for",
+            )
+    if given and settings["own_max_length"] and longest is not None:
+        new = max(1, min(new, longest - tokens))
     if longest is not None and tokens + new > longest:
         raise ArgumentError(
             path="max_new_tokens",
@@ -100,7 +115,11 @@ def checked_room(mask: HostArray, max_new_tokens: int, longest: int | None) -> i
 
 
 def checked_sampling(
-    do_sample: bool | None, temperature: float | None, top_p: float | None, top_k: int | None
+    do_sample: bool | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None = None,
 ) -> Sampling:
     """How tokens are chosen.
 
@@ -108,15 +127,20 @@ def checked_sampling(
         ArgumentError: no number, a value out of range, or `do_sample` contradicts the others.
     """
     temperature, top_p = _number("temperature", temperature), _number("top_p", top_p)
+    min_p = _number("min_p", min_p)
+    if do_sample is not None and not isinstance(do_sample, bool | np.bool_):
+        raise ArgumentError(path="do_sample", expected="True or False", found=repr(do_sample))
     if temperature is not None and not (temperature >= 0 and math.isfinite(temperature)):
         raise ArgumentError(path="temperature", expected="0 or more", found=temperature)
     if top_p is not None and not 0 < top_p <= 1:
         raise ArgumentError(path="top_p", expected="above 0, and at most 1", found=top_p)
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise ArgumentError(path="min_p", expected="from 0 to 1", found=min_p)
     if top_k is not None:
         top_k = checked_integer("top_k", top_k, least=0)
-    given = {"temperature": temperature or None, "top_p": top_p, "top_k": top_k}
+    given = {"temperature": temperature or None, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     asked = {name: value for name, value in given.items() if value is not None}
-    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
     asked_for = {name: value for name, value in asked.items() if value != neutral[name]}
     if do_sample is False and asked_for:
         raise ArgumentError(
@@ -131,6 +155,7 @@ def checked_sampling(
         temperature=jnp.float32(max(temperature or 1.0, smallest)),
         top_p=jnp.float32(1.0 if top_p is None else max(top_p, smallest)),
         top_k=jnp.int32(top_k or 0),
+        min_p=jnp.float32(min_p or 0.0),
         random=bool(do_sample or (asked and do_sample is None)) and temperature != 0,
     )
 
@@ -150,37 +175,151 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
     return number
 
 
-def end_tokens(config: Any, given: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The tokens that end a row: those given, else the model's own, else none.
+def end_tokens(config: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a row: those of the settings, else of the config, else none.
 
     Raises:
         ArgumentError: they are no integers.
     """
-    value = generation_value(config, "eos_token_id") if given is None else given
-    if value is None:
-        return ()
-    return tuple(_token("eos_token_id", token) for token in np.atleast_1d(value))
+    value = settings.get("eos_token_id", config_value(config, "eos_token_id"))
+    return () if value is None else _token_ids("eos_token_id", value)
 
 
-def padding_token(config: Any, given: int | None, eos: tuple[int, ...]) -> int:
-    """The token after a row's end: the one given, else the model's own, else the first of `eos`.
+def padding_token(config: Any, settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
+    """The token after a row's end: that of the settings, of the config, or the first of `eos`.
 
     Raises:
         ArgumentError: it is no integer.
     """
-    value = generation_value(config, "pad_token_id") if given is None else given
+    value = settings.get("pad_token_id", config_value(config, "pad_token_id"))
     return _token("pad_token_id", next(iter(eos), 0) if value is None else value)
 
 
-def generation_value(config: Any, name: str) -> Any:
-    """What generation_config.json says, if the model came with one, else the config's field.
+def checked_rules(
+    settings: Mapping[str, Any], *, width: int, eos: tuple[int, ...], vocabulary: int | None
+) -> Rules | None:
+    """What changes logits before a token is chosen; None if nothing does.
+
+    Args:
+        settings: of generation.
+        width: tokens of a prompt, padding included.
+        eos: end tokens.
+        vocabulary: how many tokens there are; None if that is unknown.
 
     Raises:
-        ConversionError: the file holds no JSON object.
+        ArgumentError: a value that can't act.
     """
-    raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
-    said = None if raw is None else parse_json(raw, GENERATION_FILE).get(name)
-    return config_value(config, name) if said is None else said
+    rules: dict[str, Any] = {}
+    biases = _sequence_bias(settings.get("sequence_bias"), vocabulary)
+    if biases:
+        rules["biases"] = _biases(biases)
+    penalty = _number("repetition_penalty", settings.get("repetition_penalty"))
+    if penalty is not None and not (penalty > 0 and math.isfinite(penalty)):
+        raise ArgumentError(path="repetition_penalty", expected="above 0", found=penalty)
+    if penalty not in (None, 1.0):
+        rules["penalty"] = jnp.float32(penalty)
+    ngram = checked_integer(
+        "no_repeat_ngram_size", settings.get("no_repeat_ngram_size", 0), least=0
+    )
+    if ngram:
+        rules["ngram"] = ngram
+    words = _sequences("bad_words_ids", settings.get("bad_words_ids", ()), vocabulary)
+    # A word that is an end token would keep rows from ending.
+    forbidden = {word: -math.inf for word in words if word not in {(token,) for token in eos}}
+    if forbidden:
+        rules["forbidden"] = _biases(forbidden)
+    if "min_new_tokens" in settings:
+        least = checked_integer("min_new_tokens", settings["min_new_tokens"], least=0)
+    else:
+        length = checked_integer("min_length", settings.get("min_length", 0), least=0)
+        least = max(0, length - width)
+    if least and eos:
+        rules["least"] = jnp.int32(least)
+    first = settings.get("forced_bos_token_id")
+    if first is not None and width == 1:
+        rules["first"] = _ids("forced_bos_token_id", first, vocabulary)
+    last = settings.get("forced_eos_token_id")
+    if last is not None and np.size(last):
+        rules["last"] = _ids("forced_eos_token_id", last, vocabulary)
+    finite = settings.get("remove_invalid_values", False)
+    if not isinstance(finite, bool):
+        raise ArgumentError(
+            path="remove_invalid_values", expected="True or False", found=repr(finite)
+        )
+    if finite:
+        rules["finite"] = True
+    for name, rule in (
+        ("suppress_tokens", "suppressed"),
+        ("begin_suppress_tokens", "suppressed_first"),
+    ):
+        if np.size(settings.get(name, ())):
+            rules[rule] = _ids(name, settings[name], vocabulary)
+    if "suppressed_first" in rules:
+        rules["beginning"] = jnp.int32(1 if width == 1 and first is not None else 0)
+    return Rules(**rules) if rules else None
+
+
+def _sequence_bias(value: Any, vocabulary: int | None) -> dict[tuple[int, ...], float]:
+    """Biases by sequence: from a dict by tuples, or pairs of a list and a number, as in JSON."""
+    if value is None:
+        return {}
+    pairs = [*value.items()] if isinstance(value, Mapping) else value
+    try:
+        sequences, numbers = zip(*pairs, strict=True) if pairs else ((), ())
+    except (TypeError, ValueError) as exc:
+        raise ArgumentError(
+            path="sequence_bias",
+            expected="pairs of token ids and a number",
+            found=repr(value),
+        ) from exc
+    named = _sequences("sequence_bias", sequences, vocabulary)
+    floats = [_number("sequence_bias", number) or 0.0 for number in numbers]
+    if any(math.isnan(number) for number in floats):
+        raise ArgumentError(path="sequence_bias", expected="numbers", found=repr(value))
+    return dict(zip(named, floats, strict=True))
+
+
+def _sequences(name: str, value: Any, vocabulary: int | None) -> list[tuple[int, ...]]:
+    try:
+        sequences = [_token_ids(name, sequence) for sequence in value if np.ndim(sequence) == 1]
+        whole = len(sequences) == len(value) and all(sequences)
+    except (TypeError, ValueError):
+        whole, sequences = False, []
+    if not whole:
+        raise ArgumentError(
+            path=name, expected="lists of token ids, none of them empty", found=repr(value)
+        )
+    for sequence in sequences:
+        _in_vocabulary(name, sequence, vocabulary)
+    return sequences
+
+
+def _biases(biases: Mapping[tuple[int, ...], float]) -> tuple[Biases, ...]:
+    """Biases in groups of one length, the shortest first: the order of words compiles nothing."""
+    groups: dict[int, list[tuple[int, ...]]] = {}
+    for sequence in biases:
+        groups.setdefault(len(sequence), []).append(sequence)
+    made = []
+    for _, group in sorted(groups.items()):
+        tokens = np.array(group, np.int32)
+        values = np.array([biases[sequence] for sequence in group], np.float32)
+        made.append(
+            Biases(jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, -1]), jnp.asarray(values))
+        )
+    return tuple(made)
+
+
+def _ids(name: str, value: Any, vocabulary: int | None) -> jax.Array:
+    tokens = _token_ids(name, value)
+    _in_vocabulary(name, tokens, vocabulary)
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def _in_vocabulary(name: str, tokens: Sequence[int], vocabulary: int | None) -> None:
+    outside = [token for token in tokens if token < 0 or (vocabulary and token >= vocabulary)]
+    if outside:
+        highest = "" if vocabulary is None else f" to {vocabulary - 1}"
+        raise ArgumentError(path=name, expected=f"token ids from 0{highest}", found=outside)
 
 
 def config_value(config: Any, name: str) -> Any:
@@ -223,6 +362,10 @@ def _token(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError as exc:
         raise ArgumentError(path=name, expected="integers", found=repr(value)) from exc
+
+
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    return tuple(_token(name, token) for token in np.atleast_1d(value))
 
 
 def _listed(values: dict[str, Any]) -> str:

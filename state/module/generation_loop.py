@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
-from cairn.state.module.sampling import greedy, sample
+from cairn.state.module.sampling import NO_TOKEN, Rules, greedy, sample
 
 Made = tuple[jax.Array, jax.Array]
 """New tokens (batch, room) and how many of them each row has."""
@@ -37,13 +37,21 @@ class Sampling(struct.PyTreeNode):
     temperature: jax.Array
     top_p: jax.Array
     top_k: jax.Array
+    min_p: jax.Array
     random: bool = struct.field(pytree_node=False)
 
     def choose(self, logits: jax.Array, key: jax.Array) -> jax.Array:
         """The next token of each row."""
         if not self.random:
             return greedy(logits)
-        return sample(logits, key, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return sample(
+            logits,
+            key,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+        )
 
 
 def bucket(length: int) -> int:
@@ -70,7 +78,7 @@ def with_cache(
         prompt: int32 (batch, tokens), padded on the left.
         mask: bool, False for padding.
         limit: most tokens to add.
-        rest: `stop`, `sampling` and `key`.
+        rest: `stop`, `rules`, `sampling` and `key`.
     """
     left = bucket(prompt.shape[1]) - prompt.shape[1]
     padding = ((0, 0), (left, 0))
@@ -122,7 +130,18 @@ def cached(
         made = _evaluated(graphdef, state)(**inputs_now)
         return made.logits[:, -1], made.cache
 
-    return _loop(outputs.logits[:, -1], outputs.cache, logits_after, limit, room=room, **rest)
+    so_far = jnp.pad(_tokens(prompt, mask), ((0, 0), (0, room)), constant_values=NO_TOKEN)
+    start = jnp.int32(prompt.shape[1])
+    return _loop(
+        outputs.logits[:, -1],
+        outputs.cache,
+        logits_after,
+        limit,
+        so_far=so_far,
+        start=start,
+        room=room,
+        **rest,
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "room"))
@@ -157,7 +176,20 @@ def recomputed(
         return forward(ids, seen, at), (ids, seen)
 
     first = forward(prompt, mask, start - 1)
-    return _loop(first, (prompt, mask), logits_after, limit, room=room, **rest)
+    return _loop(
+        first,
+        (prompt, mask),
+        logits_after,
+        limit,
+        so_far=_tokens(prompt, mask),
+        start=start,
+        room=room,
+        **rest,
+    )
+
+
+def _tokens(prompt: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask, prompt, NO_TOKEN)
 
 
 def _evaluated(graphdef: Any, state: Any) -> Any:
@@ -173,25 +205,49 @@ def _loop(
     logits_after: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
     limit: jax.Array,
     *,
+    so_far: jax.Array,
+    start: jax.Array,
     room: int,
     stop: Stop,
+    rules: Rules | None,
     sampling: Sampling,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """The new tokens (batch, room), padded, and how many there are in each row."""
+    """The new tokens (batch, room), padded, and how many there are in each row.
+
+    Args:
+        logits: of the first new token.
+        carry: what `logits_after` needs of its last call.
+        logits_after: next logits from the tokens, their number and the carry.
+        limit: most tokens to add.
+        so_far: tokens of each row, `NO_TOKEN` elsewhere, with slots for the new ones.
+        start: slot of the first new token.
+        room: the bucket of `limit`.
+        stop: what ends a row.
+        rules: what changes logits; None for nothing.
+        sampling: how tokens are chosen.
+        key: a JAX key.
+    """
     batch = logits.shape[0]
     made = jnp.full((batch, room), stop.pad, jnp.int32)
     lengths, done = jnp.zeros((batch,), jnp.int32), jnp.zeros((batch,), jnp.bool_)
+    seen = None if rules is None else so_far
 
     def goes_on(loop: tuple[Any, ...]) -> jax.Array:
         more: jax.Array = (loop[0] < limit) & ~loop[1].all()
         return more
 
     def advance(loop: tuple[Any, ...]) -> tuple[Any, ...]:
-        step, done, lengths, made, logits, carry = loop
-        chosen = sampling.choose(logits, jax.random.fold_in(key, step))
+        step, done, lengths, made, seen, logits, carry = loop
+        at = start + step
+        ruled = logits
+        if rules is not None:
+            ruled = rules.applied(logits, seen, at, step=step, limit=limit, eos=stop.eos)
+        chosen = sampling.choose(ruled, jax.random.fold_in(key, step))
         tokens = jnp.where(done, stop.pad, chosen)
         made = jax.lax.dynamic_update_slice(made, tokens[:, None], (jnp.int32(0), step))
+        if rules is not None:
+            seen = jax.lax.dynamic_update_slice(seen, tokens[:, None], (jnp.int32(0), at))
         lengths = lengths + (~done).astype(jnp.int32)
         done = done | stop.now(tokens)
         # The last token's successor is never looked at: no forward pass for it.
@@ -202,8 +258,8 @@ def _loop(
             lambda carry: logits_after(tokens, step, carry),
             carry,
         )
-        return step + 1, done, lengths, made, logits, carry
+        return step + 1, done, lengths, made, seen, logits, carry
 
-    loop = (jnp.int32(0), done, lengths, made, logits, carry)
-    _, _, lengths, made, _, _ = jax.lax.while_loop(goes_on, advance, loop)
+    loop = (jnp.int32(0), done, lengths, made, seen, logits, carry)
+    _, _, lengths, made, *_ = jax.lax.while_loop(goes_on, advance, loop)
     return made, lengths

@@ -1,5 +1,6 @@
 """One stored checkpoint, opened for loading: what it holds, whether a target fits, its leaves."""
 
+import copy
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 
 from cairn.state.errors import ArgumentError
 from cairn.state.paths import named_leaves
+from cairn.state.weights import MODEL_ITEM, served_item
 from cairn.storage.arrays import dtype_named
 from cairn.storage.errors import NotACheckpointError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.reading import CheckpointReader
@@ -62,6 +64,7 @@ class StoredCheckpoint:
         info: the step.
         manifest: what the step holds.
         meta: the JSON that `save_state` kept.
+        model_item: the item that the model is read from.
     """
 
     def __init__(self, run: Run, info: StepInfo) -> None:
@@ -70,6 +73,7 @@ class StoredCheckpoint:
         self.uri = run.step_uri(info)
         self.manifest: Manifest = run.manifest(info)
         self._reader = CheckpointReader.open(self.uri, self.manifest)
+        self.model_item = MODEL_ITEM
         self.meta: Mapping[str, Any] = read_meta(self._reader)
         self._check_meta()
 
@@ -107,6 +111,18 @@ class StoredCheckpoint:
         ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
         info = agreed_step(lambda: Run.open(ref.run).resolve(ref))
         return processes.together(lambda: cls(Run(ref.run), info))
+
+    def served(self) -> "StoredCheckpoint":
+        """Returns the checkpoint as those see it who serve its model: merged, if it is so stored.
+
+        The merged model has neither adapters nor quantized weights.
+        """
+        made = copy.copy(self)
+        made.model_item = served_item(self.items)
+        if made.model_item != MODEL_ITEM:
+            module = {**(self.meta.get("module") or {}), "lora": None, "quantization": None}
+            made.meta = {**self.meta, "module": module, "trainable": None}
+        return made
 
     @property
     def items(self) -> tuple[str, ...]:

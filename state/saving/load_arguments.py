@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, SupportsIndex
 
 import jax
@@ -11,8 +11,9 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.dtypes import floating_dtype
-from cairn.state.errors import ArgumentError, require_known
+from cairn.state.errors import ArgumentError, require_known, with_nearest
 from cairn.state.names import TaskType
+from cairn.state.registry import module_class
 from cairn.state.saving.added_fields import FieldTargets
 from cairn.state.saving.load_placement import (
     as_partition_axis,
@@ -21,6 +22,7 @@ from cairn.state.saving.load_placement import (
     platform_devices,
 )
 from cairn.state.sharding import MESH_AXES, check_rules, make_mesh
+from cairn.state.weights import refuse_hub_options
 
 __all__ = ["LoadArguments"]
 
@@ -64,7 +66,8 @@ class LoadArguments:
         verbose: say on stderr what is loaded.
         step: the step to load, where the reference names only a run.
         tx: the optimizer; by default rebuilt from the stored `tx_init`.
-        tx_init: JSON that rebuilds `tx`, kept with the state.
+        tx_init: JSON that rebuilds `tx`, kept with the state; without `tx` the optimizer is built
+            from it.
         optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
             it out.
         fields: of a class that adds fields to `EasyDeLState`: targets by name, or a function that
@@ -76,6 +79,9 @@ class LoadArguments:
         model_class: class of the model, where several have the stored name, or none is imported.
         iterators: of training data, by name: they are set, in place, to where the step was saved,
             once all else is loaded; see `cairn.load`.
+        revision: branch, tag or commit of a repository of the hub ("hf://owner/name").
+        token: of the hub.
+        local_files_only: take a repository of the hub from the local cache alone.
 
     An argument that is unknown, contradicts another or cannot act raises an ArgumentError naming
     it, before anything is read.
@@ -111,9 +117,14 @@ class LoadArguments:
     mesh: Mesh | None = None
     model_class: type[Any] | None = None
     iterators: Mapping[str, Any] | None = None
+    revision: str | None = None
+    token: str | None = field(default=None, repr=False)
+    local_files_only: bool = False
 
     def __post_init__(self) -> None:
         TaskType(self.model_task)
+        if self.model_class is not None:
+            object.__setattr__(self, "model_class", module_class(self.model_class))
         check_rules(self.partition_rules)
         require_known("optimizer", self.optimizer, ("require", "skip"))
         for name in ("dtype", "param_dtype"):
@@ -142,15 +153,15 @@ class LoadArguments:
         """Makes the arguments of a call from its named ones and those in its `**kwargs`.
 
         Raises:
-            ArgumentError: if an argument is unknown.
+            ArgumentError: if arguments are unknown; names each, and the known one that it is like.
         """
-        known = {entry.name for entry in dataclasses.fields(cls)}
-        unknown = sorted(set(more) - known)
+        known = sorted(entry.name for entry in dataclasses.fields(cls))
+        unknown = sorted(set(more) - set(known))
         if unknown:
             raise ArgumentError(
                 path="load_state",
-                expected=f"arguments among {', '.join(sorted(known))}",
-                found=f"unknown: {', '.join(unknown)}",
+                expected=f"arguments among {', '.join(known)}",
+                found=f"unknown: {', '.join(with_nearest(name, known) for name in unknown)}",
             )
         return cls(**named, **more)
 
@@ -167,6 +178,19 @@ class LoadArguments:
             pattern=self.quantization_pattern,
             tensors=self.quantize_tensors,
             platform=self.quantization_platform,
+        )
+
+    def refuse_hub(self) -> None:
+        """Checks that nothing is asked of the hub, where a run's checkpoint is loaded.
+
+        Raises:
+            ArgumentError: if something is; names it.
+        """
+        refuse_hub_options(
+            "a Cairn run",
+            revision=self.revision,
+            token=self.token,
+            local_files_only=self.local_files_only,
         )
 
     @property
@@ -297,12 +321,15 @@ class LoadArguments:
             "quantization_platform": self.quantization_platform,
             "quantization_method": self.quantization_method,
             "quantization_pattern": self.quantization_pattern,
+            "revision": self.revision,
+            "token": self.token,
         }
         placed: dict[str, Any] = {
             "verbose": self.verbose,
             "quantization_block_size": self.quantization_block_size,
             "quantize_tensors": self.quantize_tensors,
             "auto_shard_model": self.sharded,
+            "local_files_only": self.local_files_only,
             **axes,
         }
         if not self.sharded:

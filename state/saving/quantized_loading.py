@@ -56,7 +56,7 @@ def fill_model(
     """Returns a model with the arrays of a checkpoint, quantized if that is asked for.
 
     Args:
-        checkpoint: holds the item "model", which must fit; `check` tells.
+        checkpoint: holds the model, which must fit; `check` tells.
         model: without arrays; each leaf says where it goes.
         request: what to quantize. Floating kernels are read in groups of at most `GROUP_BYTES` on
             any device, and each is dropped once it is quantized.
@@ -64,16 +64,16 @@ def fill_model(
     """
     graphdef, target = nnx.split(model)
     if not quantizes(checkpoint, request):
-        return nnx.merge(graphdef, checkpoint.restore("model", target, cast=cast))
+        return nnx.merge(graphdef, checkpoint.restore(checkpoint.model_item, target, cast=cast))
     settings = request.settings
     layers = layers_to_quantize(model, settings)
     leaves = {named.path: named.leaf for named in named_leaves(target)}
     for group in _groups({path: _device_bytes(leaves[path]) for path in layers}, GROUP_BYTES):
-        kernels = checkpoint.restore_some("model", target, group, cast=cast)
+        kernels = checkpoint.restore_some(checkpoint.model_item, target, group, cast=cast)
         for path in group:
             quantize_layer(layers[path], kernels.pop(path), settings)
     others = [path for path in leaves if path not in layers]
-    found = checkpoint.restore_some("model", target, others, cast=cast)
+    found = checkpoint.restore_some(checkpoint.model_item, target, others, cast=cast)
     return filled(model, found, settings)
 
 

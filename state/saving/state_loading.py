@@ -8,11 +8,13 @@ fit the target raises one error that lists every leaf of every item.
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from cairn.state.adapt import PackedParam, abstract_model
@@ -50,6 +52,7 @@ from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training import processes
 
 __all__ = [
+    "asked_optimizer",
     "is_pretrained",
     "is_run",
     "load_easydel_state",
@@ -116,6 +119,7 @@ def load_easydel_state(
         checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
     except RunNotFoundError as error:
         raise _naming_the_hub(error, reference) from None
+    arguments.refuse_hub()
     meta = checkpoint.meta
     model = _agreed_target(checkpoint, arguments)
     _, params, other = nnx.split(model, _trainable(checkpoint, model), ...)
@@ -192,6 +196,8 @@ def load_module(
 ) -> Any:
     """Loads the model of a run's checkpoint, and nothing else of it.
 
+    Of a step that was saved with `merge_lora=True` that is the merged one.
+
     Args:
         reference: the run, or one of its checkpoints.
         arguments: what `LoadArguments` says; those about the optimizer do nothing here.
@@ -209,7 +215,8 @@ def load_module(
             found=f"{', '.join(map(str, arguments.iterators))}, with a load of the model alone",
             next_step="load with load_state, or leave iterators= out",
         )
-    checkpoint = StoredCheckpoint.open(reference, step=arguments.step)
+    checkpoint = StoredCheckpoint.open(reference, step=arguments.step).served()
+    arguments.refuse_hub()
     model = _agreed_target(checkpoint, arguments)
     if expected_class is not None and not isinstance(model, expected_class):
         raise ArgumentError(
@@ -218,8 +225,9 @@ def load_module(
             found=f"one of a {type(model).__name__}",
             next_step="call from_pretrained on that class, or on EasyDeLBaseModule",
         )
-    casts = frozenset({"model"}) if arguments.param_dtype is not None else frozenset[str]()
-    checkpoint.check({"model": nnx.state(model)}, casts=casts)
+    item = checkpoint.model_item
+    casts = frozenset({item}) if arguments.param_dtype is not None else frozenset[str]()
+    checkpoint.check({item: nnx.state(model)}, casts=casts)
     say(arguments.verbose, f"loading the model of step {checkpoint.info.step}: {checkpoint.uri}")
     model = fill_model(checkpoint, model, arguments.quantization, cast=bool(casts))
     return apply_shard_fns(model, arguments.shard_fns)
@@ -295,7 +303,7 @@ def _target_model(checkpoint: StoredCheckpoint, arguments: LoadArguments) -> Any
     else:
         places = jax.tree.map(lambda leaf: arguments.target_device(), tree)
     tree = jax.tree.map(_abstract_at, tree, places)
-    tree = checkpoint.targets("model", tree)
+    tree = checkpoint.targets(checkpoint.model_item, tree)
     if arguments.param_dtype is not None:
         tree = _with_param_dtype(tree, arguments.param_dtype)
     nnx.update(model, tree)
@@ -321,9 +329,10 @@ def _optimizer(
     checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
 ) -> tuple[Any, Any]:
     """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
+    if tx is not None:
+        return tx, tx_init
     tx_init = checkpoint.meta.get("tx_init")
-    if arguments.tx is not None:
-        return arguments.tx, arguments.tx_init
     if tx_init is not None:
         return optimizer_from_description(tx_init), tx_init
     if needed:
@@ -334,6 +343,19 @@ def _optimizer(
             next_step="pass tx=, or optimizer='skip' to load without it",
         )
     return None, None
+
+
+def asked_optimizer(
+    tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
+) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
+    """Returns the optimizer that arguments ask for, built if they only describe it, and its JSON.
+
+    Raises:
+        OptimizerError: if the description names anything unknown.
+    """
+    if tx is None and tx_init is not None:
+        tx = optimizer_from_description(tx_init)
+    return tx, tx_init
 
 
 def _from_pretrained(
@@ -356,12 +378,13 @@ def _from_pretrained(
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)
     model = model_class.from_pretrained(reference, **arguments.for_pretrained())
+    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
     whole: Any = state_class
     state: State = whole.create(
         model=apply_shard_fns(model, arguments.shard_fns),
-        tx=arguments.tx,
-        tx_init=arguments.tx_init,
-        init_opt_state=arguments.tx is not None,
+        tx=tx,
+        tx_init=tx_init,
+        init_opt_state=tx is not None,
     )
     return state
 

@@ -2,11 +2,13 @@
 
 A checkpoint has the items `model` (every variable of the module, parameters and others alike),
 `optimizer` and `fields` (what a subclass adds), as nested dicts by path, and `meta`, which is JSON:
-what it takes to rebuild the state around them.
+what it takes to rebuild the state around them. Of a model with adapters there may be `merged` too,
+the same model without them.
 """
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -27,6 +29,7 @@ from cairn.state.saving.loadable import refuse_unloadable
 from cairn.state.saving.number_forms import python_numbers
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
+from cairn.state.weights import MERGED_ITEM
 from cairn.storage.arrays import Compression
 from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
@@ -53,6 +56,7 @@ class SaveArguments:
     iterators: Mapping[str, Any] | None = None
     compression: Compression | None = None
     deadline: float | None = None
+    merge_lora: bool = False
 
 
 class SkippedSave(SaveHandle):
@@ -90,6 +94,10 @@ def save_easydel_state(
     tree = nnx.merge_state(state.graphstate, state.graphother)
     if arguments.float_dtype is not None:
         tree = cast_parameters(tree, arguments.float_dtype)
+    merged = None
+    if arguments.merge_lora:
+        _check_adapters(model)
+        merged = functools.partial(_merged, model, arguments.float_dtype)
     items = {"model": tree}
     if arguments.save_optimizer and state.opt_state is not None:
         items["optimizer"] = state.opt_state
@@ -110,7 +118,32 @@ def save_easydel_state(
         model_type=meta["model_type"], model_class=meta["model_class"], config=meta["config"] or {}
     )
     assets = dict(getattr(config, "tokenizer_files", None) or {})
-    return store(state.step, save_directory, items, meta, arguments, info=info, assets=assets)
+    return store(
+        state.step,
+        save_directory,
+        items,
+        meta,
+        arguments,
+        info=info,
+        assets=assets,
+        merged=merged,
+    )
+
+
+def _check_adapters(model: Any) -> None:
+    if getattr(model, "lora", None) is None:
+        raise ArgumentError(
+            path="save_state: merge_lora",
+            expected="a model with adapters",
+            found=f"a {type(model).__name__} that has none",
+            next_step="leave it out: the model is stored as it is served",
+        )
+
+
+def _merged(model: Any, float_dtype: Any) -> Any:
+    """Returns the variables of a model with its adapters merged; the model is the caller's own."""
+    tree = nnx.state(model.unwrap_lora_to_layers())
+    return tree if float_dtype is None else cast_parameters(tree, float_dtype)
 
 
 def check_loadable(state: Any) -> None:
@@ -152,8 +185,19 @@ def store(
     *,
     info: ModelInfo | None = None,
     assets: Mapping[str, bytes] | None = None,
+    merged: Callable[[], Any] | None = None,
 ) -> SaveHandle:
     """Hands items and meta to the run's checkpointer; the one path of every kind of state.
+
+    Args:
+        state_step: the state's step.
+        save_directory: the run.
+        items: trees by name.
+        meta: JSON.
+        arguments: those of `save_state`.
+        info: of the model.
+        assets: files that go with the model.
+        merged: makes the item `merged`, once all processes are known to take part in it.
 
     Raises:
         ArgumentError: if an argument is not what it must be, or not the same on every process.
@@ -162,7 +206,8 @@ def store(
     dtype = arguments.float_dtype
 
     def prepare() -> tuple[StoreURI, int, dict[str, Any], bool]:
-        for name in ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite"):
+        flags = ("verbose", "mismatch_allowed", "save_optimizer", "wait", "overwrite", "merge_lora")
+        for name in flags:
             _flag(name, getattr(arguments, name))
         enabled = arguments.enable is None or _flag("enable", arguments.enable)
         _refuse_no_time(arguments.deadline)
@@ -192,12 +237,15 @@ def store(
             "overwrite": lambda _: bool(arguments.overwrite),
             "labels": lambda _: dict(arguments.labels or {}),
             "extras": lambda made: made[2]["extras"],
+            "merge_lora": lambda _: merged is not None,
         },
         error=ArgumentError,
     )
     if not enabled:
         say(arguments.verbose, f"save of step {step} to {run}: skipped (enable=False)")
         return SkippedSave(step=step, uri=run)
+    if merged is not None:
+        items = {**items, MERGED_ITEM: merged()}
     with within(arguments.deadline):
         handle = Checkpointer.for_run(run).save(
             step,

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
-from cairn.state.registry import shipped_decoder
+from cairn.state.registry import module_class, shipped_decoder
 from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.state_loading import (
+    asked_optimizer,
     is_pretrained,
     load_easydel_state,
     load_module,
@@ -44,6 +45,7 @@ class StateStorageMixin:
         iterators: Mapping[str, Any] | None = None,
         compression: Compression | None = None,
         deadline: float | None = None,
+        merge_lora: bool = False,
     ) -> SaveHandle:
         """Saves the state as a checkpoint of a run; returns as soon as the state may change again.
 
@@ -74,6 +76,10 @@ class StateStorageMixin:
                 and with `wait` for the checkpoint to be durable. Past them it raises, and the save
                 before goes on. None waits while there is progress: a store that does not answer
                 for 90 s is given up.
+            merge_lora: store the model with its adapters merged too, beside the model, the adapters
+                and the optimizer state. `load_state` goes on with these; `from_pretrained` and
+                exports take the merged model. Its weights are made in this call, and held until
+                they are written.
 
         Returns:
             A handle with `wait()`, `done`, `error`, `step` and `uri`.
@@ -85,10 +91,10 @@ class StateStorageMixin:
                 `model_type` is unknown; found out at the first save.
             UnsupportedFormatError: if `compression` is not one of those.
             UnsupportedLeafError: if the state of an iterator can't be stored.
-            ArgumentError: if `extras` is not JSON, if a flag is no bool, or if `enable`, `step`,
-                `labels`, `extras` or another argument differs between processes; on every
-                process. Of `metrics`, which may have been measured by each, those of process 0
-                are stored.
+            ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
+                without adapters, or if `enable`, `step`, `labels`, `extras` or another argument
+                differs between processes; on every process. Of `metrics`, which may have been
+                measured by each, those of process 0 are stored.
             SaveError: if the save before this one failed, or is still under way at the deadline.
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
             TimeoutError: with `wait`, if it is not durable at the deadline; it goes on.
@@ -108,6 +114,7 @@ class StateStorageMixin:
             iterators=iterators,
             compression=compression,
             deadline=deadline,
+            merge_lora=merge_lora,
         )
         return save_easydel_state(self, save_directory, arguments)
 
@@ -142,15 +149,17 @@ class StateStorageMixin:
         """Loads a state from a run's checkpoint, or from Hugging Face weights.
 
         `LoadArguments` says what each argument does. Besides the documented ones there are `step`,
-        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class` and
-        `iterators`, which are set in place to where the step was saved.
+        `tx`, `tx_init`, `optimizer` ("require" or "skip"), `fields`, `mesh`, `model_class`,
+        `iterators`, which are set in place to where the step was saved, and for the hub `revision`,
+        `token` and `local_files_only`.
 
         Args:
             load_directory: "run" (its latest step), "run@alias", "run/steps/N", each a path or a
                 URI; a Hugging Face folder, a GGUF file, or "hf://owner/name" for the hub.
             device: where everything goes if it is not sharded.
             dtype: dtype of the computation; None keeps the stored one.
-            param_dtype: None keeps the stored dtypes; a dtype casts floating leaves.
+            param_dtype: a dtype casts floating leaves; None keeps the stored ones, and makes those
+                of Hugging Face weights float32.
             precision: of matrix products; None keeps the stored one.
             sharding_axis_dims: devices along each mesh axis.
             sharding_dcn_axis_dims: slices, or else processes, along each mesh axis;
@@ -178,7 +187,8 @@ class StateStorageMixin:
             quantize_tensors: False is the explicit form of no quantization_method, and contradicts
                 one.
             verbose: say on stderr what is loaded.
-            **kwargs: the arguments of ours named above.
+            **kwargs: the arguments named above; any other is refused, with the known one that it
+                is like.
 
         Returns:
             The state; its `extras` are what the save kept.
@@ -238,14 +248,17 @@ class StateStorageMixin:
                 or a checkpoint of a run.
             model_class: class of the model, by default the one decoder (or the one stored).
             tx: an optimizer, whose state is made at once.
-            tx_init: JSON that rebuilds `tx`.
+            tx_init: JSON that rebuilds `tx`; without `tx` the optimizer is built from it.
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
         """
         if is_pretrained(source) or may_be_hub_id(source):
-            model = (model_class or shipped_decoder()).from_pretrained(source, **arguments)
+            model = module_class(model_class or shipped_decoder()).from_pretrained(
+                source, **arguments
+            )
         else:
             model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
+        tx, tx_init = asked_optimizer(tx, tx_init)
         state_class: Any = cls
         created: Self = state_class.create(
             model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None

@@ -7,7 +7,7 @@ model: leaves are read in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +33,16 @@ from cairn.storage.runs import Manifest
 from cairn.storage.safetensors import TensorSource
 
 MODEL_ITEM = "model"
+MERGED_ITEM = "merged"
+"""Beside a model with adapters: the same model without them, for those who serve it."""
 
 
 def export_sources(
     manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
 ) -> tuple[list[TensorSource], dict[str, Any]]:
     """The tensors of a stored model under Hugging Face's names, and its config.json.
+
+    Of a step that was saved with `merge_lora=True` they are those of the merged model.
 
     Args:
         manifest: of the step.
@@ -55,15 +59,24 @@ def export_sources(
         ConfigError: the family can't express the model's options.
     """
     config = stored_config(manifest)
-    _check_plain(reader)
-    infos = reader.leaves(MODEL_ITEM)
+    item = served_item(manifest.items)
+    if item == MODEL_ITEM:
+        _check_plain(reader)
+    infos = reader.leaves(item)
     shapes = {path: tuple(info.shape) for path, info in infos.items()}
     if isinstance(config, DecoderConfig):
-        _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {MODEL_ITEM}")
-    rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, model")
-    leaves = {path: _StoredLeaf(reader, path, shapes[path], infos[path].dtype) for path in infos}
+        _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {item}")
+    rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, {item}")
+    leaves = {
+        path: _StoredLeaf(reader, item, path, shapes[path], infos[path].dtype) for path in infos
+    }
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def served_item(items: Collection[str]) -> str:
+    """The item of a step whose model is served: the merged one if there is one."""
+    return MERGED_ITEM if MERGED_ITEM in items else MODEL_ITEM
 
 
 def _check_plain(reader: CheckpointReader) -> None:
@@ -75,8 +88,9 @@ def _check_plain(reader: CheckpointReader) -> None:
             path=reader.uri,
             expected="a checkpoint of a model without adapters",
             found=f"adapters: {found['lora']}",
-            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
-            "save_adapter() for a PEFT folder, or unwrap_lora_to_layers().save_pretrained()",
+            next_step="save with merge_lora=True; or load it (EasyDeLBaseModule.from_pretrained "
+            "takes the run), then save_adapter() for a PEFT folder, or "
+            "unwrap_lora_to_layers().save_pretrained()",
         )
     if found.get("quantization"):
         raise ConversionError(
@@ -155,6 +169,7 @@ def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[s
 @dataclass(frozen=True)
 class _StoredLeaf:
     reader: CheckpointReader
+    item: str
     path: str
     shape: Shape
     dtype: np.dtype[Any]
@@ -163,4 +178,4 @@ class _StoredLeaf:
         axes = [*range(len(self.shape))]
         if transpose:
             axes[-2:] = axes[:-3:-1]
-        return self.reader.iter_blocks(MODEL_ITEM, self.path, max_bytes=max_bytes, transpose=axes)
+        return self.reader.iter_blocks(self.item, self.path, max_bytes=max_bytes, transpose=axes)

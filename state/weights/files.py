@@ -22,19 +22,21 @@ from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.source_folder import SourceFolder, parse_json
+from cairn.state.weights.hub_folder import find_folder
+from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import RUN_FILE
 from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tensor
 from cairn.storage.store import StoreURI, open_files, parse_uri
 
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_FILE,
     "merges.txt",
     "special_tokens_map.json",
     "tokenizer.json",
@@ -100,6 +102,9 @@ def open_pretrained(
 ) -> Pretrained:
     """Finds a model and reads its config; no weights yet.
 
+    Of the hub config.json is fetched first, and nothing more if it is refused; then the files that
+    are read: the safetensors that make the model, their index, and `TOKENIZER_FILES`.
+
     Args:
         name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
             "hf://org/name".
@@ -111,15 +116,17 @@ def open_pretrained(
 
     Raises:
         NotFoundError: nothing is there.
+        ArgumentError: something is asked of the hub for what is not there.
         ConfigError: its family is unknown, or its options can't be had.
         ConversionError: its files can't be read.
     """
     text = str(name_or_path)
     if text.endswith(".gguf"):
+        refuse_hub_options(f"the file {text}", revision=revision, token=token)
         return _open_gguf(text, config_kwargs)
-    folder = SourceFolder.find(
+    folder = find_folder(
         text,
-        hub_files=["*.safetensors", INDEX_FILE, CONFIG_FILE, *TOKENIZER_FILES],
+        config_file=CONFIG_FILE,
         revision=revision,
         token=token,
         local_files_only=local_files_only,
@@ -136,6 +143,7 @@ def open_pretrained(
             else "give the folder that holds config.json and the safetensors files",
         )
     config = _config(parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     weights = SafetensorsFolder(folder)
@@ -160,7 +168,9 @@ class SafetensorsFolder:
         self._folder = folder
         self._where: dict[str, str] = {}
         self._headers: dict[str, SafetensorsHeader] = {}
-        for name in self._file_names():
+        names = self._file_names()
+        folder.fetch(names)
+        for name in names:
             files, rel = folder.locate(name)
             header = self._headers[name] = read_header(files, rel)
             twice = sorted(set(header.tensors) & set(self._where))

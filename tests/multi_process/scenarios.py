@@ -172,6 +172,32 @@ def hybrid(run: str, dims: Sequence[int], across: str) -> dict[str, Any]:
     return {"owners": owners, "across": digest(host_leaves(other)), **resume(run, dims)}
 
 
+def merge(run: str) -> dict[str, Any]:
+    """Saves adapters and the merged weights, and loads both again."""
+    state = make_state()
+    model = state.model.apply_lora_to_layers(4, 8.0, "q_proj|down_proj")
+    tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
+    state = EasyDeLState.create(model=model, tx=tx, tx_init=tx_init, init_opt_state=True)
+    step_fn = compile_step(state)
+    for position in range(2):
+        state, _ = step_fn(state, batch(position))
+    merged = state.merge(state.graphstate).unwrap_lora_to_layers()
+    expected = digest(host_leaves(merged.to_state()))
+    kept = digest(host_leaves(state))
+    refused = error_of(
+        lambda: state.save_state(run, merge_lora=jax.process_index() == 0, verbose=False)
+    )
+    state.save_state(run, merge_lora=True, verbose=False).wait(SAVE_SECONDS)
+    again = EasyDeLState.load_state(run, auto_shard_model=True, verbose=False)
+    served = DecoderForCausalLM.from_pretrained(run)
+    return {
+        "resumed": digest(host_leaves(again)) == kept,
+        "served": digest(host_leaves(served.to_state())) == expected,
+        "adapters": [again.model.lora_is_enabled, served.lora_is_enabled],
+        "refused": refused["text"],
+    }
+
+
 def disagree(run: str, other: str) -> dict[str, Any]:
     """Calls that differ between the processes; none of them may leave a process waiting."""
     first = jax.process_index() == 0

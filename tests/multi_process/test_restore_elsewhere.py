@@ -142,6 +142,15 @@ def test_hybrid_mesh_keeps_each_process_together_along_its_axis(by_two, trained)
         assert one["owners"]["fsdp digest"] == trained[0]["digest"]
 
 
+def test_adapters_of_two_processes_are_merged_and_go_on(launch, tmp_path_factory):
+    run = str(tmp_path_factory.mktemp("merged") / "run")
+    for told in launch("merge", {"run": run}, count=2, devices=2).results(JOB_SECONDS):
+        assert told["refused"].startswith("merge_lora: expected the same on every process")
+        assert told["adapters"] == [True, False]
+        assert told["resumed"]
+        assert told["served"]
+
+
 def test_two_processes_on_the_same_mesh_continue_bit_equal(by_two, trained):
     for one in by_two:
         assert one["digest"] == trained[0]["digest"]

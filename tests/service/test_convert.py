@@ -1,5 +1,6 @@
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,7 +18,9 @@ from tests.service.jobs import (
     watch,
 )
 from tests.service.stores import begin_saving
+from tests.state.saving.test_adapted_checkpoints import state_of, tiny
 
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
 
 
@@ -28,7 +31,16 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def http(store, tmp_path_factory):
+def tuned(store):
+    """A state with adapters, saved merged and resumable as step 1 of the run "tuned"."""
+    state = state_of(tiny("lora"))
+    state = state.replace(graphstate=jax.tree.map(lambda leaf: leaf + 0.1, state.graphstate))
+    state.save_state(store[0] / "tuned", step=1, merge_lora=True, wait=True, verbose=False)
+    return state
+
+
+@pytest.fixture(scope="module")
+def http(store, tuned, tmp_path_factory):
     with serving(store[0], tmp_path_factory.mktemp("data")) as client:
         yield client
 
@@ -50,6 +62,18 @@ def test_export_holds_the_weights_under_hugging_face_names(http, store):
     np.testing.assert_array_equal(
         read_tensor(files, shard, name, header=header),
         leaves["model/layers/1/mlp/down_proj/kernel"].T,
+    )
+
+
+def test_a_step_that_is_merged_and_resumable_is_exported_merged(http, tuned):
+    artifact = artifact_of(http, done(http, CONVERT.replace("llama", "tuned"), {}))
+    files = open_files(parse_uri(artifact["uri"]))
+    header = read_header(files, "model.safetensors")
+    assert not any("lora" in name for name in header.tensors)
+    merged = tuned.merge(tuned.graphstate).unwrap_lora_to_layers()
+    np.testing.assert_array_equal(
+        read_tensor(files, "model.safetensors", Q_PROJ, header=header),
+        np.asarray(merged.model.layers[0].self_attn.q_proj.kernel[...]).T,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,26 +14,42 @@ from typing import Any
 from urllib.parse import unquote
 
 COMMIT = "a" * 40
+REVISIONS = (COMMIT, "main", "v1")
 
 
 class Hub:
-    """The repository org/tiny; what is pushed lies in `pushed`, by file name."""
+    """The repository org/tiny; what is pushed lies in `pushed`, by file name.
+
+    Every GET and HEAD of a file is in `asked`: method, revision and name; every token in `tokens`.
+    """
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
         self.url = url
         self.pushed: dict[str, bytes] = {}
         self.messages: list[str] = []
+        self.asked: list[tuple[str, str, str]] = []
+        self.tokens: set[str | None] = set()
 
-    def get(self, path: str) -> tuple[bytes | None, dict[str, str]]:
+    @property
+    def downloaded(self) -> list[str]:
+        """The names of the files that were downloaded, in that order."""
+        return [name for method, _, name in self.asked if method == "GET"]
+
+    def get(self, path: str, method: str = "GET") -> tuple[bytes | None, dict[str, str]]:
         """The answer to GET, None for 404, and its headers."""
-        if path.startswith("/api/models/org/tiny"):
-            return self._listing(tree="/tree/" in path), {}
-        for revision in (COMMIT, "main"):
-            prefix = f"/org/tiny/resolve/{revision}/"
-            file = self.folder / path.removeprefix(prefix)
-            if path.startswith(prefix) and file.is_file():
+        listing = re.fullmatch(r"/api/models/org/tiny(?:/(tree|revision)/([^/]+))?", path)
+        if listing is not None:
+            if listing[2] not in (None, *REVISIONS):
+                return None, {"X-Error-Code": "RevisionNotFound"}
+            return self._listing(tree=listing[1] == "tree"), {}
+        named = re.fullmatch(r"/org/tiny/resolve/([^/]+)/(.+)", path)
+        if named is not None and named[1] in REVISIONS:
+            self.asked.append((method, named[1], named[2]))
+            file = self.folder / named[2]
+            if file.is_file():
                 return file.read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{file.name}"'}
+            return None, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}
         return None, {}
 
     def post(self, path: str, body: bytes) -> Any:
@@ -57,11 +74,15 @@ class Hub:
         return None
 
     def _listing(self, *, tree: bool) -> bytes:
-        files = sorted(self.folder.iterdir())
+        files = {
+            file.relative_to(self.folder).as_posix(): file.stat().st_size
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file()
+        }
         if tree:
-            rows = [{"path": f.name, "size": f.stat().st_size, "oid": COMMIT} for f in files]
+            rows = [{"path": name, "size": size, "oid": COMMIT} for name, size in files.items()]
             return json.dumps([{"type": "file", **row} for row in rows]).encode()
-        names = [{"rfilename": file.name} for file in files]
+        names = [{"rfilename": name} for name in files]
         info = {"id": "org/tiny", "sha": COMMIT, "siblings": names, "private": False}
         return json.dumps(info).encode()
 
@@ -78,7 +99,8 @@ def serve(folder: Path) -> Iterator[Hub]:
             self.do_GET()
 
         def do_GET(self) -> None:
-            body, headers = hub.get(unquote(self.path.partition("?")[0]))
+            hub.tokens.add(self.headers.get("Authorization"))
+            body, headers = hub.get(unquote(self.path.partition("?")[0]), self.command)
             self._answer(body, headers)
 
         def do_POST(self) -> None:

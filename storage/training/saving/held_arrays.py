@@ -39,7 +39,7 @@ HostView = memoryview | np.ndarray[Any, Any]
 
 _NBYTES: Final = operator.attrgetter("nbytes")
 
-_COLUMN_READ_ITEMS: Final = frozenset({"model"})
+_COLUMN_READ_ITEMS: Final = frozenset({"model", "merged"})
 """Items whose leaves exports transpose; others are always cut into row strips."""
 
 

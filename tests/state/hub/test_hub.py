@@ -11,9 +11,18 @@ from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ArgumentError, ConfigError, ConversionError, ShardingError
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import (
+    ArgumentError,
+    ConfigError,
+    ConversionError,
+    OptimizerError,
+    ShardingError,
+)
 from cairn.state.module.base import EasyDeLBaseModule
+from cairn.state.optimizers import make_optimizer
 from cairn.state.paths import named_leaves
+from cairn.state.saving.load_arguments import LoadArguments
 from cairn.storage.errors import CorruptionError, NotFoundError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -341,7 +350,7 @@ def test_config_that_is_no_json_or_of_no_known_family_is_refused(tmp_path):
         DecoderForCausalLM.from_pretrained(tmp_path)
 
 
-def run_with_hub(code, hub, home):
+def run_with_hub(code, hub, home, **more):
     """Runs Python code in a process of its own, whose hub is `hub`."""
     environment = {
         **os.environ,
@@ -351,6 +360,7 @@ def run_with_hub(code, hub, home):
         "HF_HUB_OFFLINE": "0",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        **more,
     }
     done = run(["-c", code], env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -373,6 +383,199 @@ else:
 """
     with hub_server.serve(folder) as hub:
         run_with_hub(code, hub, tmp_path)
+
+
+@pytest.fixture
+def crowded(folder, tmp_path):
+    """A repository as they are: the weights in every format, and some of them twice."""
+    repository = tmp_path / "crowded"
+    repository.mkdir()
+    for file in folder.iterdir():
+        (repository / file.name).write_bytes(file.read_bytes())
+    weights = next(repository.glob("model-*.safetensors")).read_bytes()
+    for name in (
+        "pytorch_model.bin",
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "original/model.safetensors",
+        "onnx/model.onnx",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "model.Q4_K_M.gguf",
+        "consolidated.safetensors",
+        "model.fp16.safetensors",
+        "adapter_model.safetensors",
+        "README.md",
+    ):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_bytes(weights)
+    return repository
+
+
+LOAD = """
+from cairn.state import DecoderForCausalLM
+found = DecoderForCausalLM.from_pretrained("hf://org/tiny", auto_shard_model=False)
+again = DecoderForCausalLM.from_pretrained("org/tiny", revision="v1", auto_shard_model=False)
+cached = DecoderForCausalLM.from_pretrained(
+    "org/tiny", revision="v1", local_files_only=True, auto_shard_model=False
+)
+assert found.config == again.config == cached.config
+"""
+
+
+def test_of_a_hub_just_the_files_that_are_read_are_downloaded_each_once(crowded, folder, tmp_path):
+    used = sorted(p.name for p in folder.iterdir())
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(LOAD, hub, tmp_path / "home")
+        assert hub.downloaded[0] == "config.json"
+        assert sorted(hub.downloaded) == used
+        assert {revision for _, revision, _ in hub.asked} == {hub_server.COMMIT}
+    (crowded / "model.safetensors.index.json").unlink()
+    for shard in crowded.glob("model-*"):
+        shard.unlink()
+    model = DecoderForCausalLM.from_pretrained(folder)
+    model.save_pretrained(crowded)
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(LOAD, hub, tmp_path / "another home")
+        weights = [name for name in hub.downloaded if name.endswith(".safetensors")]
+        assert weights == ["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "unheard-of"}, "unheard-of"),
+        ({"attention_sinks": 4}, "attention_sinks"),
+        ({"num_attention_heads": 5}, "num_attention_heads"),
+    ],
+)
+def test_a_config_that_is_refused_costs_no_more_than_itself(changes, said, crowded, tmp_path):
+    data = json.loads((crowded / "config.json").read_text()) | changes
+    (crowded / "config.json").write_text(json.dumps(data))
+    code = f"""
+from cairn import EasyDeLState
+from cairn.state.errors import ConfigError
+try:
+    EasyDeLState.load_state("hf://org/tiny", verbose=False)
+except ConfigError as error:
+    assert {said!r} in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["config.json"]
+
+
+def test_a_hub_that_has_pickled_weights_alone_is_refused_before_they_are_downloaded(
+    folder, tmp_path
+):
+    repository = tmp_path / "pickled"
+    repository.mkdir()
+    (repository / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (repository / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+try:
+    open_pretrained("org/tiny")
+except NotFoundError as error:
+    assert "found pickled weights (pytorch_model.bin)" in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["config.json"]
+
+
+def test_a_hub_without_a_config_says_what_is_there(crowded, tmp_path):
+    (crowded / "config.json").unlink()
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+try:
+    open_pretrained("org/tiny")
+except NotFoundError as error:
+    assert "expected a model's folder, with config.json, found README.md" in str(error), error
+else:
+    raise SystemExit("loaded")
+"""
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == []
+
+
+def test_a_cache_that_lacks_a_shard_is_refused_when_nothing_may_be_downloaded(crowded, tmp_path):
+    code = """
+from pathlib import Path
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+open_pretrained("org/tiny")
+(shard, *_) = Path({home!r}).rglob("snapshots/*/model-00001*")
+shard.unlink()
+for name, arguments in (("org/tiny", {{"local_files_only": True}}), ("org/other", {{}})):
+    try:
+        open_pretrained(name, **arguments)
+    except NotFoundError as error:
+        assert "model-00001" in str(error) or name in str(error), error
+    else:
+        raise SystemExit("loaded")
+open_pretrained("org/tiny")  # fetched again
+"""
+    with hub_server.serve(crowded) as hub:
+        home = str(tmp_path / "home")
+        run_with_hub(code.format(home=home), hub, home)
+
+
+def test_what_was_downloaded_is_loaded_when_the_hub_can_not_be_had(crowded, tmp_path):
+    code = """
+from cairn.state.weights import open_pretrained
+from cairn.storage.errors import NotFoundError
+found = open_pretrained("org/tiny")
+assert found.weights.read("model.norm.weight").shape == (32,)
+assert "tokenizer.json" in found.config.tokenizer_files
+try:
+    open_pretrained("org/tiny", revision="v1")
+except NotFoundError as error:
+    assert "org/tiny" in str(error), error
+else:
+    raise SystemExit("loaded a revision that was never downloaded")
+"""
+    home = tmp_path / "home"
+    with hub_server.serve(crowded) as hub:
+        run_with_hub(
+            'from cairn.state.weights import open_pretrained as o; o("org/tiny")', hub, home
+        )
+    run_with_hub(code, hub, home)  # nobody listens there any more
+    run_with_hub(code, hub, home, HF_HUB_OFFLINE="1")
+
+
+def test_of_an_adapter_on_a_hub_the_config_comes_first_and_then_its_weights_alone(folder, tmp_path):
+    repository = tmp_path / "adapter"
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.apply_lora_to_layers(2, 4.0, "q_proj").save_adapter(repository)
+    for name in ("adapter_model.bin", "optimizer.pt", "model.safetensors"):
+        (repository / name).write_bytes(b"more")
+    code = f"""
+from cairn.state import DecoderForCausalLM
+from cairn.state.errors import ConversionError
+model = DecoderForCausalLM.from_pretrained({str(folder)!r}, auto_shard_model=False)
+try:
+    model.load_adapter("org/tiny")
+except ConversionError as error:
+    assert "use_dora" in str(error), error
+else:
+    assert model.lora_is_enabled
+"""
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "home")
+        assert hub.downloaded == ["adapter_config.json", "adapter_model.safetensors"]
+    config = json.loads((repository / "adapter_config.json").read_text())
+    (repository / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    with hub_server.serve(repository) as hub:
+        run_with_hub(code, hub, tmp_path / "another home")
+        assert hub.downloaded == ["adapter_config.json"]
 
 
 def test_a_state_asks_the_hub_for_what_is_named_as_the_hubs_and_for_nothing_else(folder, tmp_path):
@@ -400,6 +603,72 @@ else:
 """
     with hub_server.serve(folder) as hub:
         run_with_hub(code, hub, tmp_path)
+
+
+def test_load_state_hands_what_is_for_the_hub_on_to_from_pretrained(folder, tmp_path):
+    code = """
+from cairn import EasyDeLState
+from cairn.storage.errors import NotFoundError
+state = EasyDeLState.load_state(
+    "hf://org/tiny",
+    revision="v1",
+    token="hf_of_the_call",
+    tx_init={"name": "sgd", "learning_rate": 0.1},
+    verbose=False,
+)
+assert state.tx is not None and state.opt_state is not None and state.tx_init["name"] == "sgd"
+for arguments in ({"revision": "v2"}, {"revision": "main", "local_files_only": True}):
+    try:
+        EasyDeLState.load_state("hf://org/tiny", **arguments, verbose=False)
+    except NotFoundError as error:
+        assert "org/tiny" in str(error), error
+    else:
+        raise SystemExit(f"loaded {arguments}")
+cached = EasyDeLState.load_state(
+    "hf://org/tiny", revision="v1", local_files_only=True, verbose=False
+)
+assert cached.model.config == state.model.config
+"""
+    with hub_server.serve(folder) as hub:
+        run_with_hub(code, hub, tmp_path)
+        assert "Bearer hf_of_the_call" in hub.tokens
+
+
+def test_what_is_asked_of_the_hub_is_refused_by_name_for_anything_else(folder, saved_run, gcs):
+    sources = {"a Cairn run": saved_run, "the folder": folder, "the file": folder / "w.gguf"}
+    for found, source in sources.items():
+        with pytest.raises(ArgumentError, match=f"revision: .*hub id with it; found {found}"):
+            EasyDeLState.load_state(source, revision="main", verbose=False)
+        with pytest.raises(ArgumentError, match="revision, token: expected a hub id with it"):
+            DecoderForCausalLM.from_pretrained(source, revision="main", token="hf_secret")
+    with pytest.raises(ArgumentError, match=r"token: .*found a Cairn run") as refused:
+        EasyDeLState.from_pretrained(saved_run, token="hf_secret")
+    assert "hf_secret" not in str(refused.value)
+    assert "hf_secret" not in repr(LoadArguments(token="hf_secret"))
+    here = DecoderForCausalLM.from_pretrained(folder, local_files_only=True)
+    stored = f"{gcs.bucket_uri}/models/there"
+    here.save_pretrained(stored)
+    with pytest.raises(ArgumentError, match=r"local_files_only: .*found the folder gs://"):
+        EasyDeLState.load_state(stored, local_files_only=True, verbose=False)
+
+
+def test_an_unknown_argument_is_refused_with_the_one_that_it_is_like(folder, saved_run):
+    said = r"found unknown: colour, revison \(did you mean revision\?\)"
+    for source in (folder, saved_run):
+        with pytest.raises(ArgumentError, match=said):
+            EasyDeLState.load_state(source, revison="main", colour="red")
+
+
+def test_an_optimizer_that_is_only_described_is_built(folder, saved_run):
+    description = {"name": "sgd", "learning_rate": 0.5}
+    loaded = EasyDeLState.load_state(saved_run, tx_init=description, verbose=False)
+    fresh = EasyDeLState.from_pretrained(folder, tx_init=description, auto_shard_model=False)
+    for state in (loaded, fresh):
+        assert state.tx is make_optimizer(**description)[0]
+        assert state.tx_init == description
+    assert fresh.opt_state is not None
+    with pytest.raises(OptimizerError, match="sgdd"):
+        EasyDeLState.load_state(folder, tx_init={"name": "sgdd"}, verbose=False)
 
 
 def test_a_hub_id_is_loaded_sharded_cast_and_quantized(folder, tmp_path):

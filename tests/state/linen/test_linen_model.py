@@ -148,12 +148,10 @@ def test_without_init_the_model_is_abstract_and_takes_params():
         ("set_decoder", (None,)),
         ("init_cache", (1, 4)),
         ("to_nnx", ()),
-        ("from_nnx", (None,)),
         ("to_easydel_state", ()),
         ("to_pytorch", ()),
         ("to_8bit", ()),
         ("save_pretrained", ("folder",)),
-        ("from_pretrained", ("folder",)),
     ],
 )
 def test_what_a_subclass_has_not_defined_says_so_and_names_the_class(name, arguments):

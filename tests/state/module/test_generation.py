@@ -271,6 +271,7 @@ def test_a_scanned_model_generates_the_same_and_stacks_its_layers_once(pair):
     )
     rest = {
         "stop": Stop(jnp.zeros((0,), jnp.int32), jnp.int32(0)),
+        "rules": None,
         "sampling": checked_sampling(None, None, None, None),
         "key": jax.random.key(0),
     }

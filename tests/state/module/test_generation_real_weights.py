@@ -13,6 +13,7 @@ PROMPTS = (
     "def fibonacci(n):",
 )
 NEW = 64
+RULED = 32
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def one_thread():
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_64_greedy_tokens_of_unequal_prompts_equal_transformers():
+def test_greedy_tokens_of_unequal_prompts_equal_transformers_with_rules_and_without():
     ours = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
     tokenizer = carried_tokenizer(ours.config.tokenizer_files)
     given = tokenizer(list(PROMPTS), return_tensors="np", padding=True, padding_side="left")
@@ -34,17 +35,38 @@ def test_64_greedy_tokens_of_unequal_prompts_equal_transformers():
     assert len(set(lengths.tolist())) == len(PROMPTS)
     assert not mask[:, 0].all()
     found = ours.generate(ids, mask, max_new_tokens=NEW, eos_token_id=())
+    ends = {"eos_token_id": [int(found.sequences[row, -50]) for row in range(len(PROMPTS))]}
+    ruled = [
+        {"eos_token_id": [], "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+        {**ends, "min_new_tokens": 20, "repetition_penalty": 1.1},
+        ends,
+    ]
+    pad = tokenizer.pad_token_id
+    found_ruled = [
+        ours.generate(ids, mask, max_new_tokens=RULED, pad_token_id=pad, **settings)
+        for settings in ruled
+    ]
     theirs = ours.to_pytorch().eval()
     del ours
-    with torch.no_grad():
-        expected = theirs.generate(
-            torch.tensor(ids),
-            attention_mask=torch.tensor(mask),
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=[],
-            pad_token_id=tokenizer.pad_token_id,
-        ).numpy()
-    np.testing.assert_array_equal(found.sequences, expected)
+
+    def expected(**settings):
+        with torch.no_grad():
+            made = theirs.generate(
+                torch.tensor(ids),
+                attention_mask=torch.tensor(mask),
+                do_sample=False,
+                pad_token_id=pad,
+                **settings,
+            )
+        return made.numpy()
+
+    plain = expected(max_new_tokens=NEW, eos_token_id=[])
+    np.testing.assert_array_equal(found.sequences, plain)
     assert found.lengths.tolist() == [NEW] * len(PROMPTS)
-    assert "Paris" in tokenizer.decode(expected[0])
+    assert "Paris" in tokenizer.decode(plain[0])
+    for settings, made in zip(ruled, found_ruled, strict=True):
+        np.testing.assert_array_equal(
+            made.sequences, expected(max_new_tokens=RULED, **settings), err_msg=str(settings)
+        )
+        assert not np.array_equal(np.asarray(made.sequences), plain[:, : ids.shape[1] + RULED])
+    assert min(found_ruled[1].lengths.tolist()) >= 20 > min(found_ruled[2].lengths.tolist())

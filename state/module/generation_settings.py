@@ -1,0 +1,179 @@
+"""What generation_config.json says of generation, and what a call of `generate` says over it.
+
+A setting acts, or changes nothing that is returned, or is refused by name. The names, their meaning
+and the values that change nothing are those of transformers' `GenerationConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from cairn.state.errors import ArgumentError, with_nearest
+from cairn.state.weights import GENERATION_FILE, parse_json
+
+SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
+"""Settings that act where tokens are drawn at random."""
+
+SETTINGS: Final = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
+        *("do_sample", *SAMPLING),
+        *("repetition_penalty", "no_repeat_ngram_size", "sequence_bias", "bad_words_ids"),
+        *("suppress_tokens", "begin_suppress_tokens", "remove_invalid_values"),
+        *("forced_bos_token_id", "forced_eos_token_id", "eos_token_id", "pad_token_id"),
+    }
+)
+"""Settings that act."""
+
+_ONLY_RANDOM: Final[Mapping[str, Any]] = {
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "top_h": None,
+    "typical_p": 1.0,
+}
+"""Settings that are refused where tokens are drawn, unless they have this value."""
+
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "guidance_scale": 1,
+    "max_time": None,
+    "num_beam_groups": 1,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": 0,
+    "stop_strings": None,
+    "token_healing": False,
+    "watermarking_config": None,
+    **_ONLY_RANDOM,
+}
+"""Settings that are refused unless they have just this value."""
+
+_HARMLESS: Final = frozenset(
+    {
+        # of beams alone
+        *("early_stopping", "length_penalty"),
+        # how fast, and in which memory
+        *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
+        *("assistant_lookbehind", "cache_config", "cache_implementation", "compile_config"),
+        *("continuous_batching_config", "disable_compile", "is_assistant", "low_memory"),
+        *("max_cache_len", "max_matching_ngram_size", "num_assistant_tokens"),
+        *("num_assistant_tokens_schedule", "prefill_chunk_size", "prompt_lookup_num_tokens"),
+        *("speculation_type", "target_lookbehind", "use_cache", "use_mtp"),
+        # which other numbers transformers returns; a scale that no choice depends on
+        *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+        *("renormalize_logits", "return_dict_in_generate"),
+        # of the file
+        *("transformers_version", "trust_remote_code"),
+    }
+)
+"""Settings of a file that change no token."""
+
+
+def merged_settings(
+    config: Any, generation_config: Mapping[str, Any] | None, call: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the settings that act, by name; those of the call win.
+
+    Args:
+        config: of the model; it may have a generation_config.json, or such keys in config.json.
+        generation_config: instead of these; None for the model's own.
+        call: what the caller says; None says nothing.
+
+    Raises:
+        ConversionError: the file holds no JSON object.
+        ArgumentError: settings are unknown, or can't act here; all are listed.
+    """
+    call = {name: value for name, value in call.items() if value is not None}
+    own = _own(config) if generation_config is None else _given(generation_config)
+    own = {name: value for name, value in own.items() if value is not None and name not in call}
+    random = bool(_sampling(own, call)["do_sample"])
+    problems = [
+        *_problems(call, "argument", random, SETTINGS.__contains__),
+        *_problems(own, GENERATION_FILE, random, _is_harmless),
+    ]
+    if problems:
+        raise ArgumentError(
+            f"{len(problems)} settings of generation can't act",
+            path="generate",
+            expected=f"settings among {', '.join(sorted(SETTINGS))}",
+            next_step="leave them out; an argument of that name replaces what the model's file "
+            "says, and generation_config={} all of it",
+            problems=problems,
+        )
+    lengths = _lengths(own, call)
+    merged = {**own, **call, **_sampling(own, call)}
+    named = {name: value for name, value in merged.items() if name in SETTINGS}
+    return {name: value for name, value in {**named, **lengths}.items() if value is not None}
+
+
+def _own(config: Any) -> Mapping[str, Any]:
+    """What the model came with: the file, else such keys of its config.json, as in old models."""
+    raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
+    if raw is not None:
+        return parse_json(raw, GENERATION_FILE)
+    extra = getattr(config, "hf_extra", {})
+    known = SETTINGS | _NEUTRAL.keys()
+    return {name: value for name, value in extra.items() if name in known}
+
+
+def _given(generation_config: Any) -> Mapping[str, Any]:
+    if not isinstance(generation_config, Mapping):
+        raise ArgumentError(
+            path="generation_config",
+            expected=f"settings by name, as in {GENERATION_FILE}",
+            found=type(generation_config).__name__,
+            next_step="pass a dict; of transformers' GenerationConfig, its to_dict()",
+        )
+    return generation_config
+
+
+def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    """Lengths: one that the call gives silences both of the file; new tokens go before lengths."""
+    chosen: dict[str, Any] = {}
+    for names in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
+        source = call if any(name in call for name in names) else own
+        first = next((name for name in names if name in source), None)
+        chosen |= {name: source[name] if name == first else None for name in names}
+    chosen["own_max_length"] = not any(name in call for name in ("max_new_tokens", "max_length"))
+    return chosen
+
+
+def _sampling(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of sampling: a call that gives some draws at random, and so does `do_sample`."""
+    given = {name: call.get(name) for name in SAMPLING}
+    asked = any(value is not None for value in given.values())
+    do_sample = call.get("do_sample", None if asked else own.get("do_sample"))
+    if not (do_sample or (asked and do_sample is None)) or given["temperature"] == 0:
+        return {"do_sample": do_sample, **given}
+    filled = {name: own.get(name) if value is None else value for name, value in given.items()}
+    return {"do_sample": True if do_sample is None else do_sample, **filled}
+
+
+def _problems(
+    settings: Mapping[str, Any], source: str, random: bool, passes: Callable[[str], bool]
+) -> list[str]:
+    problems = []
+    for name, value in sorted(settings.items()):
+        neutral = name in _NEUTRAL and value == _NEUTRAL[name]
+        unused = name in _ONLY_RANDOM and not random
+        if passes(name) or neutral or unused:
+            continue
+        if name in _NEUTRAL:
+            problems.append(f"{source} {name}={value!r}: only {_NEUTRAL[name]!r} can be done")
+        elif name in _HARMLESS:
+            problems.append(f"{source} {name}: changes nothing here")
+        else:
+            problems.append(f"{source} {with_nearest(name, SETTINGS)}: unknown")
+    return problems
+
+
+def _is_harmless(name: str) -> bool:
+    own_token = name.endswith(("_token_id", "_token_ids"))
+    return name in SETTINGS or name in _HARMLESS or name.startswith("_") or own_token

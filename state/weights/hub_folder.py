@@ -1,0 +1,149 @@
+"""A repository of the Hugging Face hub as a folder: each file is fetched when it is asked for.
+
+JAX-free. One commit is fixed first, and all files are of that one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cairn.state.weights.source_folder import SourceFolder, refuse_hub_options
+from cairn.storage.errors import NotFoundError
+from cairn.storage.store import Files, StoreURI, parse_uri
+
+__all__ = ["HUB_SCHEME", "find_folder"]
+
+HUB_SCHEME: Final = "hf://"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+
+
+def find_folder(
+    name_or_path: str | os.PathLike[str] | StoreURI,
+    *,
+    config_file: str,
+    revision: str | None = None,
+    token: str | None = None,
+    local_files_only: bool = False,
+) -> SourceFolder:
+    """A folder here, in a store, or else of the hub.
+
+    Args:
+        name_or_path: a folder, a store URI of one, or a hub id, also as "hf://org/name".
+        config_file: of the hub this is fetched, and nothing else until it is asked for.
+        revision: branch, tag or commit of a hub id.
+        token: of the hub.
+        local_files_only: take a hub id from the local cache alone.
+
+    Raises:
+        NotFoundError: there is none.
+        ArgumentError: something is asked of the hub for a folder that is not there.
+    """
+    text = str(name_or_path)
+    on_hub = text.startswith(HUB_SCHEME)
+    if on_hub or ("://" not in text and not Path(text).is_dir()):
+        name = text.removeprefix(HUB_SCHEME)
+        return HubFolder(name, config_file, revision, token, local_files_only)
+    refuse_hub_options(f"the folder {text}", revision=revision, token=token)
+    if "://" in text and not text.startswith("file://"):
+        refuse_hub_options(f"the folder {text}", local_files_only=local_files_only)
+    return SourceFolder(parse_uri(text))
+
+
+class HubFolder(SourceFolder):
+    """A commit of a repository; it lies in the hub's local cache, as far as it was fetched."""
+
+    def __init__(
+        self,
+        repository: str,
+        config_file: str,
+        revision: str | None,
+        token: str | None,
+        local_files_only: bool,
+    ) -> None:
+        """Fetches one file, and the names of the others.
+
+        Raises:
+            NotFoundError: there is no such repository, or the hub can't be had.
+        """
+        if not _HUB_ID.fullmatch(repository) or ".." in repository:
+            raise NotFoundError(
+                path=repository,
+                expected="a folder, a .gguf file, a store URI or a hub id such as org/name",
+                found="no such folder, and no hub id",
+                next_step="check the path",
+            )
+        self._repository = repository
+        self._revision = revision
+        self._token = token
+        self._local_files_only = local_files_only
+        snapshot = self._download([config_file])
+        super().__init__(parse_uri(snapshot))
+        self._revision = Path(snapshot).name
+        if not local_files_only:
+            self._names = sorted({*self._names, *self._listed()})
+
+    def fetch(self, names: Sequence[str]) -> None:
+        """Has these files at hand, those that there are.
+
+        Raises:
+            NotFoundError: the hub can't be had.
+        """
+        here = Path(self.uri.local_path)
+        missing = [n for n in names if n in self._names and not (here / n).is_file()]
+        if missing:
+            self._download(missing)
+
+    def locate(self, name: str) -> tuple[Files, str]:
+        """Where the file really is, once it was fetched."""
+        self.fetch([name])
+        return super().locate(name)
+
+    def _download(self, names: Sequence[str]) -> str:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
+        )
+
+        try:
+            return snapshot_download(
+                self._repository,
+                revision=self._revision,
+                token=self._token,
+                local_files_only=self._local_files_only,
+                allow_patterns=list(names),
+            )
+        except (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            OfflineModeIsEnabled,
+        ) as exc:
+            raise self._not_found(exc) from exc
+
+    def _listed(self) -> list[str]:
+        """The names of all files of the commit; of the cached ones where the hub can't be had."""
+        from huggingface_hub import HfApi
+
+        try:
+            # Not `list_repo_files`, which asks a hub that is not there for half a minute.
+            info = HfApi(token=self._token).model_info(self._repository, revision=self._revision)
+            return [file.rfilename for file in info.siblings or ()]
+        except Exception as exc:  # its HTTP library differs by version, and so do its errors
+            if any(name.endswith(".safetensors") for name in self._names):
+                return []
+            raise self._not_found(exc) from exc
+
+    def _not_found(self, exc: Exception) -> NotFoundError:
+        return NotFoundError(
+            path=self._repository,
+            expected="a folder of this name here, or a repository on the hub",
+            found=" ".join(str(exc).split())[:300],
+            next_step="check the name, the revision, and HF_TOKEN for private models",
+        )

@@ -1,0 +1,301 @@
+"""A Linen model of a made-up family: trained, saved, loaded, exported; no NNX class is written."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+from jax.sharding import PartitionSpec
+from safetensors.numpy import load_file
+
+from cairn.state.config.base import EDPretrainedConfig
+from cairn.state.conversion import whole
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.errors import ArgumentError, ConfigError, TreeStructureError
+from cairn.state.linen.model import EDPretrainedModel
+from cairn.state.module.base import EasyDeLBaseModule
+from cairn.state.optimizers import make_optimizer
+from cairn.state.train_state import TrainState
+from cairn.state.train_step import TrainStep
+from cairn.state.weights.export import export_sources
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
+from tests.programs.program import run
+
+MESH = {"auto_shard_model": True, "sharding_axis_dims": (1, 4, 2, 1)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaveConfig(EDPretrainedConfig):
+    model_type: str = "wave-of-the-tests"
+    vocab_size: int = 32
+    hidden_size: int = 16
+    depth: int = 2
+
+
+class Block(linen.Module):
+    width: int
+    dtype: jnp.dtype
+
+    @linen.compact
+    def __call__(self, hidden):
+        axes = linen.with_partitioning(linen.initializers.lecun_normal(), ("embed", "mlp"))
+        wide = linen.Dense(2 * self.width, kernel_init=axes, dtype=self.dtype, name="up")(hidden)
+        return hidden + linen.Dense(self.width, dtype=self.dtype, name="down")(jnp.sin(wide))
+
+
+class Wave(linen.Module):
+    config: WaveConfig
+    dtype: jnp.dtype = jnp.float32
+
+    @linen.compact
+    def __call__(self, input_ids, scale=1.0):
+        config = self.config
+        table = linen.Embed(config.vocab_size, config.hidden_size, dtype=self.dtype, name="tokens")
+        hidden = table(input_ids) * jnp.asarray(scale, self.dtype)
+        for number in range(config.depth):
+            hidden = Block(config.hidden_size, self.dtype, name=f"block_{number}")(hidden)
+        gain = self.param("gain", linen.initializers.ones, (config.hidden_size,))
+        return table.attend(hidden * gain.astype(self.dtype)[None, None, :])
+
+
+class WaveModel(EDPretrainedModel):
+    module_class = Wave
+
+    def __call__(self, input_ids, scale=1.0, params=None):
+        return self.module.apply({"params": self._fitting(params)}, input_ids, scale)
+
+
+IDS = jax.random.randint(jax.random.key(1), (8, 6), 0, 32, dtype=jnp.int32)
+NAMES = {
+    "gain",
+    "tokens.embedding",
+    *(
+        f"block_{number}.{layer}.{leaf}"
+        for number in (0, 1)
+        for layer in ("up", "down")
+        for leaf in ("kernel", "bias")
+    ),
+}
+
+
+def wave(seed=0, **options):
+    return WaveModel(WaveConfig(sharding_axis_dims=(1, 4, 2, 1)), seed=seed, **options)
+
+
+def loss_fn(state, params, ids):
+    return state.merge(params)(input_ids=ids, labels=ids).loss
+
+
+def same(one, other):
+    structures = [jax.tree.structure(tree) for tree in (one, other)]
+    assert structures[0] == structures[1]
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with step 3 of a sharded state, and the state at steps 3 and 5."""
+    uri = tmp_path_factory.mktemp("linen") / "run"
+    tx, tx_init = make_optimizer("adamw", learning_rate=1e-2)
+    state = wave().to_easydel_state(tx=tx, tx_init=tx_init).shard_state()
+    step = TrainStep(loss_fn, donate=False)
+    losses = []
+    for _ in range(3):
+        state, metrics = step(state, IDS)
+        losses.append(float(metrics["loss"]))
+    assert losses == sorted(losses, reverse=True)
+    state.save_state(uri, wait=True, verbose=False, mismatch_allowed=False)
+    later = state
+    for _ in range(2):
+        later, _ = step(later, IDS)
+    return uri, state, later, step
+
+
+def test_a_state_goes_on_after_a_load_as_if_it_had_never_stopped(trained):
+    uri, state, later, step = trained
+    for options in ({}, {"model_class": WaveModel}):
+        loaded = EasyDeLState.load_state(uri, **MESH, **options, verbose=False)
+        same((loaded.graphstate, loaded.opt_state), (state.graphstate, state.opt_state))
+    kernel = loaded.params["block_0"]["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.size < kernel.size
+    for _ in range(2):
+        loaded, _ = step(loaded, IDS)
+    same((loaded.graphstate, loaded.opt_state), (later.graphstate, later.opt_state))
+    assert step.traces == 1
+    back = WaveModel.from_nnx(EasyDeLState.load_state(uri, verbose=False).model)
+    np.testing.assert_allclose(back(IDS, 0.5), later.model(IDS, 0.5), atol=1)
+    same(back.params, jax.tree.map(jnp.asarray, jax.device_get(state.params)))
+
+
+def test_it_is_exported_and_loaded_back_under_its_own_names(trained, tmp_path):
+    uri, state, _, _ = trained
+    model = WaveModel.from_nnx(EasyDeLState.load_state(uri, verbose=False).model)
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "half", float_dtype="bfloat16", max_shard_size="2KB")
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    assert tensors.keys() == NAMES
+    np.testing.assert_array_equal(
+        tensors["block_1.down.kernel"], state.params["block_1"]["down"]["kernel"]
+    )
+    for again in (
+        WaveModel.from_pretrained(tmp_path / "whole", auto_shard_model=False),
+        WaveModel.from_pretrained(str(uri), auto_shard_model=False),
+        WaveModel.from_nnx(
+            EasyDeLState.load_state(tmp_path / "whole", model_class=WaveModel, verbose=False).model
+        ),
+        WaveModel.from_nnx(
+            EasyDeLState.from_pretrained(
+                tmp_path / "whole", model_class=WaveModel, auto_shard_model=False
+            ).model
+        ),
+    ):
+        assert type(again) is WaveModel
+        assert again.config.depth == 2
+        same(again.params, model.params)
+        np.testing.assert_array_equal(again(IDS), model(IDS))
+    half = WaveModel.from_pretrained(tmp_path / "half", param_dtype=None, auto_shard_model=False)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
+
+
+def test_a_checkpoint_is_converted_without_jax_under_the_same_names(trained):
+    uri, state, _, _ = trained
+    stored = Run.open(str(uri))
+    (info,) = stored.steps()
+    reader = CheckpointReader.open(stored.step_uri(info), stored.manifest(info))
+    sources, config = export_sources(stored.manifest(info), reader)
+    assert {source.name for source in sources} == NAMES
+    assert config["model_type"] == "wave-of-the-tests"
+    found = {source.name: whole(source) for source in sources}
+    np.testing.assert_array_equal(found["gain"], state.params["gain"])
+
+
+def test_the_linen_form_and_the_state_compute_the_same():
+    model = wave(3)
+    state = model.to_easydel_state()
+    np.testing.assert_allclose(state.model(IDS), model(IDS), rtol=1e-6)
+    np.testing.assert_allclose(state.model(IDS, scale=2.0), model(IDS, 2.0), rtol=1e-6)
+    assert (
+        state.model.get_static_arguments()
+        == WaveModel.nnx_class()(model.config).get_static_arguments()
+    )
+    assert not state.model.can_generate()
+    linen_state = TrainState.create(params=model.params, tx=optax.sgd(0.1), apply_fn=model)
+    same(linen_state.params, state.params)
+    other = wave(4, dtype=jnp.bfloat16)
+    assert other.to_nnx()(IDS).dtype == "bfloat16"
+    assert WaveModel.from_nnx(other.to_nnx()).dtype == "bfloat16"
+    given = model.to_nnx(params=other.params)
+    same(WaveModel.from_nnx(given).params, other.params)
+    with pytest.raises(TreeStructureError, match="gain: missing"):
+        model.to_nnx(params={"tokens": model.params["tokens"]})
+
+
+def test_a_class_with_an_init_of_its_own_needs_no_module_class(tmp_path):
+    class Deep(EDPretrainedModel):
+        def __init__(self, config, input_shape=(1, 2), seed=0, dtype=jnp.float32, _do_init=True):
+            super().__init__(config, Wave(config, dtype), input_shape, seed, dtype, _do_init)
+
+        def __call__(self, input_ids, labels=None, params=None):
+            logits = self.module.apply({"params": self._fitting(params)}, input_ids)
+            return {"logits": logits, "loss": None if labels is None else jnp.float32(labels.sum())}
+
+    model = Deep(WaveConfig(depth=1))
+    state = model.to_easydel_state()
+    assert float(state.model(IDS, labels=IDS)["loss"]) == int(IDS.sum())  # its own, not ours
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    again = EasyDeLBaseModule.from_pretrained(str(tmp_path / "run"), auto_shard_model=False)
+    same(Deep.from_nnx(again).params, model.params)
+
+
+def test_what_could_not_be_rebuilt_is_refused():
+    class Silent(EDPretrainedModel):
+        def __call__(self, input_ids, params=None):
+            return self.module.apply({"params": self._fitting(params)}, input_ids)
+
+    config = WaveConfig(depth=1)
+    with pytest.raises(NotImplementedError, match="Silent does not define module_class"):
+        Silent(config)
+    silent = Silent(config, Wave(config))
+    with pytest.raises(NotImplementedError, match="Silent does not define module_class"):
+        silent.to_easydel_state()
+    other = WaveModel(config, Wave(config.replace(hidden_size=8)))
+    with pytest.raises(ArgumentError, match=r"to_nnx: expected the module that WaveModel"):
+        other.to_easydel_state()
+    with pytest.raises(ArgumentError, match=r"from_nnx: expected what to_nnx of a Wave"):
+        WaveModel.from_nnx(None)
+
+    class Needy(EDPretrainedModel):
+        def __init__(self, config, width, dtype=jnp.float32, _do_init=True):
+            super().__init__(config, Wave(config, dtype), dtype=dtype, _do_init=_do_init)
+
+    with pytest.raises(ConfigError, match=r"Needy.__init__: .*found missing .* 'width'"):
+        Needy(config, 4).to_easydel_state()
+
+    class Taken(linen.Module):
+        config: WaveConfig
+        dtype: jnp.dtype = jnp.float32
+
+        @linen.compact
+        def __call__(self, input_ids):
+            return linen.Embed(4, 4, name="config")(input_ids) + linen.Embed(4, 4, name="half")(
+                input_ids
+            )
+
+    class TakenModel(EDPretrainedModel):
+        module_class = Taken
+
+    with pytest.raises(ConfigError, match=r"other use for; found config, half"):
+        TakenModel(config).to_nnx()
+
+
+def test_a_precision_that_the_linen_module_would_not_hear_of_is_refused(trained, tmp_path):
+    uri = trained[0]
+    with pytest.raises(ArgumentError, match="WaveModel: precision: expected None"):
+        EasyDeLState.load_state(uri, precision="highest", verbose=False)
+    wave().save_pretrained(tmp_path)
+    with pytest.raises(ArgumentError, match="WaveModel: precision: expected None"):
+        WaveModel.from_pretrained(tmp_path, precision="highest")
+    half = WaveModel.from_pretrained(tmp_path, dtype="bfloat16", auto_shard_model=False)
+    assert half(IDS).dtype == "bfloat16"
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(half.params)} == {"float32"}
+
+
+def test_rules_of_the_config_place_it_too():
+    @dataclass(frozen=True, kw_only=True)
+    class RuledConfig(WaveConfig):
+        model_type: str = "ruled-wave-of-the-tests"
+
+        def get_partition_rules(self):
+            return (("embedding", PartitionSpec("fsdp")), (".*", PartitionSpec()))
+
+    model = WaveModel(RuledConfig(sharding_axis_dims=(1, 8, 1, 1)))
+    state = model.to_easydel_state().shard_state()
+    table = state.params["tokens"]["embedding"]
+    assert table.addressable_shards[0].data.shape == (4, 16)
+
+
+def test_another_process_loads_it_once_the_class_is_defined(trained):
+    uri, state, _, _ = trained
+    code = f"""
+from cairn import EasyDeLState
+from cairn.state.errors import StateError
+try:
+    EasyDeLState.load_state({str(uri)!r}, verbose=False)
+except StateError as error:
+    assert "import the module that defines it" in str(error) or "model_type" in str(error), error
+else:
+    raise SystemExit("loaded what is not defined")
+import tests.state.linen.test_own_linen_model as defined
+state = EasyDeLState.load_state({str(uri)!r}, verbose=False)
+assert int(state.step) == 3
+assert isinstance(state.model, defined.WaveModel.nnx_class())
+"""
+    done = run(["-c", code], timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(state.step) == 3
