@@ -42,6 +42,8 @@ from .state.saving import RunSaver as RunSaver
 from .state.sharding import make_mesh as make_mesh
 from .state.train_state import TrainState as TrainState
 from .state.train_step import TrainStep as TrainStep
+from .storage.adoption.adopt import Adoption as Adoption
+from .storage.adoption.adopt import adopt as adopt
 from .storage.errors import AliasNotFoundError as AliasNotFoundError
 from .storage.errors import ArtifactNotFoundError as ArtifactNotFoundError
 from .storage.errors import CorruptionError as CorruptionError

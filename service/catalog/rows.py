@@ -195,6 +195,7 @@ def _values(
         "items": list(checkpoint.items),
         "manifest_digest": checkpoint.manifest_digest,
         "model_type": checkpoint.model_type,
+        "source": checkpoint.source,
         **annotation.model_dump(mode="json"),
     }
 

@@ -42,6 +42,7 @@ class Checkpoint:
     items: tuple[str, ...]
     manifest_digest: str
     model_type: str | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _read_manifests(
             items=manifest.items,
             manifest_digest=sha256_of(found.value),
             model_type=manifest.model.model_type if manifest.model else None,
+            source=manifest.source,
         )
     return read, unreadable
 

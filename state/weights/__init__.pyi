@@ -1,3 +1,4 @@
+from .adoption import model_map as model_map
 from .export import export_sources as export_sources
 from .export import hf_config as hf_config
 from .export import rule_table as rule_table

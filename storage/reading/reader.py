@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,6 +29,7 @@ from cairn.storage.arrays import (
     TREE_METADATA,
     ChunkDigests,
     StepMetadata,
+    StoredForm,
     StoredTree,
     nest,
     parse_json_object,
@@ -53,11 +54,13 @@ from cairn.storage.runs import (
     INDEX_FILE,
     Manifest,
     ObjectRecord,
+    PlainStep,
     StepContents,
     StepIndex,
+    is_kept,
     open_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
+from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
@@ -75,7 +78,7 @@ class CheckpointReader:
     """The leaves of one committed step. Made by `open`; safe for use by many threads.
 
     Attributes:
-        uri: the step's folder.
+        uri: the step's folder; of an adopted step its owner's.
         manifest: the step's manifest, if one was given.
         contents: the leaves and files that it names.
     """
@@ -86,10 +89,14 @@ class CheckpointReader:
         step: StepMetadata,
         manifest: Manifest | None,
         contents: StepContents | None = None,
+        plain: PlainStep | None = None,
+        kept: StoreURI | None = None,
     ) -> None:
         self.uri = uri
         self.manifest = manifest
         self.contents = contents
+        self._plain = plain
+        self._kept = uri if kept is None else kept
         self._step = step
         self._names = frozenset(step.items or ())
         self._objects = ObjectStore(uri)
@@ -140,6 +147,10 @@ class CheckpointReader:
         check: bool,
     ) -> CheckpointReader:
         """The reader of a step without an index, by what Orbax wrote; `check` its files first."""
+        if manifest is not None and manifest.plain is not None:
+            if check and contents is not None:
+                check_step_files(step_uri, contents.objects, manifest.source)
+            return cls.of_plain(step_uri, manifest.plain, manifest, contents)
         found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
         described, marker = found[STEP_METADATA], found[COMMIT_FILE]
         if check and contents is not None and (described or marker):
@@ -181,6 +192,26 @@ class CheckpointReader:
             meta_digest=contents.directory.meta_digest,
         )
         return cls(step_uri, step, manifest, contents)
+
+    @classmethod
+    def of_plain(
+        cls,
+        step_uri: StoreURI,
+        plain: PlainStep,
+        manifest: Manifest | None = None,
+        contents: StepContents | None = None,
+    ) -> CheckpointReader:
+        """The reader of a step that plain Orbax wrote.
+
+        Args:
+            step_uri: the step's folder in its run.
+            plain: how it lies, and where.
+            manifest: its manifest, once it has one.
+            contents: what that names.
+        """
+        source = step_uri if plain.source is None else parse_uri(plain.source)
+        step = StepMetadata((*plain.trees, *plain.json_files), committed=True)
+        return cls(source, step, manifest, contents, plain, step_uri)
 
     @property
     def meta_digest(self) -> str | None:
@@ -300,6 +331,8 @@ class CheckpointReader:
             CorruptionError: it is not a JSON object, or fails its check.
             StoreUnavailableError: the store gives no answer.
         """
+        if self._plain is not None:
+            return self._plain_meta(self._plain.json_files)
         if META_ITEM not in self._names:
             return {}
         for name in JSON_FILES:
@@ -307,6 +340,14 @@ class CheckpointReader:
             if data is not None:
                 return parse_json_object(data, path=self.uri / META_ITEM / name)
         return self._meta_tree()
+
+    def _plain_meta(self, files: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON of an adopted step: by item, unless "meta" is the only one."""
+        found = {
+            item: parse_json_object(self._file(name) or b"", path=self.uri / name)
+            for item, name in files.items()
+        }
+        return found[META_ITEM] if set(found) == {META_ITEM} else found
 
     def _meta_tree(self) -> dict[str, Any]:
         """The JSON of plain Orbax, which stores a dict of numbers as a tree of arrays."""
@@ -337,7 +378,8 @@ class CheckpointReader:
         if name not in self._names:
             return None
         if name not in self._items:
-            file = f"{name}/{TREE_METADATA}"
+            folder = self._folder(name)
+            file = f"{folder}/{TREE_METADATA}" if folder else TREE_METADATA
             data = None if self._index is not None else self._file(file)
             tree = None
             if data is not None:
@@ -346,6 +388,10 @@ class CheckpointReader:
                 tree = StoredTree()
             self._items[name] = None if tree is None else self._arrays_of(name, tree)
         return self._items[name]
+
+    def _folder(self, item: str) -> str:
+        """Where an item lies in the step's folder."""
+        return item if self._plain is None else self._plain.trees.get(item, item)
 
     def _arrays_of(self, name: str, tree: StoredTree) -> ItemArrays:
         records = None
@@ -359,7 +405,18 @@ class CheckpointReader:
             return ItemArrays(uri, tree, forms, records, context, lambda: places, places)
         files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
         digests = functools.partial(self._digests_in, files) if files else None
-        return ItemArrays(self.uri / name, tree, forms, records, self._context, digests)
+        if self._plain is not None:
+            tree = _own_part(name, tree.without_variables(), self._plain)
+            keys = self._plain.keys.get(name, {})
+            known = records or {}
+            forms = {
+                path: StoredForm("key", known[path].shape, impl)
+                for path, impl in keys.items()
+                if path in known
+            }
+        folder = self._folder(name)
+        uri = self.uri / folder if folder else self.uri
+        return ItemArrays(uri, tree, forms, records, self._context, digests)
 
     def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
         with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
@@ -373,7 +430,9 @@ class CheckpointReader:
 
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""
-        found = self._objects.read(name)
+        kept = self._kept != self.uri and is_kept(name)
+        objects = ObjectStore(self._kept) if kept else self._objects
+        found = objects.read(name)
         if found is None and self._index is not None and name in self._files:
             raise CorruptionError(
                 "a file of the step is missing",
@@ -397,6 +456,21 @@ class CheckpointReader:
                 next_step=NEXT_STEP,
             )
         return data
+
+
+def _own_part(item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
+    """What an item has of the tree in its folder, which may be made into two."""
+    if item in plain.arrays:
+        return dataclasses.replace(tree, arrays=plain.arrays[item], strings={}, empties={})
+    folder = plain.trees[item]
+    others = {
+        array
+        for name, arrays in plain.arrays.items()
+        if plain.trees[name] == folder
+        for array in arrays.values()
+    }
+    rest = {path: array for path, array in tree.arrays.items() if array not in others}
+    return dataclasses.replace(tree, arrays=rest)
 
 
 def _small_files(contents: StepContents | None) -> tuple[ObjectRecord, ...]:

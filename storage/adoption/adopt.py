@@ -1,0 +1,314 @@
+"""List the checkpoints of a folder of plain Orbax in a run, where they lie. Imports no JAX.
+
+Nothing is written, renamed or locked in the folder. Each step is read once; what it holds, and the
+checksums and digests of that, go into the run, which lies beside the folder or wherever the caller
+says. Asked again, it adds what is new, and says what its owner has removed or changed.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, SupportsIndex
+
+import google_crc32c
+
+from cairn.storage.adoption.layouts import find_checkpoints, plain_items
+from cairn.storage.adoption.model_map import ModelMap
+from cairn.storage.adoption.step_reading import read_step, with_model
+from cairn.storage.errors import (
+    CorruptionError,
+    InvalidURIError,
+    NotACheckpointError,
+    NotFoundError,
+    PreconditionFailedError,
+    RunNotFoundError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import (
+    Annotation,
+    Manifest,
+    ObjectRecord,
+    Run,
+    StepInfo,
+    Writer,
+    check_run_name,
+    check_step,
+    default_writer_id,
+    file_places,
+    file_problem,
+    listed_problems,
+    step_dir,
+    sync_folder,
+)
+from cairn.storage.store import (
+    Clock,
+    ContentSum,
+    StoreURI,
+    open_files,
+    parse_uri,
+    read_files,
+    rfc3339,
+    utc_now,
+)
+
+__all__ = ["Adoption", "adopt"]
+
+_SUFFIX: Final = ".cairn"
+_METRICS: Final = "metrics"
+_OTHER: Final = "neither arrays nor JSON; its files belong to the step"
+_REFUSED: Final = (
+    CorruptionError,
+    NotACheckpointError,
+    NotFoundError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
+"""What is wrong with one step; the others are adopted all the same."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What an adoption did.
+
+    Attributes:
+        run: the run that lists the steps.
+        adopted: steps that it lists from now on.
+        kept: steps that it listed before; they are as they were adopted.
+        gone: steps that it lists, and that their owner has removed.
+        problems: steps that their owner has changed, or that could not be adopted, a line for each;
+            it begins with the folder's name.
+        left: what is no step, or none yet, and what was deleted from the run, a line for each.
+    """
+
+    run: StoreURI
+    adopted: tuple[int, ...]
+    kept: tuple[int, ...]
+    gone: tuple[int, ...]
+    problems: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that lies in the folder is listed, as it is."""
+        return not self.problems
+
+
+def adopt(
+    folder: StoreURI | str | os.PathLike[str],
+    run: StoreURI | str | os.PathLike[str] | None = None,
+    *,
+    step: SupportsIndex | None = None,
+    model: ModelMap | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock = utc_now,
+) -> Adoption:
+    """List the checkpoints of a folder that plain Orbax wrote in a run; nothing there is changed.
+
+    Every file and every array is read once. The steps can then be listed, promoted, verified,
+    loaded, exported and forked as others; deleting one removes it from the run alone. A job
+    that saves to the run writes into the run's own folder, after the steps that were adopted.
+
+    Args:
+        folder: a root of steps, such as a CheckpointManager's, or one checkpoint.
+        run: where the run is, or is to be; by default beside the folder, with ".cairn" at its name.
+        step: of a folder that is one checkpoint; by default what its name says, or 0.
+        model: which leaves are those of a model of ours, so that each step has an item "model" that
+            can be exported; all of them must be there. See `cairn.model_map`.
+        progress: called after each step with (steps that were read, steps to read).
+        clock: tells the time.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        NotACheckpointError: there is no checkpoint in it; the error says what there is.
+        InvalidURIError: it is a run or lies in one; or one would lie in the other; or no run can
+            have the default's name.
+        PreconditionFailedError: `run` exists, and is no adoption of this folder.
+        LeaseHeldError: a job writes the run, or another adoption does.
+        UnsoundStoreError: the store of the run does not keep what runs rest on.
+        StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
+    """
+    source = parse_uri(folder)
+    found = find_checkpoints(source, None if step is None else check_step(step))
+    target = _beside(source) if run is None else parse_uri(run)
+    _refuse_overlap(source, target)
+    made = _run(source, target, clock)
+    listed = {info.step: info for info in made.steps()}
+    trashed = {number for number, _ in made.trashed()}
+    latest = max(listed, default=-1)
+    new, problems, left = {}, [], list(found.left)
+    for number, uri in found.steps.items():
+        if number in listed and listed[number].source == str(uri):
+            continue
+        if number in trashed:
+            left.append(f"{uri.name}: deleted from the run")
+        elif number <= latest:
+            problems.append(
+                f"{uri.name}: the run goes on to step {latest}; adopt it into another run"
+            )
+        else:
+            new[number] = uri
+    kept, gone, changed = _looked_at(made, listed.values())
+    adopted = []
+    with ExitStack() as stack:
+        writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
+        stack.callback(writer.close)
+        for number, uri in new.items():
+            try:
+                others = _adopt_step(made, writer, number, uri, model, clock)
+                adopted.append(number)
+                left += [f"{uri.name}: item {name} is {_OTHER}" for name in others]
+            except _REFUSED as exc:
+                problems.append(f"{uri.name}: {exc}")
+            if progress is not None:
+                progress(len(adopted), len(new))
+    return Adoption(
+        made.uri,
+        tuple(adopted),
+        tuple(kept),
+        tuple(gone),
+        tuple(sorted([*changed, *problems])),
+        tuple(sorted(left)),
+    )
+
+
+def _beside(folder: StoreURI) -> StoreURI:
+    if not folder.path:
+        raise InvalidURIError(
+            "no place beside this folder",
+            path=folder,
+            expected="a folder in a bucket or on a disk",
+            found="a bucket",
+            next_step="Say where the run is to be.",
+        )
+    try:
+        return folder.parent / check_run_name(f"{folder.name}{_SUFFIX}")
+    except InvalidURIError as exc:
+        raise InvalidURIError(
+            "no run can have this folder's name",
+            path=folder,
+            expected=exc.expected,
+            found=repr(folder.name),
+            next_step="Say where the run is to be.",
+        ) from exc
+
+
+def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
+    names = [f"{uri}/" for uri in (source, target)]
+    if source.scheme == target.scheme == "file":  # whatever links lead there
+        names = [f"{os.path.realpath(uri.local_path)}/" for uri in (source, target)]
+    if names[0].startswith(names[1]) or names[1].startswith(names[0]):
+        raise InvalidURIError(
+            "not a place for this run",
+            path=target,
+            expected=f"a folder outside of {source}, and not around it",
+            found="one in it, or around it",
+            next_step="Choose a name beside the folder.",
+        )
+
+
+def _run(source: StoreURI, target: StoreURI, clock: Clock) -> Run:
+    """The run that lists the folder's steps, made if there is none."""
+    try:
+        made = Run.open(target, clock=clock)
+    except RunNotFoundError:
+        made = Run.create(target, adopts=str(source), clock=clock)
+    adopts = made.info().adopts
+    if adopts != str(source):
+        raise PreconditionFailedError(
+            "another run is there",
+            path=target,
+            expected=f"no run, or one that adopts {source}",
+            found="one that adopts nothing" if adopts is None else f"one that adopts {adopts}",
+            next_step="Say where the run is to be.",
+            current=made.info(),
+        )
+    return made
+
+
+def _looked_at(run: Run, listed: Iterable[StepInfo]) -> tuple[list[int], list[int], list[str]]:
+    """Steps that are as they were adopted, steps that are gone, and what has changed."""
+    kept, gone, changed = [], [], []
+    for info in listed:
+        if info.source is None:
+            continue
+        objects = run.manifest(info).inline_objects
+        place, *_ = file_places(run.step_uri(info), objects, info.source)
+        entries = {entry.name: entry for entry in open_files(place.folder).walk()}
+        if not entries:
+            gone.append(info.step)
+            continue
+        problems = listed_problems(entries, place.records)
+        records = {
+            record.name: record
+            for record in place.records
+            if record.name not in problems
+            and record.modified_ns != entries[record.name].modified_ns
+        }
+        for read in read_files(place.folder, records):
+            problem = file_problem(records[read.name], read)
+            if problem is not None:
+                problems[read.name] = problem
+        if problems:
+            changed.append(
+                f"{place.folder.name}: changed since it was adopted: "
+                f"{'; '.join(problems[name] for name in sorted(problems))}"
+            )
+        else:
+            kept.append(info.step)
+    return kept, gone, changed
+
+
+def _adopt_step(
+    run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
+) -> tuple[str, ...]:
+    """Read a step, and publish what was read; its items that are no trees and no JSON."""
+    items = plain_items(uri)
+    plain = items.plain.model_copy(update={"source": str(uri)})
+    if model is not None:
+        plain = with_model(uri, plain, model)
+    attempt = writer.claim(step)
+    found = read_step(uri, plain)
+    folder = step_dir(attempt, step)
+    objects = list(found.objects)
+    for name, data in found.digests.items():
+        run.objects.write(f"{folder}/{name}", data)
+        objects.append(_record(name, data))
+    saved = items.committed_ns or found.modified_ns
+    manifest = Manifest(
+        step=step,
+        attempt=attempt,
+        created=rfc3339(clock() if saved is None else datetime.fromtimestamp(saved / 1e9, UTC)),
+        writer=default_writer_id(),
+        items=tuple(sorted({**plain.trees, **plain.json_files})),
+        leaves=found.leaves,
+        objects=tuple(sorted(objects, key=lambda one: one.name)),
+        plain=plain.model_copy(update={"keys": found.keys}),
+        model=None if model is None else model.info,
+    )
+    metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
+    sync_folder(run.uri / folder)
+    writer.publish(manifest, _annotation(metrics))
+    return items.others
+
+
+def _record(name: str, data: bytes) -> ObjectRecord:
+    """Of a file that is to have this content."""
+    content = ContentSum()
+    content.update(data)
+    crc32c = f"{google_crc32c.value(data):08x}"
+    return ObjectRecord(name=name, size=len(data), crc32c=crc32c, content=content.text())
+
+
+def _annotation(metrics: object) -> Annotation | None:
+    """The numbers among what Orbax kept as metrics."""
+    if not isinstance(metrics, dict):
+        return None
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return Annotation.of(None, numbers or None)

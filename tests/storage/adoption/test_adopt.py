@@ -1,0 +1,391 @@
+"""Folders of plain Orbax become runs, and stay as they are."""
+
+import hashlib
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from cairn.storage.adoption import adopt
+from cairn.storage.errors import (
+    CorruptionError,
+    InvalidURIError,
+    NotACheckpointError,
+    NotFoundError,
+    PreconditionFailedError,
+    StepExistsError,
+    StepInUseError,
+    StepNotFoundError,
+)
+from cairn.storage.reading import CheckpointReader, verify_step
+from cairn.storage.runs import (
+    GRACE_SECONDS,
+    Run,
+    best_step,
+    check_run,
+    collect_garbage,
+    delete_step,
+    fork_run,
+    promote_step,
+)
+from cairn.storage.store import ObjectStore, open_files, parse_uri
+from cairn.storage.training import Checkpointer, load
+from tests.plain_orbax import MIXED, READABLE, UNNUMBERED, UNREADABLE, manager
+from tests.storage.stored_runs import SetClock
+
+ADOPTED = {
+    **{name: (make, "") for name, make in READABLE.items()},
+    **{name: (make, "best") for name, make in UNNUMBERED.items()},
+}
+
+
+def everything(folder: Path) -> dict[str, tuple[int, str]]:
+    """Every name below a folder, with the time of its last change and its content's hash."""
+    found = {}
+    for path in (folder, *folder.rglob("*")):
+        content = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[str(path.relative_to(folder))] = (path.stat().st_mtime_ns, content)
+    return found
+
+
+def flip_a_bit(step: Path) -> Path:
+    """In the middle of the largest file."""
+    files = [path for path in step.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 4
+    largest.write_bytes(data)
+    return largest
+
+
+def bits(leaf) -> tuple:
+    array = np.asarray(leaf)
+    return array.shape, array.dtype, array.tobytes()
+
+
+@pytest.mark.parametrize("layout", ADOPTED)
+def test_plain_orbax_is_read_bit_by_bit_and_stays_as_it_was(tmp_path, layout):
+    make, inner = ADOPTED[layout]
+    make(tmp_path / "old", MIXED)
+    folder = tmp_path / "old" / inner
+    before = everything(tmp_path / "old")
+    report = adopt(folder, tmp_path / "adopted")
+    assert report.ok, report.problems
+    assert report.adopted
+    run = Run.open(tmp_path / "adopted")
+    assert [info.step for info in run.steps()] == list(report.adopted)
+    leaves = 0
+    for info in run.steps():
+        manifest = run.manifest(info)
+        found = verify_step(run, info)
+        assert found.ok, found.problems
+        assert found.loads
+        assert not found.extra
+        for item, inside in manifest.plain.trees.items():
+            theirs = ocp.PyTreeCheckpointer().restore(run.orbax_uri(info).local_path + f"/{inside}")
+            expected = without_value(theirs) if layout == "Variables of older Flax" else theirs
+            ours = load(run.uri, {item: expected}, step=info.step)[item]
+            assert jax.tree.structure(ours) == jax.tree.structure(expected)
+            pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True)
+            for one, other in pairs:
+                assert bits(one) == bits(other)
+                leaves += 1
+    assert leaves >= len(run.steps()) * 9
+    assert everything(tmp_path / "old") == before
+
+
+def without_value(tree):
+    match tree:
+        case {"value": value}:
+            return value
+        case dict():
+            return {name: without_value(child) for name, child in tree.items()}
+        case list():
+            return [without_value(child) for child in tree]
+    return tree
+
+
+@pytest.mark.parametrize("layout", ADOPTED)
+def test_a_flipped_bit_in_a_value_is_found_by_verification_and_refused_by_a_load(tmp_path, layout):
+    make, inner = ADOPTED[layout]
+    tree = {"params": {"embed": np.arange(4096, dtype=np.float32).reshape(64, 64)}}
+    make(tmp_path / "old", tree)
+    adopt(tmp_path / "old" / inner, tmp_path / "adopted")
+    run = Run.open(tmp_path / "adopted")
+    info = run.latest()
+    step = Path(run.orbax_uri(info).local_path)
+    largest = flip_a_bit(step)
+    found = verify_step(run, info)
+    assert not found.ok
+    assert any(problem.startswith(str(largest.relative_to(step))) for problem in found.problems)
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    (item,) = [item for item in reader.items() if "params/embed" in reader.leaves(item)]
+    with pytest.raises(CorruptionError):
+        reader.read(item, "params/embed")
+
+
+def test_a_step_that_its_owner_removed_is_named_by_all_who_ask(tmp_path):
+    manager(tmp_path / "old", max_to_keep=None)
+    adopt(tmp_path / "old")
+    run = Run.open(tmp_path / "old.cairn")
+    with ocp.CheckpointManager(tmp_path / "old") as made:
+        made.delete(5)
+    info = run.step(5)
+    (problem, *_) = verify_step(run, info).problems
+    assert "owner has removed" in problem
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=5)
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept, again.gone) == ((), (10,), (5,))
+
+
+def test_adopted_again_a_folder_adds_what_is_new(tmp_path):
+    manager(tmp_path / "old", max_to_keep=None)
+    first = adopt(tmp_path / "old")
+    assert (first.adopted, first.run.name) == ((5, 10), "old.cairn")
+    manager(tmp_path / "old", steps=(15,), max_to_keep=None)
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept, again.ok) == ((15,), (5, 10), True)
+    assert Run.open(first.run).latest_step() == 15
+
+
+def test_a_step_that_its_owner_wrote_anew_is_named_and_not_loaded(tmp_path):
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old")
+    shutil.rmtree(tmp_path / "old" / "10")
+    manager(tmp_path / "old", {"w": np.full((4, 4), 2, np.float32)}, steps=(10,))
+    run = Run.open(tmp_path / "old.cairn")
+    with pytest.raises(CorruptionError, match="not what was adopted"):
+        load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=10)
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept, again.gone, again.ok) == ((), (5,), (), False)
+    assert again.problems[0].startswith("10: changed since it was adopted")
+
+
+def test_a_file_that_was_changed_in_place_is_seen_by_its_time(tmp_path):
+    manager(tmp_path / "old", {"w": np.arange(4096, dtype=np.float32)})
+    adopt(tmp_path / "old")
+    flip_a_bit(tmp_path / "old" / "5")
+    again = adopt(tmp_path / "old")
+    assert again.kept == (10,)
+    assert "crc32c" in again.problems[0]
+
+
+def test_files_that_were_only_touched_are_as_they_were(tmp_path):
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old")
+    for path in (tmp_path / "old").rglob("*"):
+        os.utime(path, ns=(1, 1))
+    again = adopt(tmp_path / "old")
+    assert (again.kept, again.ok) == ((5, 10), True)
+
+
+def test_what_was_not_committed_is_named(tmp_path):
+    READABLE["steps beside one that is not committed"](tmp_path / "old")
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (5,)
+    assert report.left == ("10.orbax-checkpoint-tmp-1700000000: not committed",)
+
+
+def test_two_folders_of_one_step_are_named_and_neither_is_taken(tmp_path):
+    manager(tmp_path / "old")
+    shutil.copytree(tmp_path / "old" / "5", tmp_path / "old" / "ckpt_00005")
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (10,)
+    assert [line.partition(":")[0] for line in report.left] == ["5", "ckpt_00005"]
+
+
+def test_json_and_metrics_go_with_the_step(tmp_path):
+    READABLE["steps of several items"](tmp_path / "old")
+    READABLE["steps with metrics"](tmp_path / "scored")
+    adopt(tmp_path / "old")
+    run = Run.open(tmp_path / "old.cairn")
+    info = run.latest()
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    assert reader.meta() == {"data": {"position": 1}}
+    adopt(tmp_path / "scored")
+    target = {"state": {"w": np.zeros((4, 4), np.float32)}}
+    found = load(tmp_path / "scored.cairn", target, step="best:loss:min")
+    assert found["state"]["w"].sum() == 16
+    assert best_step(Run.open(tmp_path / "scored.cairn"), "loss", "min").step == 5
+
+
+def test_leaves_of_text_are_named_and_their_step_is_not_adopted(tmp_path):
+    ocp.PyTreeCheckpointer().save(tmp_path / "old" / "1", {"w": np.ones(3), "name": "first"})
+    ocp.PyTreeCheckpointer().save(tmp_path / "old" / "2", {"w": np.ones(3)})
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (2,)
+    assert "state/name: text" in report.problems[0]
+
+
+def test_items_that_are_no_trees_belong_to_the_step_and_go_with_a_fork(tmp_path):
+    manager(tmp_path / "old")
+    iterator = tmp_path / "old" / "10" / "iter"
+    iterator.mkdir()
+    (iterator / "process_0-of-1.json").write_text("{}")
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (5, 10)
+    assert report.left == (
+        "10: item iter is neither arrays nor JSON; its files belong to the step",
+    )
+    run = Run.open(report.run)
+    forked = fork_run(run, run.step(10), parse_uri(tmp_path / "fork"), by="me")
+    fork = Run.open(tmp_path / "fork")
+    files = Path(fork.step_uri(forked).local_path)
+    assert (files / "iter" / "process_0-of-1.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("layout", ADOPTED)
+def test_a_fork_of_an_adopted_step_stands_alone_and_plain_orbax_reads_it(tmp_path, layout):
+    make, inner = ADOPTED[layout]
+    make(tmp_path / "old", MIXED)
+    report = adopt(tmp_path / "old" / inner, tmp_path / "adopted")
+    source = Run.open(report.run)
+    info = source.latest()
+    (item, *_) = (trees := source.manifest(info).plain.trees)
+    expected = ocp.PyTreeCheckpointer().restore(
+        source.orbax_uri(info).local_path + f"/{trees[item]}"
+    )
+    forked = fork_run(source, info, parse_uri(tmp_path / "fork"), by="me")
+    shutil.rmtree(tmp_path / "old")
+    shutil.rmtree(tmp_path / "adopted")
+    fork = Run.open(tmp_path / "fork")
+    assert forked.source is None
+    found = verify_step(fork, forked)
+    assert found.ok, found.problems
+    assert check_run(fork).ok
+    plain = ocp.PyTreeCheckpointer().restore(fork.orbax_uri(forked).local_path + f"/{trees[item]}")
+    assert jax.tree.map(bits, plain) == jax.tree.map(bits, expected)
+    target = without_value(expected) if layout == "Variables of older Flax" else expected
+    ours = load(fork.uri, {item: target})[item]
+    assert jax.tree.map(bits, ours) == jax.tree.map(bits, target)
+
+
+def test_a_job_goes_on_in_an_attempt_of_its_own(tmp_path):
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old")
+    before = everything(tmp_path / "old")
+    target = {"state": {"w": jax.numpy.zeros((4, 4))}}
+    with Checkpointer(tmp_path / "old.cairn") as checkpointer:
+        assert checkpointer.latest_step() == 10
+        state = checkpointer.restore(target)
+        with pytest.raises(StepExistsError):
+            checkpointer.save(10, state)
+        checkpointer.save(20, jax.tree.map(lambda leaf: leaf + 1, state)).wait()
+        assert checkpointer.steps() == [5, 10, 20]
+    run = Run.open(tmp_path / "old.cairn")
+    assert run.step(20).attempt > run.step(10).attempt
+    assert run.step(20).source is None
+    assert check_run(run).ok
+    assert everything(tmp_path / "old") == before
+    manager(tmp_path / "old", steps=(15, 30))
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (30,)
+    assert report.problems == ("15: the run goes on to step 20; adopt it into another run",)
+    assert run.latest_step() == 30
+
+
+def test_deleting_an_adopted_step_leaves_its_files(tmp_path):
+    clock = SetClock()
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old", clock=clock)
+    before = everything(tmp_path / "old")
+    run = Run.open(tmp_path / "old.cairn", clock=clock)
+    delete_step(run, run.step(10), by="me", clock=clock)
+    assert run.latest_step() == 5
+    again = adopt(tmp_path / "old", clock=clock)
+    assert (again.adopted, again.kept, again.left) == ((), (5,), ("10: deleted from the run",))
+    clock.now += timedelta(seconds=GRACE_SECONDS + 1)
+    assert [one.step for one in collect_garbage(run, by="me", clock=clock)] == [10]
+    assert run.latest_step() == 5
+    assert everything(tmp_path / "old") == before
+
+
+def test_promotion_holds_an_adopted_step(tmp_path):
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old")
+    run = Run.open(tmp_path / "old.cairn")
+    promote_step(run, 5, "good", by="me", reason="", expect=None)
+    target = {"state": {"w": np.zeros((4, 4), np.float32)}}
+    assert load(f"{tmp_path}/old.cairn@good", target)["state"]["w"].sum() == 16
+    with pytest.raises(StepInUseError):
+        delete_step(run, run.step(5), by="me")
+
+
+def test_what_adopts_nothing_says_what_there_is(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events").write_text("other")
+    READABLE["one step"](tmp_path / "fine")
+    UNREADABLE["steps of the oldest releases"](tmp_path / "oldest")
+    adopt(tmp_path / "fine", tmp_path / "run")
+    refused = [
+        ((tmp_path / "nothing",), NotFoundError, "nothing"),
+        ((tmp_path / "logs",), NotACheckpointError, "events"),
+        ((tmp_path / "run",), InvalidURIError, "a run of Cairn's"),
+        ((tmp_path / "run" / "attempts" / "1",), InvalidURIError, "a folder of the run"),
+        ((tmp_path / "fine", tmp_path / "fine" / "run"), InvalidURIError, "in it"),
+        ((tmp_path / "fine", tmp_path), InvalidURIError, "around it"),
+    ]
+    for arguments, kind, found in refused:
+        with pytest.raises(kind, match=found) as caught:
+            adopt(*arguments)
+        assert caught.value.next_step
+    manager(tmp_path / "another")
+    with pytest.raises(PreconditionFailedError, match="one that adopts"):
+        adopt(tmp_path / "another", tmp_path / "run")
+    report = adopt(tmp_path / "oldest")
+    assert report.adopted == ()
+    assert "first releases" in report.problems[0]
+    assert names(tmp_path / "logs") == ["events"]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_folder_in_a_bucket_is_adopted_and_stays_as_it_was(gcs):
+    bucket = gcs.bucket_uri
+    with ocp.CheckpointManager(f"{bucket}/old") as made:
+        for step in (5, 10):
+            made.save(step, args=ocp.args.StandardSave(MIXED))
+    files = open_files(parse_uri(f"{bucket}/old"))
+    before = files.walk()
+    report = adopt(f"{bucket}/old")
+    assert (report.adopted, report.ok) == ((5, 10), True)
+    run = Run.open(f"{bucket}/old.cairn")
+    expected = ocp.PyTreeCheckpointer().restore(f"{bucket}/old/10/default")
+    ours = load(run.uri, {"state": expected})["state"]
+    assert jax.tree.map(bits, ours) == jax.tree.map(bits, expected)
+    assert verify_step(run, 10).ok
+    assert files.walk() == before
+    files.delete_tree("5")
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        load(run.uri, {"state": expected}, step=5)
+    again = adopt(f"{bucket}/old")
+    assert (again.kept, again.gone) == ((10,), (5,))
+
+
+def test_a_save_in_a_bucket_without_its_marker_is_not_adopted(gcs):
+    bucket = gcs.bucket_uri
+    with ocp.CheckpointManager(f"{bucket}/old") as made:
+        for step in (5, 10):
+            made.save(step, args=ocp.args.StandardSave(MIXED))
+    ObjectStore.open(f"{bucket}/old").delete("10/commit_success.txt")
+    report = adopt(f"{bucket}/old")
+    assert (report.adopted, report.left) == ((5,), ("10: not committed",))
+
+
+def test_a_folder_may_be_on_a_disk_and_its_run_in_a_bucket(gcs, tmp_path):
+    manager(tmp_path / "old", MIXED)
+    report = adopt(tmp_path / "old", f"{gcs.bucket_uri}/runs/old")
+    run = Run.open(report.run)
+    assert [info.step for info in run.steps()] == [5, 10]
+    assert verify_step(run, 10).ok
+    expected = ocp.PyTreeCheckpointer().restore(tmp_path / "old" / "10" / "default")
+    ours = load(run.uri, {"state": expected})["state"]
+    assert jax.tree.map(bits, ours) == jax.tree.map(bits, expected)
