@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import v1
 
-from cairn.storage.adoption import adopt
+from cairn.storage.adoption import adopt, step_reading
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
+    LeaseHeldError,
     NotACheckpointError,
     NotFoundError,
     PreconditionFailedError,
@@ -389,3 +391,118 @@ def test_a_folder_may_be_on_a_disk_and_its_run_in_a_bucket(gcs, tmp_path):
     expected = ocp.PyTreeCheckpointer().restore(tmp_path / "old" / "10" / "default")
     ours = load(run.uri, {"state": expected})["state"]
     assert jax.tree.map(bits, ours) == jax.tree.map(bits, expected)
+
+
+def sharded(shape, spec, dtype="float32"):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    values = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    return jax.device_put(values, jax.NamedSharding(mesh, jax.P(*spec)))
+
+
+SHARDED = {
+    "rows": lambda: sharded((64, 6), ("x",)),
+    "both": lambda: sharded((8, 12, 2), ("x", "y")),
+    "replicated": lambda: sharded((5, 3), ()),
+    "half": lambda: sharded((16, 16), ("x", "y"), "bfloat16"),
+    "fp8": lambda: sharded((16, 4), ("x",), "float8_e4m3fn"),
+    "int4": lambda: sharded((16, 4), ("x",), "int4"),
+    "count": lambda: jax.numpy.zeros((), "int32"),
+    "legacy_key": lambda: jax.random.PRNGKey(3),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"use_zarr3": True}, {"use_ocdbt": False}], ids=str)
+def test_arrays_in_many_chunks_load_in_part_and_on_any_device(tmp_path, options):
+    tree = {name: make() for name, make in SHARDED.items()}
+    handler = ocp.PyTreeCheckpointHandler(**options)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "3", tree)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (3,), report.problems
+    run = Run.open(report.run)
+    info = run.step(3)
+    assert verify_step(run, info).ok
+    records = {leaf.path: leaf for leaf in run.contents(info).leaves}
+    assert records["rows"].chunks[0] < 64
+    on_one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+    for target in (tree, on_one):
+        ours = load(run.uri, {"state": target})["state"]
+        assert jax.tree.map(bits, ours) == jax.tree.map(bits, tree)
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    part = reader.read("state", "both", np.s_[3:7, 5:, 1])
+    assert bits(part) == bits(np.asarray(tree["both"])[3:7, 5:, 1])
+
+
+def test_typed_keys_are_keys_again(tmp_path):
+    tree = {
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(7, impl="rbg"), 3),
+        "w": jax.numpy.ones(3),
+    }
+    with v1.training.Checkpointer(tmp_path / "old") as made:
+        made.save(1, tree)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (1,), report.problems
+    ours = load(report.run, {"state": tree})["state"]
+    for name in ("key", "keys"):
+        assert ours[name].dtype == tree[name].dtype
+        assert bits(jax.random.key_data(ours[name])) == bits(jax.random.key_data(tree[name]))
+    fork_run(Run.open(report.run), Run.open(report.run).latest(), parse_uri(tmp_path / "f"), by="m")
+    again = load(tmp_path / "f", {"state": tree})["state"]
+    assert bits(jax.random.key_data(again["keys"])) == bits(jax.random.key_data(tree["keys"]))
+
+
+def test_damaged_digests_are_found_and_refuse_a_load(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    report = adopt(tmp_path / "old")
+    run = Run.open(report.run)
+    info = run.step(5)
+    (digests,) = Path(run.step_uri(info).local_path).rglob("chunk_digests*")
+    data = digests.read_bytes()
+    digests.write_bytes(data.replace(b'"digests":"', b'"digests":"0', 1)[: len(data)])
+    found = verify_step(run, info)
+    assert [problem.partition(":")[0] for problem in found.problems] == [
+        "state/chunk_digests.process_0.json"
+    ]
+    with pytest.raises(CorruptionError, match="chunk_digests"):
+        load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}})
+
+
+def test_a_step_that_changes_while_it_is_read_is_not_adopted(tmp_path, monkeypatch):
+    manager(tmp_path / "old")
+    digest = step_reading.digest_chunks
+
+    def changed(*arguments):
+        (tmp_path / "old" / "5" / "late").write_text("later")
+        return digest(*arguments)
+
+    monkeypatch.setattr(step_reading, "digest_chunks", changed)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (10,)
+    assert "5: the step was changed while it was read" in report.problems[0]
+    monkeypatch.undo()
+    assert [info.step for info in Run.open(report.run).steps()] == [10]
+
+
+def test_an_adoption_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
+    manager(tmp_path / "old", steps=(1, 2, 3))
+
+    def stop(done, of):
+        assert of == 3
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adopt(tmp_path / "old", progress=stop)
+    report = adopt(tmp_path / "old")
+    assert (report.adopted, report.kept) == ((3,), (1, 2))
+
+
+def test_a_run_that_a_job_writes_is_left_to_it(tmp_path):
+    manager(tmp_path / "old", steps=(1,))
+    report = adopt(tmp_path / "old")
+    manager(tmp_path / "old", steps=(2,))
+    with Checkpointer(report.run) as checkpointer:
+        checkpointer.begin()
+        with pytest.raises(LeaseHeldError):
+            adopt(tmp_path / "old")
+        checkpointer.save(5, {"state": {"w": np.ones(3)}}).wait()
