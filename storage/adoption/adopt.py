@@ -24,12 +24,14 @@ from cairn.storage.errors import (
     NotFoundError,
     PreconditionFailedError,
     RunNotFoundError,
+    StoreUnavailableError,
     TreeMismatchError,
     UnsupportedFormatError,
 )
 from cairn.storage.runs import (
     Annotation,
     Manifest,
+    ModelInfo,
     ObjectRecord,
     Run,
     StepInfo,
@@ -61,6 +63,7 @@ _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
 _REFUSED: Final = (
     CorruptionError,
+    InvalidURIError,
     NotACheckpointError,
     NotFoundError,
     TreeMismatchError,
@@ -125,7 +128,8 @@ def adopt(
         NotACheckpointError: there is no checkpoint in it; the error says what there is.
         InvalidURIError: it is a run or lies in one; or one would lie in the other; or no run can
             have the default's name.
-        PreconditionFailedError: `run` exists, and is no adoption of this folder.
+        PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
+            another model.
         LeaseHeldError: a job writes the run, or another adoption does.
         UnsoundStoreError: the store of the run does not keep what runs rest on.
         StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
@@ -134,9 +138,21 @@ def adopt(
     found = find_checkpoints(source, None if step is None else check_step(step))
     target = _beside(source) if run is None else parse_uri(run)
     _refuse_overlap(source, target)
-    made = _run(source, target, clock)
+    try:
+        made = _run(source, target, clock)
+    except StoreUnavailableError as exc:
+        if run is not None:
+            raise
+        raise StoreUnavailableError(
+            "no run can be made beside this folder",
+            path=target,
+            expected="a place that can be written",
+            found=str(exc),
+            next_step="Say where the run is to be.",
+        ) from exc
     listed = {info.step: info for info in made.steps()}
     trashed = {number for number, _ in made.trashed()}
+    aside = {number for number, _ in made.published()}
     latest = max(listed, default=-1)
     new, problems, left = {}, [], list(found.left)
     for number, uri in found.steps.items():
@@ -144,13 +160,15 @@ def adopt(
             continue
         if number in trashed:
             left.append(f"{uri.name}: deleted from the run")
+        elif number in aside and number not in listed:
+            left.append(f"{uri.name}: set aside in the run, which went back before it")
         elif number <= latest:
             problems.append(
                 f"{uri.name}: the run goes on to step {latest}; adopt it into another run"
             )
         else:
             new[number] = uri
-    kept, gone, changed = _looked_at(made, listed.values())
+    kept, gone, changed = _looked_at(made, listed.values(), None if model is None else model.info)
     adopted = []
     with ExitStack() as stack:
         writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
@@ -228,14 +246,30 @@ def _run(source: StoreURI, target: StoreURI, clock: Clock) -> Run:
     return made
 
 
-def _looked_at(run: Run, listed: Iterable[StepInfo]) -> tuple[list[int], list[int], list[str]]:
-    """Steps that are as they were adopted, steps that are gone, and what has changed."""
+def _looked_at(
+    run: Run, listed: Iterable[StepInfo], model: ModelInfo | None
+) -> tuple[list[int], list[int], list[str]]:
+    """Steps that are as they were adopted, steps that are gone, and what has changed.
+
+    Raises:
+        PreconditionFailedError: they were adopted with another model, or with none.
+    """
     kept, gone, changed = [], [], []
     for info in listed:
         if info.source is None:
             continue
-        objects = run.manifest(info).inline_objects
-        place, *_ = file_places(run.step_uri(info), objects, info.source)
+        manifest = run.manifest(info)
+        if manifest.model != model:
+            raise PreconditionFailedError(
+                "adopted with another model",
+                path=run.uri,
+                expected=f"the config and the map that step {info.step} was adopted with"
+                if manifest.model is not None
+                else f"no config and no map, as for step {info.step}",
+                found="none" if model is None else f"those of a {model.model_type}",
+                next_step="Give the same, or adopt the folder into another run.",
+            )
+        place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
         entries = {entry.name: entry for entry in open_files(place.folder).walk()}
         if not entries:
             gone.append(info.step)

@@ -6,13 +6,18 @@ names tell nothing else: what a step holds is read in its folders.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cairn.storage.arrays import JSON_FILES, STEP_METADATA, TREE_METADATA
+from cairn.storage.arrays import (
+    JSON_FILES,
+    STEP_METADATA,
+    TREE_METADATA,
+    parse_json_object,
+    parse_step_metadata,
+)
 from cairn.storage.errors import (
     InvalidURIError,
     NotACheckpointError,
@@ -121,12 +126,14 @@ def plain_items(step: StoreURI) -> PlainItems:
 
     Raises:
         NotACheckpointError: it has no tree that can be read.
-        UnsupportedFormatError: it is of the first releases, with all leaves in one file.
+        UnsupportedFormatError: it is of the first releases, with all leaves in one file; or Cairn
+            has saved it.
     """
+    committed_ns = _committed_ns(step)
     files = open_files(step)
     entries = files.list()
     if any(entry.name == TREE_METADATA for entry in entries):
-        return PlainItems(PlainStep(trees={_ONE_TREE: ""}), (), _committed_ns(step))
+        return PlainItems(PlainStep(trees={_ONE_TREE: ""}), (), committed_ns)
     trees: list[str] = []
     json_files: dict[str, str] = {}
     old, others = [], []
@@ -161,7 +168,7 @@ def plain_items(step: StoreURI) -> PlainItems:
         trees={_ONE_TREE if renamed and name in _UNNAMED else name: name for name in trees},
         json_files=json_files,
     )
-    return PlainItems(plain, tuple(others), _committed_ns(step))
+    return PlainItems(plain, tuple(others), committed_ns)
 
 
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
@@ -179,37 +186,49 @@ def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
     folders = [entry.name for entry in entries if entry.is_dir]
     if not _NUMBERED.fullmatch(folder.name) or any(map(_NUMBERED.fullmatch, folders)):
         return False
-    return _any_there(folder, (f"{name}/{TREE_METADATA}" for name in folders))
+    return any(TREE_METADATA in _names(folder / name) for name in folders)
 
 
 def _is_checkpoint(folder: StoreURI) -> bool:
-    """Whether a folder holds a tree, or items that do."""
-    if _any_there(folder, (STEP_METADATA, TREE_METADATA, _OLD_LEAVES)):
+    """Whether a folder holds a tree, or items that do. Judged by names: files may be large."""
+    entries = open_files(folder).list()
+    if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True
-    inner = [entry.name for entry in open_files(folder).list() if entry.is_dir]
-    return _any_there(
-        folder, (f"{name}/{file}" for name in inner for file in (TREE_METADATA, _OLD_LEAVES))
-    )
+    inner = (entry.name for entry in entries if entry.is_dir)
+    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in inner)
 
 
-def _any_there(folder: StoreURI, names: Iterable[str]) -> bool:
-    found = ObjectStore.open(folder).read_many(list(names))
-    return any(value is not None for value in found.values())
+def _names(folder: StoreURI) -> set[str]:
+    return {entry.name for entry in open_files(folder).list()}
 
 
 def _is_committed(step: StoreURI) -> bool:
     """As Orbax judges it: on a disk a step has its name once it is whole, elsewhere a marker."""
     if step.scheme == "file":
         return _TEMPORARY not in step.name
-    return _any_there(step, (COMMIT_FILE,))
+    return COMMIT_FILE in _names(step)
 
 
 def _committed_ns(step: StoreURI) -> int | None:
+    """When a step was committed, as far as Orbax says it.
+
+    Raises:
+        UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.
+    """
     found = ObjectStore.open(step).read(STEP_METADATA)
-    with contextlib.suppress(ValueError, AttributeError):
-        told = None if found is None else json.loads(found.value).get(_COMMITTED_AT)
-        return told if isinstance(told, int) and told > 0 else None
-    return None
+    if found is None:
+        return None
+    path = step / STEP_METADATA
+    if parse_step_metadata(found.value, path=path).ours:
+        raise UnsupportedFormatError(
+            "a step that Cairn has saved",
+            path=path,
+            expected="one that plain Orbax has saved",
+            found="a copy without its run",
+            next_step="Copy the run as a whole, or fork the step there.",
+        )
+    told = parse_json_object(found.value, path=path).get(_COMMITTED_AT)
+    return told if isinstance(told, int) and told > 0 else None
 
 
 def _refuse_runs(folder: StoreURI) -> None:

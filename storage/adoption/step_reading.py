@@ -4,6 +4,7 @@ Memory is bounded: a few pieces of whole chunks are held at a time, whatever the
 chunk is as large as whoever saved the step has made it. Imports no JAX.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ MODEL_ITEM: Final = "model"
 
 _THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _PIECES_AT_ONCE: Final = 2 * _THREADS
+_LARGE_BYTES: Final = 64 << 20
+"""Chunks that are larger are read one at a time."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,11 @@ class _Leaf(NamedTuple):
     digests: np.ndarray[Any, np.dtype[np.uint64]]
     boxes: Iterator[Box]
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a whole chunk."""
+        return math.prod(self.info.chunks or ()) * self.info.dtype.itemsize
+
 
 def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str]:
     """The leaves of a tree that are typed PRNG keys, by path: the implementation of each."""
@@ -236,9 +244,10 @@ def _leaves(
         try:
             for leaf in stored:
                 for box in leaf.boxes:
-                    under_way.append(pool.submit(_digest, arrays, leaf, box))
-                    if len(under_way) >= _PIECES_AT_ONCE:
+                    most = _PIECES_AT_ONCE if leaf.chunk_bytes <= _LARGE_BYTES else 1
+                    while len(under_way) >= most:
                         under_way.popleft().result()
+                    under_way.append(pool.submit(_digest, arrays, leaf, box))
             while under_way:
                 under_way.popleft().result()
         finally:

@@ -218,6 +218,11 @@ class CheckpointReader:
         """Of the JSON item, as the save recorded it; None if it did not."""
         return self._step.meta_digest
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether plain Orbax has saved the step, so that any item may be a tree."""
+        return self._plain is not None
+
     def names(self) -> list[str]:
         """Names of all items, those of JSON too."""
         return sorted(self._names)

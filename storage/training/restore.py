@@ -495,7 +495,8 @@ def _manifest_of(step_uri: StoreURI) -> Manifest | None:
 
 
 def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
-    arrays = None if item == META_ITEM else reader.arrays(item)
+    is_json = item == META_ITEM and not reader.is_adopted
+    arrays = None if is_json else reader.arrays(item)
     if arrays is None:
         raise NotFoundError(
             "no such item",

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import v1
 
-from cairn.storage.adoption import adopt, step_reading
+from cairn.storage.adoption import ModelMap, adopt, step_reading
 from cairn.storage.errors import (
     CorruptionError,
     InvalidURIError,
@@ -23,10 +23,12 @@ from cairn.storage.errors import (
     StepExistsError,
     StepInUseError,
     StepNotFoundError,
+    StoreUnavailableError,
 )
 from cairn.storage.reading import CheckpointReader, verify_step
 from cairn.storage.runs import (
     GRACE_SECONDS,
+    ModelInfo,
     Run,
     best_step,
     check_run,
@@ -34,6 +36,7 @@ from cairn.storage.runs import (
     delete_step,
     fork_run,
     promote_step,
+    roll_back,
 )
 from cairn.storage.store import ObjectStore, open_files, parse_uri
 from cairn.storage.training import Checkpointer, load
@@ -506,3 +509,69 @@ def test_a_run_that_a_job_writes_is_left_to_it(tmp_path):
         with pytest.raises(LeaseHeldError):
             adopt(tmp_path / "old")
         checkpointer.save(5, {"state": {"w": np.ones(3)}}).wait()
+
+
+def test_steps_that_the_run_went_back_before_stay_aside(tmp_path):
+    manager(tmp_path / "old")
+    report = adopt(tmp_path / "old")
+    run = Run.open(report.run)
+    roll_back(run, run.step(5), by="me")
+    again = adopt(tmp_path / "old")
+    assert again.left == ("10: set aside in the run, which went back before it",)
+    assert run.latest_step() == 5
+
+
+def test_a_tree_may_have_the_name_of_our_json(tmp_path):
+    with v1.training.Checkpointer(tmp_path / "old") as made:
+        made.save_checkpointables(5, {"meta": {"a": 1}, "state": {"w": np.ones(3)}})
+    report = adopt(tmp_path / "old")
+    found = load(report.run, {"meta": {"a": 0}, "state": {"w": np.zeros(3)}})
+    assert found["meta"] == {"a": 1}
+
+
+def test_steps_that_cairn_saved_are_not_taken_from_a_copy_without_their_run(tmp_path):
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"state": {"w": np.ones(3)}}).wait()
+    shutil.copytree(tmp_path / "run" / "attempts" / "1", tmp_path / "copy")
+    report = adopt(tmp_path / "copy")
+    assert report.adopted == ()
+    assert "a step that Cairn has saved" in report.problems[0]
+
+
+@pytest.mark.parametrize("key", ["with space", "a/b", "ünï", "a#b", "%41", "c", "d", "5"])
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_keys_of_any_kind_are_read_or_named(tmp_path, key, use_ocdbt):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    tree = {"params": {key: {"w": np.arange(3.0)}}, key: np.arange(4)}
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", tree)
+    report = adopt(tmp_path / "old")
+    if report.adopted:
+        ours = load(report.run, {"state": tree})["state"]
+        assert jax.tree.map(bits, ours) == jax.tree.map(bits, tree)
+        assert verify_step(Run.open(report.run), 1).ok
+    else:
+        assert report.problems
+        assert not use_ocdbt
+
+
+def test_where_the_store_refuses_the_run_the_error_says_how_to_go_on(gcs):
+    with ocp.CheckpointManager(f"{gcs.bucket_uri}/old") as made:
+        made.save(5, args=ocp.args.StandardSave(MIXED))
+    refused = {"status": 403, "operation": "upload", "name": "old.cairn/run.json"}
+    gcs.faults.add("status", count=None, **refused)
+    with pytest.raises(StoreUnavailableError, match="beside this folder") as caught:
+        adopt(f"{gcs.bucket_uri}/old")
+    assert "where the run is to be" in caught.value.next_step
+
+
+def test_another_model_than_before_is_refused(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    rules = {r"state/w": "kernel"}
+    model = ModelMap(ModelInfo(model_type="tiny"), {"kernel": (4, 4)}, rules)
+    report = adopt(tmp_path / "old", model=model)
+    assert Run.open(report.run).manifest(Run.open(report.run).latest()).items == ("model",)
+    manager(tmp_path / "old", steps=(10,))
+    for other in (None, ModelMap(ModelInfo(model_type="other"), {"kernel": (4, 4)}, rules)):
+        with pytest.raises(PreconditionFailedError, match="adopted with another model"):
+            adopt(tmp_path / "old", model=other)
+    assert adopt(tmp_path / "old", model=model).adopted == (10,)
