@@ -44,6 +44,8 @@ _ONE_TREE: Final = "state"
 _METRICS: Final = ("metrics", "metrics/metrics")
 _COMMITTED_AT: Final = "commit_timestamp_nsecs"
 _NAMED_IN_ERRORS: Final = 8
+_EASYDEL: Final = "easydel-model.parameters"
+"""The weights in a folder of an older EasyDeL's, which is no checkpoint of Orbax."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +253,14 @@ def _refuse_runs(folder: StoreURI) -> None:
 
 def _no_checkpoints(folder: StoreURI, names: Iterable[str]) -> NotACheckpointError:
     known = sorted(names)
+    next_step = "Give the folder that Orbax was given, or one step of it."
+    if _EASYDEL in known:
+        next_step = "EasyDeLState.from_pretrained reads the weights; save that state to a run."
     more = ", …" if len(known) > _NAMED_IN_ERRORS else ""
     return NotACheckpointError(
         "nothing to adopt",
         path=folder,
         expected=f"a checkpoint of Orbax, or a folder of them: folders with {TREE_METADATA}",
         found=f"{', '.join(known[:_NAMED_IN_ERRORS])}{more}" or "nothing",
-        next_step="Give the folder that Orbax was given, or one step of it.",
+        next_step=next_step,
     )
