@@ -116,6 +116,31 @@ def undescribed_steps(folder: Path, tree: Tree = TREE) -> None:
             path.unlink()
 
 
+def of_an_older_release(folder: Path) -> None:
+    """Without what older releases did not say of a tree, nor of a step."""
+    for path in folder.rglob("_METADATA"):
+        described = json.loads(path.read_text())
+        for name in ("use_ocdbt", "custom_metadata", "store_array_data_equal_to_fill_value"):
+            described.pop(name, None)
+        path.write_text(json.dumps(described))
+    for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_sharding"):
+        for path in folder.rglob(name):
+            path.unlink()
+
+
+def older_trees(folder: Path, tree: Tree = TREE) -> None:
+    for step in (5, 10):
+        ocp.PyTreeCheckpointer().save(folder / f"checkpoint_{step}", tree)
+    of_an_older_release(folder)
+
+
+def older_trees_of_small_files(folder: Path, tree: Tree = TREE) -> None:
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    for step in (5, 10):
+        ocp.Checkpointer(handler).save(folder / f"checkpoint_{step}", tree)
+    of_an_older_release(folder)
+
+
 def variables(folder: Path, tree: Tree = TREE) -> None:
     """As older Flax saved an `nnx.State`: a "value" below each Variable."""
 
@@ -167,6 +192,8 @@ READABLE: Final[dict[str, Callable[..., Any]]] = {
     "steps of zarr 3 without items": steps_of_zarr3,
     "steps of flax.training": flax_checkpoints,
     "steps that nothing describes": undescribed_steps,
+    "older trees": older_trees,
+    "older trees of small files": older_trees_of_small_files,
     "steps beside one that is not committed": with_uncommitted,
     "Variables of older Flax": variables,
     "one tree": one_tree,

@@ -5,6 +5,7 @@ checksums and digests of that, go into the run, which lies beside the folder or 
 says. Asked again, it adds what is new, and says what its owner has removed or changed.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
-from cairn.storage.adoption.layouts import find_checkpoints, plain_items
+from cairn.storage.adoption.layouts import FolderContents, find_checkpoints, plain_items
 from cairn.storage.adoption.model_map import ModelMap
 from cairn.storage.adoption.step_reading import read_step, with_model
 from cairn.storage.errors import (
@@ -135,9 +136,14 @@ def adopt(
         StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
     """
     source = parse_uri(folder)
-    found = find_checkpoints(source, None if step is None else check_step(step))
     target = _beside(source) if run is None else parse_uri(run)
     _refuse_overlap(source, target)
+    try:
+        found = find_checkpoints(source, None if step is None else check_step(step))
+    except (NotFoundError, NotACheckpointError):
+        if not _adopts(target, source):
+            raise
+        found = FolderContents({}, ())  # its owner has removed all
     try:
         made = _run(source, target, clock)
     except StoreUnavailableError as exc:
@@ -151,12 +157,13 @@ def adopt(
             next_step="Say where the run is to be.",
         ) from exc
     listed = {info.step: info for info in made.steps()}
+    known = {info.source for info in listed.values()}
     trashed = {number for number, _ in made.trashed()}
     aside = {number for number, _ in made.published()}
     latest = max(listed, default=-1)
     new, problems, left = {}, [], list(found.left)
     for number, uri in found.steps.items():
-        if number in listed and listed[number].source == str(uri):
+        if str(uri) in known:
             continue
         if number in trashed:
             left.append(f"{uri.name}: deleted from the run")
@@ -225,6 +232,13 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
             found="one in it, or around it",
             next_step="Choose a name beside the folder.",
         )
+
+
+def _adopts(run: StoreURI, source: StoreURI) -> bool:
+    """Whether there is a run that lists the folder's steps."""
+    with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
+        return Run.open(run).info().adopts == str(source)
+    return False
 
 
 def _run(source: StoreURI, target: StoreURI, clock: Clock) -> Run:

@@ -101,13 +101,13 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
     if step is not None or names & {TREE_METADATA, STEP_METADATA} or _is_old_step(folder, entries):
         return _one(folder, step)
     steps: dict[int, list[str]] = {}
-    left = []
+    left, others = [], []
     for name in (entry.name for entry in entries if entry.is_dir):
         numbered = _NUMBERED.fullmatch(name)
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
         elif not _is_checkpoint(folder / name):
-            continue
+            others += [f"{name}: no checkpoint of Orbax"] * (numbered is not None)
         elif numbered is None:
             left.append(f"{name}: a checkpoint without a number; adopt that folder by itself")
         elif not _is_committed(folder / name):
@@ -118,9 +118,9 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
         if len(same) > 1:
             left += [f"{name}: one of {len(same)} folders of step {number}" for name in same]
     found = {number: folder / same[0] for number, same in sorted(steps.items()) if len(same) == 1}
-    if not found and not left:
-        raise _no_checkpoints(folder, names)
-    return FolderContents(found, tuple(sorted(left)))
+    if not found:
+        raise _no_checkpoints(folder, names, left)
+    return FolderContents(found, tuple(sorted([*left, *others])))
 
 
 def plain_items(step: StoreURI) -> PlainItems:
@@ -176,7 +176,7 @@ def plain_items(step: StoreURI) -> PlainItems:
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
     """The folder is one checkpoint itself."""
     if not _is_committed(folder):
-        return FolderContents({}, (f"{folder.name}: not committed",))
+        raise _no_checkpoints(folder, _names(folder), [f"{folder.name}: not committed"])
     numbered = _NUMBERED.fullmatch(folder.name)
     if step is None:
         step = int(numbered[1]) if numbered else 0
@@ -251,7 +251,9 @@ def _refuse_runs(folder: StoreURI) -> None:
         at = at.parent
 
 
-def _no_checkpoints(folder: StoreURI, names: Iterable[str]) -> NotACheckpointError:
+def _no_checkpoints(
+    folder: StoreURI, names: Iterable[str], problems: Iterable[str] = ()
+) -> NotACheckpointError:
     known = sorted(names)
     next_step = "Give the folder that Orbax was given, or one step of it."
     if _EASYDEL in known:
@@ -263,4 +265,5 @@ def _no_checkpoints(folder: StoreURI, names: Iterable[str]) -> NotACheckpointErr
         expected=f"a checkpoint of Orbax, or a folder of them: folders with {TREE_METADATA}",
         found=f"{', '.join(known[:_NAMED_IN_ERRORS])}{more}" or "nothing",
         next_step=next_step,
+        problems=sorted(problems),
     )

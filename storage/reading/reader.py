@@ -23,6 +23,7 @@ import tensorstore as ts
 from cairn.storage.arrays import (
     FILE_PREFIX,
     JSON_FILES,
+    MANIFEST_FILE,
     META_ITEM,
     STEP_METADATA,
     STRINGS_FILE,
@@ -411,7 +412,7 @@ class CheckpointReader:
         files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
         digests = functools.partial(self._digests_in, files) if files else None
         if self._plain is not None:
-            tree = _own_part(name, tree.without_variables(), self._plain)
+            tree = self._plain_tree(name, tree, self._plain)
             keys = self._plain.keys.get(name, {})
             known = records or {}
             forms = {
@@ -422,6 +423,38 @@ class CheckpointReader:
         folder = self._folder(name)
         uri = self.uri / folder if folder else self.uri
         return ItemArrays(uri, tree, forms, records, self._context, digests)
+
+    def _plain_tree(self, item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
+        """What an adopted item has of the tree in its folder, which may be made into two.
+
+        Raises:
+            CorruptionError: the tree does not have it.
+        """
+        folder = plain.trees[item]
+        name = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
+        # Older releases did not say how arrays are stored.
+        tree = dataclasses.replace(tree, ocdbt=self._objects.read(name) is not None)
+        own = plain.arrays.get(item)
+        if own is not None:
+            unknown = sorted({*own.values()} - {*tree.arrays.values()})
+            if unknown:
+                raise CorruptionError(
+                    "arrays that the step does not have",
+                    path=self.uri / folder if folder else self.uri,
+                    expected="arrays that Orbax's metadata names",
+                    found=", ".join(unknown[:5]),
+                    next_step=NEXT_STEP,
+                )
+            return dataclasses.replace(tree, arrays=own, strings={}, empties={})
+        tree = tree.without_variables()
+        others = {
+            array
+            for other, arrays in plain.arrays.items()
+            if plain.trees[other] == folder
+            for array in arrays.values()
+        }
+        rest = {path: array for path, array in tree.arrays.items() if array not in others}
+        return dataclasses.replace(tree, arrays=rest)
 
     def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
         with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
@@ -461,21 +494,6 @@ class CheckpointReader:
                 next_step=NEXT_STEP,
             )
         return data
-
-
-def _own_part(item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
-    """What an item has of the tree in its folder, which may be made into two."""
-    if item in plain.arrays:
-        return dataclasses.replace(tree, arrays=plain.arrays[item], strings={}, empties={})
-    folder = plain.trees[item]
-    others = {
-        array
-        for name, arrays in plain.arrays.items()
-        if plain.trees[name] == folder
-        for array in arrays.values()
-    }
-    rest = {path: array for path, array in tree.arrays.items() if array not in others}
-    return dataclasses.replace(tree, arrays=rest)
 
 
 def _small_files(contents: StepContents | None) -> tuple[ObjectRecord, ...]:

@@ -335,7 +335,7 @@ def read_meta(step: Step) -> dict[str, Any]:
             path=reader.uri,
             expected=f"an item {META_ITEM!r}",
             found=f"items {', '.join(reader.names())}",
-            next_step="Load another step; plain Orbax reads the arrays of this one.",
+            next_step="Load another step; `cairn.load` reads the arrays of this one.",
         )
     meta = reader.meta()
     found = sha256_of(canonical_json(meta))

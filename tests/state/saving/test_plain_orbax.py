@@ -10,11 +10,12 @@ import pytest
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
-from cairn.storage.errors import InvalidURIError
+from cairn.storage.adoption import adopt
+from cairn.storage.errors import InvalidURIError, NotFoundError
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.save_policy import SavePolicy
-from tests.plain_orbax import LAYOUTS
+from tests.plain_orbax import LAYOUTS, manager
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -60,3 +61,15 @@ def test_folders_of_other_things_do_not_keep_a_run_from_beginning(tmp_path):
         (tmp_path / "run" / name / "events").write_text("other")
     state().save_state(str(tmp_path / "run"), step=1, verbose=False).wait()
     assert Run.open(tmp_path / "run").latest_step() == 1
+
+
+def test_an_adopted_step_that_save_state_did_not_write_says_how_it_is_loaded(tmp_path):
+    manager(tmp_path / "old")
+    run = str(adopt(tmp_path / "old").run)
+    for load_it in (
+        lambda: EasyDeLState.load_state(run),
+        lambda: EasyDeLState.load_or_create(run, never),
+        lambda: TrainState.load_state(run, state()),
+    ):
+        with pytest.raises(NotFoundError, match=r"cairn\.load"):
+            load_it()

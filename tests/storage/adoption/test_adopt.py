@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from orbax.checkpoint import v1
 
 from cairn.storage.adoption import ModelMap, adopt, step_reading
@@ -346,6 +347,13 @@ def test_what_adopts_nothing_says_what_there_is(tmp_path):
     report = adopt(tmp_path / "oldest")
     assert report.adopted == ()
     assert "first releases" in report.problems[0]
+    UNNUMBERED["folders of trees"](tmp_path / "trees")
+    with pytest.raises(NotACheckpointError) as caught:
+        adopt(tmp_path / "trees")
+    assert caught.value.problems == (
+        "best: a checkpoint without a number; adopt that folder by itself",
+    )
+    assert not (tmp_path / "trees.cairn").exists()
     assert names(tmp_path / "logs") == ["events"]
 
 
@@ -575,3 +583,45 @@ def test_another_model_than_before_is_refused(tmp_path):
         with pytest.raises(PreconditionFailedError, match="adopted with another model"):
             adopt(tmp_path / "old", model=other)
     assert adopt(tmp_path / "old", model=model).adopted == (10,)
+
+
+def test_a_module_is_filled_from_what_older_flax_saved(tmp_path):
+    saved = nnx.Linear(4, 8, rngs=nnx.Rngs(1))
+    tree = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(saved)))
+    READABLE["Variables of older Flax"](tmp_path / "old", tree)
+    report = adopt(tmp_path / "old")
+    filled = load(report.run, {"state": nnx.Linear(4, 8, rngs=nnx.Rngs(2))})["state"]
+    assert isinstance(filled, nnx.Linear)
+    assert bits(filled.kernel[...]) == bits(saved.kernel[...])
+    assert bits(filled.bias[...]) == bits(saved.bias[...])
+
+
+def test_a_chunk_that_is_damaged_before_its_adoption_is_named(tmp_path):
+    manager(tmp_path / "old", {"w": np.arange(4096, dtype=np.float32)})
+    flip_a_bit(tmp_path / "old" / "5")
+    for path in (tmp_path / "old" / "10").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    report = adopt(tmp_path / "old")
+    assert 10 not in report.adopted
+    assert any(line.startswith("10: stored data of a leaf") for line in report.problems)
+
+
+def test_a_folder_whose_owner_removed_all_is_told_as_gone(tmp_path):
+    manager(tmp_path / "old")
+    adopt(tmp_path / "old")
+    shutil.rmtree(tmp_path / "old")
+    assert adopt(tmp_path / "old").gone == (5, 10)
+
+
+def test_one_checkpoint_keeps_the_step_that_it_was_given(tmp_path):
+    READABLE["one tree"](tmp_path / "best")
+    assert adopt(tmp_path / "best", step=4000).adopted == (4000,)
+    again = adopt(tmp_path / "best")
+    assert (again.adopted, again.kept, again.ok) == ((), (4000,), True)
+
+
+def test_numbered_folders_of_other_things_are_named(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    (tmp_path / "old" / "7").mkdir()
+    (tmp_path / "old" / "7" / "events").write_text("other")
+    assert adopt(tmp_path / "old").left == ("7: no checkpoint of Orbax",)
