@@ -114,6 +114,7 @@ def adopt(
     Every file and every array is read once. The steps can then be listed, promoted, verified,
     loaded, exported and forked as others; deleting one removes it from the run alone. A job
     that saves to the run writes into the run's own folder, after the steps that were adopted.
+    Of several processes one calls this.
 
     Args:
         folder: a root of steps, such as a CheckpointManager's, or one checkpoint.
@@ -121,7 +122,7 @@ def adopt(
         step: of a folder that is one checkpoint; by default what its name says, or 0.
         model: which leaves are those of a model of ours, so that each step has an item "model" that
             can be exported; all of them must be there. See `cairn.model_map`.
-        progress: called after each step with (steps that were read, steps to read).
+        progress: called after each step with (steps that were looked at, steps that are new).
         clock: tells the time.
 
     Raises:
@@ -138,49 +139,16 @@ def adopt(
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
     _refuse_overlap(source, target)
-    try:
-        found = find_checkpoints(source, None if step is None else check_step(step))
-    except (NotFoundError, NotACheckpointError):
-        if not _adopts(target, source):
-            raise
-        found = FolderContents({}, ())  # its owner has removed all
-    try:
-        made = _run(source, target, clock)
-    except StoreUnavailableError as exc:
-        if run is not None:
-            raise
-        raise StoreUnavailableError(
-            "no run can be made beside this folder",
-            path=target,
-            expected="a place that can be written",
-            found=str(exc),
-            next_step="Say where the run is to be.",
-        ) from exc
-    listed = {info.step: info for info in made.steps()}
-    known = {info.source for info in listed.values()}
-    trashed = {number for number, _ in made.trashed()}
-    aside = {number for number, _ in made.published()}
-    latest = max(listed, default=-1)
-    new, problems, left = {}, [], list(found.left)
-    for number, uri in found.steps.items():
-        if str(uri) in known:
-            continue
-        if number in trashed:
-            left.append(f"{uri.name}: deleted from the run")
-        elif number in aside and number not in listed:
-            left.append(f"{uri.name}: set aside in the run, which went back before it")
-        elif number <= latest:
-            problems.append(
-                f"{uri.name}: the run goes on to step {latest}; adopt it into another run"
-            )
-        else:
-            new[number] = uri
-    kept, gone, changed = _looked_at(made, listed.values(), None if model is None else model.info)
+    found = _checkpoints(source, target, None if step is None else check_step(step))
+    made = _run(source, target, is_default=run is None, clock=clock)
+    listed = made.steps()
+    kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)
+    new, refused, left = _sorted_out(made, listed, found)
     adopted = []
     with ExitStack() as stack:
         writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
         stack.callback(writer.close)
-        for number, uri in new.items():
+        for count, (number, uri) in enumerate(new.items(), 1):
             try:
                 others = _adopt_step(made, writer, number, uri, model, clock)
                 adopted.append(number)
@@ -188,15 +156,52 @@ def adopt(
             except _REFUSED as exc:
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
-                progress(len(adopted), len(new))
+                progress(count, len(new))
     return Adoption(
         made.uri,
         tuple(adopted),
         tuple(kept),
         tuple(gone),
-        tuple(sorted([*changed, *problems])),
+        tuple(sorted([*problems, *refused])),
         tuple(sorted(left)),
     )
+
+
+def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
+    """What lies in the folder; nothing, if it has been adopted and its owner has removed all."""
+    try:
+        return find_checkpoints(source, step)
+    except (NotFoundError, NotACheckpointError):
+        with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
+            if Run.open(run).info().adopts == str(source):
+                return FolderContents({}, ())
+        raise
+
+
+def _sorted_out(
+    run: Run, listed: list[StepInfo], found: FolderContents
+) -> tuple[dict[int, StoreURI], list[str], list[str]]:
+    """Steps that are new, those that the run can't take, and what is left, a line for each."""
+    sources = {info.source for info in listed}
+    numbers = {info.step for info in listed}
+    deleted = {number for number, _ in run.trashed()}
+    aside = {number for number, _ in run.published()} - numbers
+    latest = max(numbers, default=-1)
+    new, refused, left = {}, [], list(found.left)
+    for number, uri in found.steps.items():
+        if str(uri) in sources:
+            continue
+        if number in deleted:
+            left.append(f"{uri.name}: deleted from the run")
+        elif number in aside:
+            left.append(f"{uri.name}: set aside in the run, which went back before it")
+        elif number <= latest:
+            refused.append(
+                f"{uri.name}: the run goes on to step {latest}; adopt it into another run"
+            )
+        else:
+            new[number] = uri
+    return new, refused, left
 
 
 def _beside(folder: StoreURI) -> StoreURI:
@@ -234,28 +239,33 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
         )
 
 
-def _adopts(run: StoreURI, source: StoreURI) -> bool:
-    """Whether there is a run that lists the folder's steps."""
-    with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
-        return Run.open(run).info().adopts == str(source)
-    return False
-
-
-def _run(source: StoreURI, target: StoreURI, clock: Clock) -> Run:
+def _run(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
     """The run that lists the folder's steps, made if there is none."""
     try:
         made = Run.open(target, clock=clock)
     except RunNotFoundError:
-        made = Run.create(target, adopts=str(source), clock=clock)
-    adopts = made.info().adopts
-    if adopts != str(source):
+        try:
+            made = Run.create(target, adopts=str(source), clock=clock)
+        except StoreUnavailableError as exc:
+            if not is_default:
+                raise
+            raise StoreUnavailableError(
+                "no run can be made beside this folder",
+                path=target,
+                expected="a place that can be written",
+                found=str(exc),
+                next_step="Say where the run is to be.",
+            ) from exc
+    info = made.info()
+    if info.adopts != str(source):
+        what = "nothing" if info.adopts is None else info.adopts
         raise PreconditionFailedError(
             "another run is there",
             path=target,
             expected=f"no run, or one that adopts {source}",
-            found="one that adopts nothing" if adopts is None else f"one that adopts {adopts}",
+            found=f"one that adopts {what}",
             next_step="Say where the run is to be.",
-            current=made.info(),
+            current=info,
         )
     return made
 

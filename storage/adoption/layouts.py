@@ -184,11 +184,15 @@ def _one(folder: StoreURI, step: int | None) -> FolderContents:
 
 
 def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
-    """Whether a folder with a step's name has items, though nothing describes it as a whole."""
+    """Whether a folder with a number for a name has items, though nothing describes the whole."""
     folders = [entry.name for entry in entries if entry.is_dir]
-    if not _NUMBERED.fullmatch(folder.name) or any(map(_NUMBERED.fullmatch, folders)):
+    if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
         return False
-    return any(TREE_METADATA in _names(folder / name) for name in folders)
+    # A tree that is a checkpoint itself is described as one.
+    return any(
+        TREE_METADATA in names and STEP_METADATA not in names
+        for names in (_names(folder / name) for name in folders)
+    )
 
 
 def _is_checkpoint(folder: StoreURI) -> bool:

@@ -122,7 +122,7 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
             path=step,
             expected="files that stay as they are",
             found=f"{len(changed)} that did not: {', '.join(changed[:5])}",
-            next_step="Adopt the folder again once nothing is written or removed there.",
+            next_step="Adopt the folder into a new run once nothing is written or removed there.",
         )
     times = [entry.modified_ns for entry in listed if entry.modified_ns is not None]
     return StepRead(tuple(leaves), objects, digests, keys, meta, max(times, default=None))

@@ -25,6 +25,7 @@ from cairn.storage.errors import (
     StepInUseError,
     StepNotFoundError,
     StoreUnavailableError,
+    UnsupportedFormatError,
 )
 from cairn.storage.reading import CheckpointReader, verify_step
 from cairn.storage.runs import (
@@ -625,3 +626,41 @@ def test_numbered_folders_of_other_things_are_named(tmp_path):
     (tmp_path / "old" / "7").mkdir()
     (tmp_path / "old" / "7" / "events").write_text("other")
     assert adopt(tmp_path / "old").left == ("7: no checkpoint of Orbax",)
+
+
+@pytest.mark.parametrize(
+    "layout", ["steps", "steps of zarr 3 without items", "older trees of small files"]
+)
+def test_no_flipped_bit_of_any_file_is_read_as_another_value(tmp_path, layout):
+    READABLE[layout](tmp_path / "old", MIXED)
+    report = adopt(tmp_path / "old", tmp_path / "adopted")
+    run = Run.open(report.run)
+    info = run.latest()
+    step = Path(run.orbax_uri(info).local_path)
+    item = run.manifest(info).items[0]
+
+    def values():
+        reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+        return {path: bits(reader.read(item, path)) for path in reader.leaves(item)}
+
+    expected = values()
+    randomly = np.random.default_rng(0)
+    kept = Path(run.step_uri(info).local_path)
+    files = [path for folder in (step, kept) for path in sorted(folder.rglob("*"))]
+    hit = 0
+    for path in files:
+        if path.is_dir() or not (data := path.read_bytes()):
+            continue
+        for at in randomly.integers(0, len(data), size=3):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << int(randomly.integers(8))
+            path.write_bytes(damaged)
+            try:
+                assert values() == expected
+            except (CorruptionError, UnsupportedFormatError):
+                hit += 1
+            found = verify_step(run, info)
+            assert any(path.name in problem for problem in found.problems)
+        path.write_bytes(data)
+    assert hit > 10
+    assert verify_step(run, info).ok
