@@ -60,6 +60,7 @@ from cairn.storage.store import (
 __all__ = ["Adoption", "adopt"]
 
 _SUFFIX: Final = ".cairn"
+_STORES: Final = ("file", "gs")
 _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
 _REFUSED: Final = (
@@ -129,7 +130,8 @@ def adopt(
         NotFoundError: there is no such folder.
         NotACheckpointError: there is no checkpoint in it; the error says what there is.
         InvalidURIError: it is a run or lies in one; or one would lie in the other; or no run can
-            have the default's name.
+            have the default's name; or `step` is given for a folder of many; or one is neither on
+            a disk nor in Google Cloud Storage.
         PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
             another model.
         LeaseHeldError: a job writes the run, or another adoption does.
@@ -138,6 +140,7 @@ def adopt(
     """
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
+    _refuse_stores(source, target)
     _refuse_overlap(source, target)
     found = _checkpoints(source, target, None if step is None else check_step(step))
     made = _run(source, target, is_default=run is None, clock=clock)
@@ -174,7 +177,7 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
     except (NotFoundError, NotACheckpointError):
         with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
             if Run.open(run).info().adopts == str(source):
-                return FolderContents({}, ())
+                return FolderContents({})
         raise
 
 
@@ -187,7 +190,7 @@ def _sorted_out(
     deleted = {number for number, _ in run.trashed()}
     aside = {number for number, _ in run.published()} - numbers
     latest = max(numbers, default=-1)
-    new, refused, left = {}, [], list(found.left)
+    new, refused, left = {}, list(found.problems), list(found.left)
     for number, uri in found.steps.items():
         if str(uri) in sources:
             continue
@@ -223,6 +226,18 @@ def _beside(folder: StoreURI) -> StoreURI:
             found=repr(folder.name),
             next_step="Say where the run is to be.",
         ) from exc
+
+
+def _refuse_stores(*folders: StoreURI) -> None:
+    for folder in folders:
+        if folder.scheme not in _STORES:
+            raise InvalidURIError(
+                "no store for an adoption",
+                path=folder,
+                expected="a folder on a disk, or in a bucket of Google Cloud Storage",
+                found=f"{folder.scheme}://",
+                next_step="Copy the folder to one of these.",
+            )
 
 
 def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:

@@ -54,11 +54,13 @@ class FolderContents:
 
     Attributes:
         steps: the folder of each checkpoint that can be adopted, by step.
-        left: what is none, or none yet, a line for each; it begins with the name.
+        problems: checkpoints that can't be, a line for each; it begins with the name.
+        left: what is none, or none yet, a line for each.
     """
 
     steps: dict[int, StoreURI]
-    left: tuple[str, ...]
+    problems: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 class PlainItems(NamedTuple):
@@ -85,7 +87,7 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
     Raises:
         NotFoundError: there is no such folder.
         NotACheckpointError: there is none in it; the error says what there is.
-        InvalidURIError: it is a run of Cairn's, or lies in one.
+        InvalidURIError: it is a run of Cairn's, or lies in one; or a step is given for many.
     """
     _refuse_runs(folder)
     entries = open_files(folder).list()
@@ -98,11 +100,19 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
             next_step="Check the address.",
         )
     names = {entry.name for entry in entries}
+    if step is not None:
+        _refuse_many(folder, entries)
     if step is not None or names & {TREE_METADATA, STEP_METADATA} or _is_old_step(folder, entries):
         return _one(folder, step)
+    return _many(folder, entries)
+
+
+def _many(folder: StoreURI, entries: Iterable[Entry]) -> FolderContents:
+    """The folder holds checkpoints."""
     steps: dict[int, list[str]] = {}
     left, others = [], []
-    for name in (entry.name for entry in entries if entry.is_dir):
+    names = [entry.name for entry in entries if entry.is_dir]
+    for name in names:
         numbered = _NUMBERED.fullmatch(name)
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
@@ -114,13 +124,30 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
             left.append(f"{name}: not committed")
         else:
             steps.setdefault(int(numbered[1]), []).append(name)
-    for number, same in steps.items():
-        if len(same) > 1:
-            left += [f"{name}: one of {len(same)} folders of step {number}" for name in same]
     found = {number: folder / same[0] for number, same in sorted(steps.items()) if len(same) == 1}
+    twice = {number: same for number, same in steps.items() if number not in found}
+    problems = [
+        f"{name}: one of {len(same)} folders of step {number}: {', '.join(same)}"
+        for number, same in twice.items()
+        for name in same
+    ]
     if not found:
-        raise _no_checkpoints(folder, names, left)
-    return FolderContents(found, tuple(sorted([*left, *others])))
+        raise _no_checkpoints(folder, names, [*left, *problems])
+    return FolderContents(found, tuple(sorted(problems)), tuple(sorted([*left, *others])))
+
+
+def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
+    """Raise if a folder that is to be one checkpoint holds several."""
+    names = [one.name for one in entries if one.is_dir and _NUMBERED.fullmatch(one.name)]
+    many = [name for name in names if _is_checkpoint(folder / name)]
+    if many:
+        raise InvalidURIError(
+            "a step is given for many",
+            path=folder,
+            expected="one checkpoint, to have this step",
+            found=f"a folder of checkpoints: {', '.join(many[:_NAMED_IN_ERRORS])}",
+            next_step="Leave the step out, or give the folder of one of them.",
+        )
 
 
 def plain_items(step: StoreURI) -> PlainItems:
@@ -175,12 +202,14 @@ def plain_items(step: StoreURI) -> PlainItems:
 
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
     """The folder is one checkpoint itself."""
+    if not _is_checkpoint(folder):
+        raise _no_checkpoints(folder, _names(folder))
     if not _is_committed(folder):
         raise _no_checkpoints(folder, _names(folder), [f"{folder.name}: not committed"])
     numbered = _NUMBERED.fullmatch(folder.name)
     if step is None:
         step = int(numbered[1]) if numbered else 0
-    return FolderContents({step: folder}, ())
+    return FolderContents({step: folder})
 
 
 def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:

@@ -204,7 +204,7 @@ def test_two_folders_of_one_step_are_named_and_neither_is_taken(tmp_path):
     shutil.copytree(tmp_path / "old" / "5", tmp_path / "old" / "ckpt_00005")
     report = adopt(tmp_path / "old")
     assert report.adopted == (10,)
-    assert [line.partition(":")[0] for line in report.left] == ["5", "ckpt_00005"]
+    assert [line.partition(":")[0] for line in report.problems] == ["5", "ckpt_00005"]
 
 
 def test_json_and_metrics_go_with_the_step(tmp_path):
@@ -337,6 +337,8 @@ def test_what_adopts_nothing_says_what_there_is(tmp_path):
         ((tmp_path / "run" / "attempts" / "1",), InvalidURIError, "a folder of the run"),
         ((tmp_path / "fine", tmp_path / "fine" / "run"), InvalidURIError, "in it"),
         ((tmp_path / "fine", tmp_path), InvalidURIError, "around it"),
+        (("s3://bucket/old",), InvalidURIError, "s3://"),
+        ((tmp_path / "fine", "s3://bucket/run"), InvalidURIError, "s3://"),
     ]
     for arguments, kind, found in refused:
         with pytest.raises(kind, match=found) as caught:
@@ -619,6 +621,13 @@ def test_one_checkpoint_keeps_the_step_that_it_was_given(tmp_path):
     assert adopt(tmp_path / "best", step=4000).adopted == (4000,)
     again = adopt(tmp_path / "best")
     assert (again.adopted, again.kept, again.ok) == ((), (4000,), True)
+    manager(tmp_path / "many")
+    with pytest.raises(InvalidURIError, match="a step is given for many"):
+        adopt(tmp_path / "many", step=3)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events").write_text("other")
+    with pytest.raises(NotACheckpointError, match="events"):
+        adopt(tmp_path / "logs", step=3)
 
 
 def test_numbered_folders_of_other_things_are_named(tmp_path):
