@@ -7,7 +7,7 @@ names tell nothing else: what a step holds is read in its folders.
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -107,12 +107,11 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
     return _many(folder, entries)
 
 
-def _many(folder: StoreURI, entries: Iterable[Entry]) -> FolderContents:
+def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
     """The folder holds checkpoints."""
     steps: dict[int, list[str]] = {}
     left, others = [], []
-    names = [entry.name for entry in entries if entry.is_dir]
-    for name in names:
+    for name in (entry.name for entry in entries if entry.is_dir):
         numbered = _NUMBERED.fullmatch(name)
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
@@ -132,7 +131,7 @@ def _many(folder: StoreURI, entries: Iterable[Entry]) -> FolderContents:
         for name in same
     ]
     if not found:
-        raise _no_checkpoints(folder, names, [*left, *problems])
+        raise _no_checkpoints(folder, (one.name for one in entries), [*left, *problems])
     return FolderContents(found, tuple(sorted(problems)), tuple(sorted([*left, *others])))
 
 

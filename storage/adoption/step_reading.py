@@ -29,7 +29,7 @@ from cairn.storage.arrays import (
     parse_key_kinds,
     total,
 )
-from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
+from cairn.storage.errors import CorruptionError, TreeMismatchError
 from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
 from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, removed_by_owner
 from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files, read_files
@@ -75,7 +75,6 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
     Raises:
         StepNotFoundError: its owner has removed it meanwhile.
         CorruptionError: it is damaged, or was changed while it was read.
-        UnsupportedFormatError: leaves that Cairn can't give back; all are listed.
         StoreUnavailableError: the store gives no answer.
     """
     files = open_files(step)
@@ -88,23 +87,10 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
     leaves: list[LeafRecord] = []
     digests: dict[str, bytes] = {}
     keys: dict[str, dict[str, str]] = {}
-    problems: list[str] = []
     for item in plain.trees:
         arrays = reader.arrays(item)
         assert arrays is not None, "its tree was seen there"
-        problems += [f"{item}/{path}: text" for path in sorted(arrays.tree.strings)]
-    if problems:
-        raise UnsupportedFormatError(
-            "leaves that are no arrays",
-            path=step,
-            expected="arrays, numbers, None and empty containers",
-            found=f"{len(problems)} others",
-            next_step="Restore the step with Orbax, and save it without them.",
-            problems=problems,
-        )
-    for item in plain.trees:
-        arrays = reader.arrays(item)
-        assert arrays is not None, "as above"
+        reader.texts(item)
         kinds = _key_kinds(step, plain.trees[item], arrays)
         if kinds:
             keys[item] = kinds

@@ -330,6 +330,31 @@ class CheckpointReader:
         array = stored.array(path)
         return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
 
+    def texts(self, item: str) -> dict[str, str]:
+        """The leaves of an adopted item that are text, by path; Cairn itself stores none.
+
+        Raises:
+            LeafNotFoundError: the step has no such item.
+            CorruptionError: they can't be read.
+            StoreUnavailableError: the store gives no answer.
+        """
+        strings = self._item(item).tree.strings if self.is_adopted else {}
+        if not strings:
+            return {}
+        folder = self._folder(item)
+        name = f"{folder}/{STRINGS_FILE}" if folder else STRINGS_FILE
+        stored = parse_json_object(self._file(name) or b"", path=self.uri / name)
+        lost = sorted(path for path, key in strings.items() if not isinstance(stored.get(key), str))
+        if lost:
+            raise CorruptionError(
+                "text of a leaf is missing",
+                path=self.uri / name,
+                expected=f"the text of {len(strings)} leaves",
+                found=f"none for {', '.join(lost[:5])}",
+                next_step=NEXT_STEP,
+            )
+        return {path: str(stored[key]) for path, key in strings.items()}
+
     def meta(self) -> dict[str, Any]:
         """The JSON that was saved beside the trees; {} if there is none.
 

@@ -25,6 +25,7 @@ from cairn.storage.errors import (
     StepInUseError,
     StepNotFoundError,
     StoreUnavailableError,
+    TreeMismatchError,
     UnsupportedFormatError,
 )
 from cairn.storage.reading import CheckpointReader, verify_step
@@ -222,12 +223,27 @@ def test_json_and_metrics_go_with_the_step(tmp_path):
     assert best_step(Run.open(tmp_path / "scored.cairn"), "loss", "min").step == 5
 
 
-def test_leaves_of_text_are_named_and_their_step_is_not_adopted(tmp_path):
-    ocp.PyTreeCheckpointer().save(tmp_path / "old" / "1", {"w": np.ones(3), "name": "first"})
-    ocp.PyTreeCheckpointer().save(tmp_path / "old" / "2", {"w": np.ones(3)})
+def test_leaves_of_text_are_text_again(tmp_path):
+    tree = {"w": np.ones(3), "names": {"first": "a", "second": "ü"}}
+    ocp.PyTreeCheckpointer().save(tmp_path / "old" / "1", tree)
     report = adopt(tmp_path / "old")
-    assert report.adopted == (2,)
-    assert "state/name: text" in report.problems[0]
+    assert report.adopted == (1,), report.problems
+    target = {"w": np.zeros(3), "names": {"first": "", "second": ""}}
+    assert load(report.run, {"state": target})["state"]["names"] == tree["names"]
+    assert load(report.run, {"state": target}, only="second")["state"]["names"]["first"] == ""
+    for other, problem in (
+        ({"w": "", "names": target["names"]}, "w: expected text, stored an array"),
+        ({"w": np.zeros(3), "names": {"first": ""}}, "names/second: stored, not in the target"),
+        (
+            {"w": np.zeros(3), "names": {"first": "", "second": np.zeros(2)}},
+            "names/second: expected an array, stored text",
+        ),
+    ):
+        with pytest.raises(TreeMismatchError) as caught:
+            load(report.run, {"state": other})
+        assert any(problem in line for line in caught.value.problems)
+    fork_run(Run.open(report.run), Run.open(report.run).latest(), parse_uri(tmp_path / "f"), by="m")
+    assert load(tmp_path / "f", {"state": target})["state"]["names"] == tree["names"]
 
 
 def test_items_that_are_no_trees_belong_to_the_step_and_go_with_a_fork(tmp_path):
