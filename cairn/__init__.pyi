@@ -42,6 +42,10 @@ from .state.saving import RunSaver as RunSaver
 from .state.sharding import make_mesh as make_mesh
 from .state.train_state import TrainState as TrainState
 from .state.train_step import TrainStep as TrainStep
+from .state.weights.adoption import model_map as model_map
+from .storage.adoption.adopt import Adoption as Adoption
+from .storage.adoption.adopt import adopt as adopt
+from .storage.adoption.model_map import ModelMap as ModelMap
 from .storage.drop_in import CheckpointManager as CheckpointManager
 from .storage.errors import AliasNotFoundError as AliasNotFoundError
 from .storage.errors import ArtifactNotFoundError as ArtifactNotFoundError

@@ -146,7 +146,9 @@ class Checkpoint(Response):
     step: int
     attempt: int
     state: CheckpointState
-    uri: str = Field(description="Folder of the step: an ordinary Orbax checkpoint.")
+    uri: str = Field(
+        description="Folder of the step: an ordinary Orbax checkpoint; if adopted, its owner's."
+    )
     created: datetime | None
     bytes: int | None
     leaves: int | None = Field(description="Arrays in the checkpoint.")

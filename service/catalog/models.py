@@ -93,6 +93,8 @@ class CheckpointRow(Base):
     iterators: Mapped[dict[str, int]] = mapped_column(JSON)
     manifest_digest: Mapped[str] = mapped_column(String(80))
     model_type: Mapped[str | None] = mapped_column(String(128))
+    # Of an adopted checkpoint: the folder of its files.
+    source: Mapped[str | None] = mapped_column(String(4096))
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     # A metric that is no finite number is kept as text: JSON has no other place for it.
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)

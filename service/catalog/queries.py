@@ -80,7 +80,7 @@ def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoin
         step=row.step,
         attempt=row.attempt,
         state=CheckpointState(row.state),
-        uri=f"{run.uri}/{step_dir(row.attempt, row.step)}",
+        uri=row.source or f"{run.uri}/{step_dir(row.attempt, row.step)}",
         created=row.created,
         bytes=row.nbytes,
         leaves=row.leaves,

@@ -196,6 +196,7 @@ def _values(
         "iterators": dict(checkpoint.iterators),
         "manifest_digest": checkpoint.manifest_digest,
         "model_type": checkpoint.model_type,
+        "source": checkpoint.source,
         **annotation.model_dump(mode="json"),
     }
 

@@ -43,6 +43,7 @@ class Checkpoint:
     iterators: Mapping[str, int]
     manifest_digest: str
     model_type: str | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ def _read_manifests(
             iterators=manifest.iterators,
             manifest_digest=sha256_of(found.value),
             model_type=manifest.model.model_type if manifest.model else None,
+            source=manifest.source,
         )
     return read, unreadable
 

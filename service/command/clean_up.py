@@ -81,6 +81,8 @@ def delete(
             run, number, attempt=attempt, reason=reason, grace_seconds=grace, root=root
         )
     print(f"{run}/steps/{number} (attempt {gone.attempt}) is {gone.state.value}")
+    if not gone.uri.endswith(f"/attempts/{gone.attempt}/{gone.step}"):
+        errors.print(f"{gone.uri} stays: it was adopted, and is its owner's.", soft_wrap=True)
     if gone.deletion is not None:
         errors.print(
             f"`cairn undelete {run}/steps/{number}` takes it back, until "

@@ -13,6 +13,7 @@ import typer
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.listings import (
@@ -60,6 +61,7 @@ index = typer.Typer(help="The catalog, an index of the store.", no_args_is_help=
 app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
+app.add_typer(adoption_commands.app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
@@ -230,7 +232,7 @@ def path(
         from cairn.storage.runs import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint)
-        print(found.step_uri(info).orbax_path())
+        print(found.orbax_uri(info).orbax_path())
         return
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)

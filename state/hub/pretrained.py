@@ -72,7 +72,7 @@ def load_weights(
     graphdef, params, others = nnx.split(model, nnx.Param, ...)
     leaves = {named.path: named.leaf for named in named_leaves(params)}
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
-    table = found.gguf_rules() or rule_table(found.config, shapes)
+    table = found.own_rules(shapes) or rule_table(found.config, shapes)
     rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
     shardings = place(params)
     placed: dict[str, jax.Array] = {}

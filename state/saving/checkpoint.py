@@ -260,7 +260,7 @@ class StoredCheckpoint:
                 path=self.uri,
                 expected=f"meta of format {META_FORMAT!r}",
                 found=repr(self.meta.get("format")),
-                next_step="this step was not saved by save_state; read it with plain Orbax",
+                next_step="this step was not saved by save_state; `cairn.load` reads it",
             )
         if self.meta.get("version") != META_VERSION:
             raise UnsupportedFormatError(

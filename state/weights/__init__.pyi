@@ -1,3 +1,4 @@
+from .adoption import model_map as model_map
 from .export import MERGED_ITEM as MERGED_ITEM
 from .export import MODEL_ITEM as MODEL_ITEM
 from .export import export_sources as export_sources

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,12 @@ from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDP
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
+from cairn.state.weights.easydel_folder import (
+    WEIGHTS_FILE,
+    easydel_config,
+    easydel_rules,
+    left_behind,
+)
 from cairn.state.weights.gguf import GGUFFile
 from cairn.state.weights.hub_folder import find_folder
 from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
@@ -78,15 +84,23 @@ class Pretrained:
         config: its configuration, tokenizer files included.
         weights: its tensors.
         gguf: the file itself, if it is a GGUF file.
+        of_easydel: an older release of EasyDeL has saved it.
     """
 
     path: str
     config: EDPretrainedConfig
     weights: WeightSource
     gguf: GGUFFile | None = None
+    of_easydel: bool = False
 
-    def gguf_rules(self) -> RuleTable | None:
-        """The table against GGUF's names, if this is a GGUF file."""
+    def own_rules(self, ours: Iterable[str]) -> RuleTable | None:
+        """The table against names that are not Hugging Face's: GGUF's, or EasyDeL's.
+
+        Args:
+            ours: paths of our leaves.
+        """
+        if self.of_easydel:
+            return easydel_rules(ours, self.weights.shapes)
         if self.gguf is None or not isinstance(self.config, DecoderConfig):
             return None
         return self.gguf.rules(self.config)
@@ -142,10 +156,16 @@ def open_pretrained(
             if is_run
             else "give the folder that holds config.json and the safetensors files",
         )
-    config = _config(parse_json(raw, f"{folder.uri}/{CONFIG_FILE}"), config_kwargs)
+    data = parse_json(raw, f"{folder.uri}/{CONFIG_FILE}")
+    of_easydel = WEIGHTS_FILE in folder.names()
+    config = _config(_of_easydel(folder, data) if of_easydel else data, config_kwargs)
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
+    if of_easydel:
+        weights = SafetensorsFolder(folder, [WEIGHTS_FILE])
+        config = config.replace(tokenizer_files=files)
+        return Pretrained(str(folder.uri), config, weights, of_easydel=True)
     weights = SafetensorsFolder(folder)
     asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
@@ -158,8 +178,12 @@ class SafetensorsFolder:
     Beside `model.safetensors` an index counts for nothing once its shards are gone.
     """
 
-    def __init__(self, folder: SourceFolder) -> None:
+    def __init__(self, folder: SourceFolder, names: Sequence[str] | None = None) -> None:
         """Reads the headers.
+
+        Args:
+            folder: where they are.
+            names: of the files; None: as Hugging Face calls them.
 
         Raises:
             NotFoundError: no safetensors, or a shard that the index names is not there.
@@ -168,7 +192,7 @@ class SafetensorsFolder:
         self._folder = folder
         self._where: dict[str, str] = {}
         self._headers: dict[str, SafetensorsHeader] = {}
-        names = self._file_names()
+        names = self._file_names() if names is None else names
         folder.fetch(names)
         for name in names:
             files, rel = folder.locate(name)
@@ -267,6 +291,20 @@ class SafetensorsFolder:
                 next_step="take the folder again from its source",
             )
         return names
+
+
+def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json of EasyDeL's says of the model; a warning names all that is not read."""
+    known, dropped = easydel_config(data)
+    behind = left_behind(folder.names())
+    behind += [f"{CONFIG_FILE}'s {', '.join(dropped)}"] if dropped else []
+    if behind:
+        warnings.warn(
+            f"{folder.uri}: only the weights that EasyDeL saved are loaded; left behind: "
+            f"{'; '.join(behind)}. Pickle can run code and is never read: make the optimizer anew",
+            stacklevel=3,
+        )
+    return known
 
 
 def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:

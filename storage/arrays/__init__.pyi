@@ -31,6 +31,7 @@ from .ocdbt import ValueRef as ValueRef
 from .ocdbt import holds_values as holds_values
 from .ocdbt import leaf_node as leaf_node
 from .ocdbt import manifest as manifest
+from .orbax_tree import ARRAY_METADATA as ARRAY_METADATA
 from .orbax_tree import CUSTOM_KEY as CUSTOM_KEY
 from .orbax_tree import JSON_FILES as JSON_FILES
 from .orbax_tree import META_ITEM as META_ITEM
@@ -43,6 +44,7 @@ from .orbax_tree import StoredTree as StoredTree
 from .orbax_tree import array_name as array_name
 from .orbax_tree import nest as nest
 from .orbax_tree import parse_json_object as parse_json_object
+from .orbax_tree import parse_key_kinds as parse_key_kinds
 from .orbax_tree import parse_step_metadata as parse_step_metadata
 from .orbax_tree import parse_tree_metadata as parse_tree_metadata
 from .paged_table import PagedTable as PagedTable

@@ -39,6 +39,11 @@ NODE_FOLDER: Final = "b"
 _VALUES: Final = re.compile(rf"[^/]+/(ocdbt\.process_[^/]+/)?(d|{VALUE_FOLDER})/[^/]+")
 """As Orbax calls the folders, and as Cairn does."""
 
+_OTHER_VALUES: Final = re.compile(
+    r"(ocdbt\.process_[^/]+/)?d/[0-9a-f]{32}|.+/([0-9]+(\.[0-9]+)*|c(/[0-9]+)*)"
+)
+"""Of a tree that is no item, and of arrays that have a folder each: their chunks."""
+
 _MANIFEST_MAGIC: Final = 0x0CDB3A2A
 _NODE_MAGIC: Final = 0x0CDB20DE
 MAX_INLINE_BYTES: Final = 1024
@@ -77,7 +82,7 @@ class Node(NamedTuple):
 
 def holds_values(name: str) -> bool:
     """True for a file of a step that holds elements of arrays, by its name."""
-    return _VALUES.fullmatch(name) is not None
+    return any(kind.fullmatch(name) for kind in (_VALUES, _OTHER_VALUES))
 
 
 def leaf_node(entries: Mapping[bytes, bytes | ValueRef]) -> Node:

@@ -13,8 +13,9 @@ Source: orbax.checkpoint 0.12, `_src/metadata/{step_metadata_serialization,tree}
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cairn.storage.arrays.leaf_paths import keys_of, path_of
@@ -23,10 +24,14 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 STEP_METADATA = "_CHECKPOINT_METADATA"
 TREE_METADATA = "_METADATA"
 STRINGS_FILE = "_strings.json"
+ARRAY_METADATA = "array_metadatas"
+"""Folder of an item: how each process cut its arrays, and what else it knew of them."""
+
 JSON_FILES = ("data.json", "metadata")
 """Names under which Orbax's JSON handler keeps an item; the second is that of its older API."""
 
 _SEQUENCE_KEY = 1
+_VALUE = "value"
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 
 
@@ -100,6 +105,24 @@ class StoredTree:
     def current(self, path: str) -> str:
         """The path of the leaf that a manifest, be it an old one, has at `path`."""
         return path if path in self.arrays else self.renamed.get(path, path)
+
+    def without_variables(self) -> StoredTree:
+        """This tree, with the values of Variables where the Variables are.
+
+        Older releases of Flax saved an `nnx.State` with a "value" below each Variable, alone.
+        """
+        nodes: set[str] = set()
+        for path in (*self.arrays, *self.strings, *self.empties):
+            while path and path not in nodes:
+                nodes.add(path)
+                path = path.rpartition("/")[0]
+        children = Counter(node.rpartition("/")[0] for node in nodes)
+
+        def shown(path: str) -> str:
+            variable, _, last = path.rpartition("/")
+            return variable if last == _VALUE and variable and children[variable] == 1 else path
+
+        return replace(self, arrays={shown(path): name for path, name in self.arrays.items()})
 
 
 def array_name(path: str) -> str:
@@ -200,6 +223,29 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
     except (KeyError, TypeError, AttributeError) as exc:
         expected = "tree_metadata with key_metadata and value_metadata per leaf"
         raise _unexpected(path, expected, exc) from exc
+
+
+def parse_key_kinds(data: bytes, *, path: object) -> dict[str, str]:
+    """Which arrays hold typed PRNG keys, by name: the implementation of each.
+
+    Args:
+        data: a file of the item's folder `ARRAY_METADATA`.
+        path: the file, for errors.
+
+    Raises:
+        CorruptionError: it is not JSON of the expected form.
+    """
+    parsed = parse_json_object(data, path=path)
+    kinds: dict[str, str] = {}
+    try:
+        for entry in parsed["array_metadatas"]:
+            told = entry["array_metadata"]
+            kind = (told.get("ext_metadata") or {}).get("random_key_impl")
+            if kind is not None:
+                kinds[str(told["param_name"])] = str(kind)
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise _unexpected(path, "array_metadatas with the name of each array", exc) from exc
+    return kinds
 
 
 def nest(leaves: Mapping[str, Any], sequences: frozenset[str]) -> Any:

@@ -23,12 +23,14 @@ import tensorstore as ts
 from cairn.storage.arrays import (
     FILE_PREFIX,
     JSON_FILES,
+    MANIFEST_FILE,
     META_ITEM,
     STEP_METADATA,
     STRINGS_FILE,
     TREE_METADATA,
     ChunkDigests,
     StepMetadata,
+    StoredForm,
     StoredTree,
     nest,
     parse_json_object,
@@ -54,12 +56,14 @@ from cairn.storage.runs import (
     INDEX_FILE,
     Manifest,
     ObjectRecord,
+    PlainStep,
     StepContents,
     StepIndex,
+    is_kept,
     iterator_file,
     open_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, store_context
+from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
@@ -77,7 +81,7 @@ class CheckpointReader:
     """The leaves of one committed step. Made by `open`; safe for use by many threads.
 
     Attributes:
-        uri: the step's folder.
+        uri: the step's folder; of an adopted step its owner's.
         manifest: the step's manifest, if one was given.
         contents: the leaves and files that it names.
     """
@@ -88,10 +92,14 @@ class CheckpointReader:
         step: StepMetadata,
         manifest: Manifest | None,
         contents: StepContents | None = None,
+        plain: PlainStep | None = None,
+        kept: StoreURI | None = None,
     ) -> None:
         self.uri = uri
         self.manifest = manifest
         self.contents = contents
+        self._plain = plain
+        self._kept = uri if kept is None else kept
         self._step = step
         self._names = frozenset(step.items or ())
         self._objects = ObjectStore(uri)
@@ -142,6 +150,10 @@ class CheckpointReader:
         check: bool,
     ) -> CheckpointReader:
         """The reader of a step without an index, by what Orbax wrote; `check` its files first."""
+        if manifest is not None and manifest.plain is not None:
+            if check and contents is not None:
+                check_step_files(step_uri, contents.objects, manifest.source)
+            return cls.of_plain(step_uri, manifest.plain, manifest, contents)
         found = ObjectStore(step_uri).read_many([STEP_METADATA, COMMIT_FILE])
         described, marker = found[STEP_METADATA], found[COMMIT_FILE]
         if check and contents is not None and (described or marker):
@@ -184,10 +196,35 @@ class CheckpointReader:
         )
         return cls(step_uri, step, manifest, contents)
 
+    @classmethod
+    def of_plain(
+        cls,
+        step_uri: StoreURI,
+        plain: PlainStep,
+        manifest: Manifest | None = None,
+        contents: StepContents | None = None,
+    ) -> CheckpointReader:
+        """The reader of a step that plain Orbax wrote.
+
+        Args:
+            step_uri: the step's folder in its run.
+            plain: how it lies, and where.
+            manifest: its manifest, once it has one.
+            contents: what that names.
+        """
+        source = step_uri if plain.source is None else parse_uri(plain.source)
+        step = StepMetadata((*plain.trees, *plain.json_files), committed=True)
+        return cls(source, step, manifest, contents, plain, step_uri)
+
     @property
     def meta_digest(self) -> str | None:
         """Of the JSON item, as the save recorded it; None if it did not."""
         return self._step.meta_digest
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether plain Orbax has saved the step, so that any item may be a tree."""
+        return self._plain is not None
 
     def names(self) -> list[str]:
         """Names of all items, those of JSON too."""
@@ -295,6 +332,31 @@ class CheckpointReader:
         array = stored.array(path)
         return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
 
+    def texts(self, item: str) -> dict[str, str]:
+        """The leaves of an adopted item that are text, by path; Cairn itself stores none.
+
+        Raises:
+            LeafNotFoundError: the step has no such item.
+            CorruptionError: they can't be read.
+            StoreUnavailableError: the store gives no answer.
+        """
+        strings = self._item(item).tree.strings if self.is_adopted else {}
+        if not strings:
+            return {}
+        folder = self._folder(item)
+        name = f"{folder}/{STRINGS_FILE}" if folder else STRINGS_FILE
+        stored = parse_json_object(self._file(name) or b"", path=self.uri / name)
+        lost = sorted(path for path, key in strings.items() if not isinstance(stored.get(key), str))
+        if lost:
+            raise CorruptionError(
+                "text of a leaf is missing",
+                path=self.uri / name,
+                expected=f"the text of {len(strings)} leaves",
+                found=f"none for {', '.join(lost[:5])}",
+                next_step=NEXT_STEP,
+            )
+        return {path: str(stored[key]) for path, key in strings.items()}
+
     def meta(self) -> dict[str, Any]:
         """The JSON that was saved beside the trees; {} if there is none.
 
@@ -302,6 +364,8 @@ class CheckpointReader:
             CorruptionError: it is not a JSON object, or fails its check.
             StoreUnavailableError: the store gives no answer.
         """
+        if self._plain is not None:
+            return self._plain_meta(self._plain.json_files)
         if META_ITEM not in self._names:
             return {}
         for name in JSON_FILES:
@@ -309,6 +373,14 @@ class CheckpointReader:
             if data is not None:
                 return parse_json_object(data, path=self.uri / META_ITEM / name)
         return self._meta_tree()
+
+    def _plain_meta(self, files: Mapping[str, str]) -> dict[str, Any]:
+        """The JSON of an adopted step: by item, unless "meta" is the only one."""
+        found = {
+            item: parse_json_object(self._file(name) or b"", path=self.uri / name)
+            for item, name in files.items()
+        }
+        return found[META_ITEM] if set(found) == {META_ITEM} else found
 
     @property
     def iterators(self) -> Mapping[str, int]:
@@ -392,7 +464,8 @@ class CheckpointReader:
         if name not in self._names:
             return None
         if name not in self._items:
-            file = f"{name}/{TREE_METADATA}"
+            folder = self._folder(name)
+            file = f"{folder}/{TREE_METADATA}" if folder else TREE_METADATA
             data = None if self._index is not None else self._file(file)
             tree = None
             if data is not None:
@@ -401,6 +474,10 @@ class CheckpointReader:
                 tree = StoredTree()
             self._items[name] = None if tree is None else self._arrays_of(name, tree)
         return self._items[name]
+
+    def _folder(self, item: str) -> str:
+        """Where an item lies in the step's folder."""
+        return item if self._plain is None else self._plain.trees.get(item, item)
 
     def _arrays_of(self, name: str, tree: StoredTree) -> ItemArrays:
         records = None
@@ -414,7 +491,50 @@ class CheckpointReader:
             return ItemArrays(uri, tree, forms, records, context, lambda: places, places)
         files = [file for file in self._files if file.startswith(f"{name}/{FILE_PREFIX}")]
         digests = functools.partial(self._digests_in, files) if files else None
-        return ItemArrays(self.uri / name, tree, forms, records, self._context, digests)
+        if self._plain is not None:
+            tree = self._plain_tree(name, tree, self._plain)
+            keys = self._plain.keys.get(name, {})
+            known = records or {}
+            forms = {
+                path: StoredForm("key", known[path].shape, impl)
+                for path, impl in keys.items()
+                if path in known
+            }
+        folder = self._folder(name)
+        uri = self.uri / folder if folder else self.uri
+        return ItemArrays(uri, tree, forms, records, self._context, digests)
+
+    def _plain_tree(self, item: str, tree: StoredTree, plain: PlainStep) -> StoredTree:
+        """What an adopted item has of the tree in its folder, which may be made into two.
+
+        Raises:
+            CorruptionError: the tree does not have it.
+        """
+        folder = plain.trees[item]
+        name = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
+        # Older releases did not say how arrays are stored.
+        tree = dataclasses.replace(tree, ocdbt=self._objects.read(name) is not None)
+        own = plain.arrays.get(item)
+        if own is not None:
+            unknown = sorted({*own.values()} - {*tree.arrays.values()})
+            if unknown:
+                raise CorruptionError(
+                    "arrays that the step does not have",
+                    path=self.uri / folder if folder else self.uri,
+                    expected="arrays that Orbax's metadata names",
+                    found=", ".join(unknown[:5]),
+                    next_step=NEXT_STEP,
+                )
+            return dataclasses.replace(tree, arrays=own, strings={}, empties={})
+        tree = tree.without_variables()
+        others = {
+            array
+            for other, arrays in plain.arrays.items()
+            if plain.trees[other] == folder
+            for array in arrays.values()
+        }
+        rest = {path: array for path, array in tree.arrays.items() if array not in others}
+        return dataclasses.replace(tree, arrays=rest)
 
     def _digests_in(self, files: Sequence[str]) -> ChunkDigests:
         with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files))) as pool:
@@ -428,7 +548,9 @@ class CheckpointReader:
 
     def _file(self, name: str) -> bytes | None:
         """A small file of the step, checked against the manifest if that records it."""
-        found = self._objects.read(name)
+        kept = self._kept != self.uri and is_kept(name)
+        objects = ObjectStore(self._kept) if kept else self._objects
+        found = objects.read(name)
         if found is None and self._index is not None and name in self._files:
             raise CorruptionError(
                 "a file of the step is missing",

@@ -9,15 +9,27 @@ from typing import Final
 
 from cairn.storage.arrays import holds_values
 from cairn.storage.errors import CorruptionError
-from cairn.storage.runs import ObjectRecord, file_problem, listed_problems
+from cairn.storage.runs import (
+    FilePlace,
+    ObjectRecord,
+    file_places,
+    file_problem,
+    listed_problems,
+    removed_by_owner,
+)
 from cairn.storage.store import StoreURI, open_files, read_files
 
 __all__ = ["NEXT_STEP", "check_step_files"]
 
 NEXT_STEP: Final = "Restore the files from a backup, or use another step."
+CHANGED_NEXT: Final = (
+    "Its owner has changed them since: use another step, or adopt the folder into a new run."
+)
 
 
-def check_step_files(step_uri: StoreURI, objects: tuple[ObjectRecord, ...]) -> None:
+def check_step_files(
+    step_uri: StoreURI, objects: tuple[ObjectRecord, ...], source: str | None = None
+) -> None:
     """Compare the files of a step with its manifest: names, sizes, and what is in the small ones.
 
     All files but those of array values are read; where the listing tells checksums, none is. Files
@@ -26,33 +38,45 @@ def check_step_files(step_uri: StoreURI, objects: tuple[ObjectRecord, ...]) -> N
     Args:
         step_uri: the step's folder.
         objects: those that its manifest names; none says nothing of them.
+        source: its owner's folder, if it was adopted.
 
     Raises:
+        StepNotFoundError: it was adopted, and its owner has removed it.
         CorruptionError: files are missing, cut short, grown or changed; `problems` lists all.
         StoreUnavailableError: the store gives no answer.
     """
     if not objects:
         return
-    listed = {entry.name: entry for entry in open_files(step_uri).walk()}
-    problems = listed_problems(listed, objects)
+    problems: dict[str, str] = {}
+    for place in file_places(step_uri, objects, source):
+        problems |= _problems(place)
+    if problems:
+        raise CorruptionError(
+            f"files of the step are not what was {'saved' if source is None else 'adopted'}",
+            path=source or step_uri,
+            expected=f"the {len(objects)} files that its manifest names",
+            found=f"{len(problems)} that are not",
+            next_step=NEXT_STEP if source is None else CHANGED_NEXT,
+            problems=[problems[name] for name in sorted(problems)],
+        )
+
+
+def _problems(place: FilePlace) -> dict[str, str]:
+    """What is wrong with the files of one folder, by name."""
+    listed = {entry.name: entry for entry in open_files(place.folder).walk()}
+    if place.is_owners and not listed:
+        raise removed_by_owner(place.folder)
+    problems = listed_problems(listed, place.records)
     records = {
         record.name: record
-        for record in objects
+        for record in place.records
         if record.name not in problems
         and record.crc32c is not None
         and listed[record.name].crc32c is None
         and not holds_values(record.name)
     }
-    for found in read_files(step_uri, records):
+    for found in read_files(place.folder, records):
         problem = file_problem(records[found.name], found)
         if problem is not None:
             problems[found.name] = problem
-    if problems:
-        raise CorruptionError(
-            "files of the step are not what was saved",
-            path=step_uri,
-            expected=f"the {len(objects)} files that its manifest names",
-            found=f"{len(problems)} that are not",
-            next_step=NEXT_STEP,
-            problems=[problems[name] for name in sorted(problems)],
-        )
+    return problems

@@ -46,6 +46,7 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs import (
     INDEX_FILE,
     ITERATORS,
+    FilePlace,
     LeafRecord,
     Manifest,
     Run,
@@ -53,10 +54,12 @@ from cairn.storage.runs import (
     StepIndex,
     StepInfo,
     check_step,
+    file_places,
     file_problem,
     listed_problems,
     manifest_file,
     read_asset,
+    removed_by_owner,
     whole_contents,
 )
 from cairn.storage.store import ObjectStore, StoreURI, open_files, read_files
@@ -183,7 +186,7 @@ class _StepCheck:
         self._contents = contents
         self._index = contents if isinstance(contents, StepIndex) else None
         self._records = {record.name: record for record in contents.objects}
-        self._objects = ObjectStore(uri)
+        self._places = file_places(uri, contents.objects, manifest.source)
         self._sound: set[str] = set()
         self.problems: list[str] = []
         self.extra: list[str] = []
@@ -194,17 +197,12 @@ class _StepCheck:
     def files(self, progress: Progress | None) -> None:
         """Compare every file with what was recorded of it."""
         records = self._records
-        listed = {entry.name: entry for entry in open_files(self._uri).walk()}
-        known = {*records, INDEX_FILE} if self._index is not None else {*records}
-        self.extra = sorted({*listed} - known) if records else []
-        problems = listed_problems(listed, self._contents.objects)
+        problems: dict[str, str] = {}
+        for place in self._places:
+            problems |= self._listed_in(place)
         # Without an index a step is not opened of which a listing alone shows that it is damaged.
         closed = {*problems} if self._index is None else set()
-        wanted = sorted(
-            (record for record in records.values() if record.name not in problems),
-            key=lambda record: (-record.size, record.name),
-        )
-        done, total = 0, sum(record.size for record in wanted)
+        done, total = 0, sum(one.size for one in records.values() if one.name not in problems)
 
         def told(count: int) -> None:
             nonlocal done
@@ -212,16 +210,33 @@ class _StepCheck:
             if progress is not None:
                 progress(done, total)
 
-        for found in read_files(self._uri, [record.name for record in wanted], progress=told):
-            self.files_read += 1
-            self.bytes_read += found.size
-            problem = file_problem(records[found.name], found)
-            if problem is not None:
-                problems[found.name] = problem
+        for place in self._places:
+            wanted = sorted(
+                (record for record in place.records if record.name not in problems),
+                key=lambda record: (-record.size, record.name),
+            )
+            for found in read_files(place.folder, [one.name for one in wanted], progress=told):
+                self.files_read += 1
+                self.bytes_read += found.size
+                problem = file_problem(records[found.name], found)
+                if problem is not None:
+                    problems[found.name] = problem
         self._sound = records.keys() - problems.keys()
         for name in sorted(problems):
             values = holds_values(name) and name not in closed
             self._found(problems[name], loads=values or not self._is_read(name))
+
+    def _listed_in(self, place: FilePlace) -> dict[str, str]:
+        """What a listing alone shows to be wrong in one folder, by file; notes what is extra."""
+        listed = {entry.name: entry for entry in open_files(place.folder).walk()}
+        if place.is_owners and not listed:
+            self._found(_text(removed_by_owner(place.folder)), loads=False)
+        known = {record.name for record in place.records}
+        if self._index is not None:
+            known.add(INDEX_FILE)
+        if self._records:
+            self.extra = sorted({*self.extra, *({*listed} - known)})
+        return listed_problems(listed, place.records)
 
     def small_objects(self) -> None:
         """Compare what the sound metadata says with what was recorded, and the assets."""
@@ -287,7 +302,7 @@ class _StepCheck:
     def _wrong_trees(self) -> Iterator[str]:
         """Items whose leaves, as Orbax lists them, are not those that were saved."""
         data = self._read(STEP_METADATA)
-        if data is None:
+        if data is None or self._manifest.plain is not None:  # its adoption read the leaves there
             return
         step = parse_step_metadata(data, path=self._uri / STEP_METADATA)
         if self._index is not None and step.forms != self._index.directory.forms:
@@ -366,7 +381,10 @@ class _StepCheck:
 
     def _read(self, name: str) -> bytes | None:
         """A file of the step that was found sound; None for all others."""
-        found = self._objects.read(name) if name in self._sound else None
+        if name not in self._sound:
+            return None
+        place = next(one for one in self._places if self._records[name] in one.records)
+        found = ObjectStore(place.folder).read(name)
         return None if found is None else found.value
 
 

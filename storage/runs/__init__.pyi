@@ -49,6 +49,7 @@ from .records.manifest import LeafRecord as LeafRecord
 from .records.manifest import Manifest as Manifest
 from .records.manifest import ModelInfo as ModelInfo
 from .records.manifest import ObjectRecord as ObjectRecord
+from .records.manifest import PlainStep as PlainStep
 from .records.manifest import SharedFiles as SharedFiles
 from .records.placed import UNREADABLE as UNREADABLE
 from .records.placed import judge_records as judge_records
@@ -78,8 +79,12 @@ from .run import list_runs as list_runs
 from .run import refuse_headless as refuse_headless
 from .run import resolve_checkpoint as resolve_checkpoint
 from .step_copy import CopyReport as CopyReport
+from .step_files import FilePlace as FilePlace
+from .step_files import file_places as file_places
 from .step_files import file_problem as file_problem
+from .step_files import is_kept as is_kept
 from .step_files import listed_problems as listed_problems
+from .step_files import removed_by_owner as removed_by_owner
 from .step_states import StepInfo as StepInfo
 from .step_states import StepState as StepState
 from .trash import GRACE_SECONDS as GRACE_SECONDS
@@ -89,4 +94,5 @@ from .trash import delete_step as delete_step
 from .trash import read_tombstones as read_tombstones
 from .trash import undelete_step as undelete_step
 from .writer import Writer as Writer
+from .writer import default_writer_id as default_writer_id
 from .writer import sync_folder as sync_folder

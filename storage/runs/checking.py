@@ -30,6 +30,7 @@ from cairn.storage.runs.records import (
     ExportManifest,
     Lease,
     Manifest,
+    PlainStep,
     RunInfo,
     asset_file,
     judge_records,
@@ -48,9 +49,18 @@ from cairn.storage.runs.records import (
     trash_file,
 )
 from cairn.storage.runs.run import Run, refuse_headless
+from cairn.storage.runs.step_files import removed_by_owner
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.runs.trash import Hold, Intent, Tombstone
-from cairn.storage.store import Place, Record, Versioned, place_told, sha256_of
+from cairn.storage.store import (
+    Place,
+    Record,
+    Versioned,
+    open_files,
+    parse_uri,
+    place_told,
+    sha256_of,
+)
 
 __all__ = ["RunReport", "check_run", "run_ids"]
 
@@ -202,13 +212,19 @@ class _RunCheck:
             names = {manifest_file(*key): key for key in published[start:][:_MANIFESTS_AT_ONCE]}
             for name, value in self._objects.read_many(names).items():
                 step, attempt = key = names[name]
+                manifest = None
                 if value is not None:
                     self._manifests[key] = sha256_of(value.value)
-                    for asset in self._assets(name, value):
+                    manifest = self._manifest(name, value)
+                    for asset in () if manifest is None else manifest.assets:
                         assets[asset.sha256] = name, asset
                 if attempt not in numbers:
                     self._say(name, f"of attempt {attempt}, which has no record")
-                if committed[markers[key]] is None and key not in self._history.deleted:
+                if key in self._history.deleted:
+                    continue
+                if manifest is not None and manifest.plain is not None:
+                    self._adopted(name, manifest.plain)
+                elif committed[markers[key]] is None:
                     self._say(name, f"its folder has no {COMMIT_FILE}: {step_dir(attempt, step)}")
         for sha256, (name, asset) in assets.items():
             try:
@@ -216,15 +232,20 @@ class _RunCheck:
             except StorageError as exc:
                 self._say(asset_file(sha256), f"which {name} names: {exc}")
 
-    def _assets(self, name: str, stored: Versioned) -> tuple[AssetRecord, ...]:
-        """Of a manifest; none if it can't be read."""
+    def _manifest(self, name: str, stored: Versioned) -> Manifest | None:
+        """What was read of one; None if it can't be."""
         try:
             manifest = parse_record(self._objects, name, Manifest, stored)
         except UNREADABLE as exc:
             self._add(name, exc)
-            return ()
+            return None
         self._records += 1
-        return manifest.assets
+        return manifest
+
+    def _adopted(self, name: str, plain: PlainStep) -> None:
+        """A step that plain Orbax wrote, which may have left no marker."""
+        if plain.source is not None and not open_files(parse_uri(plain.source)).list():
+            self._say(name, str(removed_by_owner(plain.source)))
 
     def aliases(self) -> None:
         """Every alias, and the manifest that it points to."""

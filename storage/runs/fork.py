@@ -33,6 +33,7 @@ from cairn.storage.runs.records import (
     Attempt,
     Lineage,
     Manifest,
+    StepContents,
     StepIndex,
     annotation_file,
     begin_attempt,
@@ -56,10 +57,11 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.run import Run, refuse_inside_run
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
+from cairn.storage.runs.step_files import file_places
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe
-from cairn.storage.store import LOCK_SUFFIX, Clock, StoreURI, open_files, utc_now
+from cairn.storage.store import LOCK_SUFFIX, Clock, Files, StoreURI, open_files, utc_now
 
 __all__ = ["abandon_fork", "fork_run"]
 
@@ -127,9 +129,7 @@ def fork_run(
 
     folder = run.uri / step_dir(attempt.number, step.step)
     try:
-        report = copy_step_files(
-            open_files(source.step_uri(step)), open_files(folder), contents.objects, tell
-        )
+        report = _copy_files(source.step_uri(step), manifest, contents, open_files(folder), tell)
     except CorruptionError:
         source.manifest(step)  # gone, if its bytes have been removed
         raise
@@ -138,6 +138,8 @@ def fork_run(
         "writer": by,
         "environment": manifest.unshared_environment | report.noted(),  # a fork copies
     }
+    if manifest.plain is not None:
+        changes["plain"] = manifest.plain.model_copy(update={"source": None})
     # In the present version.
     copied = Manifest.model_validate(
         manifest.model_dump(by_alias=True, exclude={"index"}) | changes
@@ -153,6 +155,28 @@ def fork_run(
     _ensure_held(run, attempt)
     release(run.objects, attempt, clock=clock)
     return replace(run.step(step.step), copied=report)
+
+
+def _copy_files(
+    step: StoreURI,
+    manifest: Manifest,
+    contents: StepContents,
+    target: Files,
+    tell: Callable[[int, int], None],
+) -> CopyReport:
+    """Copy the files of a step, wherever they lie, into one folder."""
+    places = file_places(step, contents.objects, manifest.source)
+    total = sum(record.size for place in places for record in place.records)
+    before = 0
+    reports = []
+
+    def tell_all(done: int, of: int) -> None:
+        tell(before + done, total or of)
+
+    for place in places:
+        reports.append(copy_step_files(open_files(place.folder), target, place.records, tell_all))
+        before += reports[-1].nbytes
+    return reports[0].with_others(reports[1:])
 
 
 def abandon_fork(target: StoreURI, *, by: str) -> None:

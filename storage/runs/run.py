@@ -230,7 +230,7 @@ def refuse_plain_steps(folder: StoreURI) -> None:
         raise _no_run_begins(
             folder,
             f"checkpoints that no run lists: {', '.join(plain[:_NAMED_IN_ERRORS])}{more}",
-            "Load one with Orbax, and save it as a step of a run in another folder.",
+            f"`cairn adopt {folder}` lists them in a run beside it, where a job can go on.",
         )
 
 
@@ -285,6 +285,7 @@ class Run:
         lineage: Lineage | Mapping[str, Any] | None = None,
         config_digest: str | None = None,
         environment: Mapping[str, Any] | None = None,
+        adopts: str | None = None,
         exist_ok: bool = True,
         clock: Clock = utc_now,
     ) -> "Run":
@@ -304,6 +305,7 @@ class Run:
             config_digest=config_digest,
             lineage=None if lineage is None else Lineage.model_validate(lineage),
             environment=dict(environment or {}),
+            adopts=adopts,
         )
         refuse_inside_run(run.uri)
         refuse_inside_checkpoint(run.uri)
@@ -549,8 +551,12 @@ class Run:
         return open_contents(self.step_uri(info), self.manifest(info))
 
     def step_uri(self, info: StepInfo) -> StoreURI:
-        """The folder of a step: an ordinary Orbax checkpoint."""
+        """The folder of a step in this run: an ordinary Orbax checkpoint, unless it was adopted."""
         return self.uri / step_dir(info.attempt, info.step)
+
+    def orbax_uri(self, info: StepInfo) -> StoreURI:
+        """The folder of a step that plain Orbax reads; of an adopted one its owner's."""
+        return self.step_uri(info) if info.source is None else parse_uri(info.source)
 
     def resolve(self, ref: CheckpointRef) -> StepInfo:
         """The step that `ref` names; an alias keeps its step even when that was set aside.

@@ -56,6 +56,16 @@ class CopyReport:
         """What the `environment` of the copy's manifest says of it."""
         return {_ENTRY: asdict(self)}
 
+    def with_others(self, others: "Iterable[CopyReport]") -> "CopyReport":
+        """This one and those of other folders of the same step."""
+        found = [self, *others]
+        return CopyReport(
+            files=sum(one.files for one in found),
+            nbytes=sum(one.nbytes for one in found),
+            how="; ".join(dict.fromkeys(one.how for one in found)),
+            unrecorded=sum(one.unrecorded for one in found),
+        )
+
     @classmethod
     def of(cls, environment: Mapping[str, Any]) -> "CopyReport | None":
         """What was noted; None if the step is no copy, or one that an older release made."""

@@ -1,11 +1,72 @@
 """Is a file of a step the one that the manifest names? Judged by its record; nothing is read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from cairn.storage.arrays import FILE_PREFIX
+from cairn.storage.errors import StepNotFoundError
 from cairn.storage.runs.records import ObjectRecord
-from cairn.storage.store import Entry, FileChecksum
+from cairn.storage.store import Entry, FileChecksum, StoreURI, parse_uri
 
-__all__ = ["file_problem", "listed_problems", "missing_problem", "told_problem"]
+__all__ = [
+    "FilePlace",
+    "file_places",
+    "file_problem",
+    "is_kept",
+    "listed_problems",
+    "missing_problem",
+    "removed_by_owner",
+    "told_problem",
+]
+
+
+class FilePlace(NamedTuple):
+    """A folder that files of a step lie in.
+
+    Attributes:
+        folder: the folder.
+        records: the files, named from it.
+        is_owners: it is not the run's: what its owner does there, nobody here can help.
+    """
+
+    folder: StoreURI
+    records: tuple[ObjectRecord, ...]
+    is_owners: bool
+
+
+def file_places(
+    step: StoreURI, records: Iterable[ObjectRecord], source: str | None
+) -> list[FilePlace]:
+    """Where the files of a step lie; those of an adopted one in its owner's folder.
+
+    Args:
+        step: the step's folder in the run.
+        records: its files.
+        source: its owner's folder, as its manifest says; None if it was not adopted.
+    """
+    records = tuple(records)
+    if source is None:
+        return [FilePlace(step, records, is_owners=False)]
+    kept = tuple(record for record in records if is_kept(record.name))
+    owners = tuple(record for record in records if not is_kept(record.name))
+    places = [FilePlace(parse_uri(source), owners, is_owners=True)]
+    return [*places, FilePlace(step, kept, is_owners=False)] if kept else places
+
+
+def is_kept(name: str) -> bool:
+    """Whether a file of an adopted step is one of ours: the digests of its chunks."""
+    return name.rpartition("/")[2].startswith(FILE_PREFIX)
+
+
+def removed_by_owner(source: object) -> StepNotFoundError:
+    """That an adopted step is gone."""
+    return StepNotFoundError(
+        "the files of an adopted step are gone",
+        path=source,
+        expected="the checkpoint that was adopted",
+        found="nothing: its owner has removed or moved it",
+        next_step="Use another step; delete this one from its run, or put its files back.",
+    )
 
 
 def listed_problems(

@@ -56,6 +56,7 @@ class StepInfo:
         nbytes: bytes of its files; None without a manifest.
         manifest_digest: "sha256:…"; None without a manifest.
         problem: what is wrong with its manifest, if that can't be read.
+        source: folder of its files, if it was adopted: they are its owner's, and stay.
         copied: what a fork has checked of its files; only a fork's answer tells.
     """
 
@@ -65,6 +66,7 @@ class StepInfo:
     created: str | None = None
     nbytes: int | None = None
     manifest_digest: str | None = None
+    source: str | None = None
     problem: str | None = None
     copied: CopyReport | None = field(default=None, compare=False)
 

@@ -8,7 +8,9 @@ nothing lists it; from then on it counts, unless a later attempt went back befor
 """
 
 import contextlib
+import getpass
 import os
+import socket
 import threading
 from collections.abc import Callable
 from typing import SupportsIndex
@@ -51,13 +53,25 @@ from cairn.storage.store import (
     within,
 )
 
-__all__ = ["Writer", "publish_manifest", "sync_folder"]
+__all__ = ["Writer", "default_writer_id", "publish_manifest", "sync_folder"]
 
 _RENEWAL_SECONDS = 1.0
 """How long to wait for a renewal that is under way: it does nothing once the lease was taken."""
 
 _GIVING_BACK_SECONDS = 10.0
 """How long to try to give a lease back, which else expires by itself."""
+
+
+def default_writer_id() -> str:
+    """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
+    given = os.environ.get("CAIRN_WRITER_ID")
+    if given:
+        return given
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 class Writer:

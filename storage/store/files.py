@@ -46,12 +46,14 @@ class Entry(NamedTuple):
         size: bytes; 0 for a folder.
         is_dir: True for a folder.
         crc32c: of the bytes, eight hexadecimal digits, if the store knows it.
+        modified_ns: when the file was modified last, if it lies on a disk.
     """
 
     name: str
     size: int
     is_dir: bool
     crc32c: str | None = None
+    modified_ns: int | None = None
 
 
 class FileWriter(abc.ABC):

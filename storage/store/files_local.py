@@ -63,10 +63,11 @@ class LocalFiles(Files):
                 yield from self._files_below(item.path, prefix / item.name)
             elif item.is_file():
                 try:
-                    size = item.stat().st_size
+                    status = item.stat()
                 except FileNotFoundError:  # removed since it was listed
                     continue
-                yield Entry(str(prefix / item.name), size, False)
+                name, modified = str(prefix / item.name), status.st_mtime_ns
+                yield Entry(name, status.st_size, False, modified_ns=modified)
 
     @override
     def open_read(self, rel: str) -> BinaryIO:

@@ -8,11 +8,9 @@ ordinary Orbax checkpoint below `attempts/<n>/`, an ordinary Orbax root.
 """
 
 import contextlib
-import getpass
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +26,7 @@ from cairn.storage.runs import (
     Run,
     Writer,
     check_step,
+    default_writer_id,
     step_dir,
 )
 from cairn.storage.store import (
@@ -73,18 +72,6 @@ _ENDING_SECONDS: Final = 10.0
 
 _LONGEST_TTL_SECONDS: Final = 7 * 24 * 3600.0
 """For so long nobody else could write, should this writer die."""
-
-
-def default_writer_id() -> str:
-    """CAIRN_WRITER_ID, else user@host: the same over restarts of one job on one machine."""
-    given = os.environ.get("CAIRN_WRITER_ID")
-    if given:
-        return given
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = f"uid{os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 class Checkpointer:

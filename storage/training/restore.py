@@ -335,7 +335,7 @@ def read_meta(step: Step) -> dict[str, Any]:
             path=reader.uri,
             expected=f"an item {META_ITEM!r}",
             found=f"items {', '.join(reader.names())}",
-            next_step="Load another step; plain Orbax reads the arrays of this one.",
+            next_step="Load another step; `cairn.load` reads the arrays of this one.",
         )
     meta = reader.meta()
     found = sha256_of(canonical_json(meta))
@@ -426,6 +426,7 @@ class FittedItem(NamedTuple):
         arrays: what is stored.
         infos: what is known of each stored leaf, by path.
         wanted: what to make of them, by path.
+        texts: leaves that are text, by path.
         problems: where the two differ, a line each; nothing can be read before there are none.
         where: what errors call the checkpoint.
     """
@@ -434,13 +435,14 @@ class FittedItem(NamedTuple):
     arrays: ItemArrays
     infos: dict[str, LeafInfo]
     wanted: dict[str, TargetLeaf]
+    texts: dict[str, str]
     problems: list[str]
     where: object
 
     def read(self) -> dict[str, Any]:
         """The wanted leaves by path, as the target says; all processes must call this."""
         values = processes.together(lambda: _read(self.arrays, self.infos, self.wanted))
-        return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()}
+        return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
 
 
 def fit_item(
@@ -472,12 +474,16 @@ def fit_item(
     if chosen is not None:
         known = {path: info for path, info in known.items() if chosen(path)}
         leaves = {path: leaf for path, leaf in leaves.items() if chosen(path)}
-    wanted = {path: target_leaf(leaf) for path, leaf in leaves.items()}
+    texts = {path: text for path, text in reader.texts(name).items() if not chosen or chosen(path)}
+    asked = {path for path, leaf in leaves.items() if isinstance(leaf, str)} & {*texts, *known}
+    wanted = {path: target_leaf(leaf) for path, leaf in leaves.items() if path not in asked}
     stored = {path: _fits_as(arrays, info) for path, info in known.items()}
-    problems = trees.difference(list(wanted), stored)
+    problems = trees.difference([*wanted, *asked], {*stored, *texts})
     for path in sorted(wanted.keys() & stored.keys()):
         problems += [f"{path}: {text}" for text in wanted[path].misfits(stored[path], cast)]
-    return FittedItem(name, arrays, known, wanted, problems, where)
+    problems += [f"{path}: expected text, stored an array" for path in sorted(asked - {*texts})]
+    problems += [f"{path}: expected an array, stored text" for path in sorted({*wanted} & {*texts})]
+    return FittedItem(name, arrays, known, wanted, texts, problems, where)
 
 
 def _opened(step: Step) -> CheckpointReader:
@@ -495,7 +501,8 @@ def _manifest_of(step_uri: StoreURI) -> Manifest | None:
 
 
 def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
-    arrays = None if item == META_ITEM else reader.arrays(item)
+    is_json = item == META_ITEM and not reader.is_adopted
+    arrays = None if is_json else reader.arrays(item)
     if arrays is None:
         raise NotFoundError(
             "no such item",
@@ -510,7 +517,7 @@ def _arrays(reader: CheckpointReader, item: str, where: object) -> ItemArrays:
 def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
     """Of what fits, the leaves that are asked for."""
     asked = [paths] if isinstance(paths, str) else list(paths)
-    unknown = [path for path in asked if path not in fitted.wanted]
+    unknown = [path for path in asked if path not in fitted.wanted and path not in fitted.texts]
     if unknown or isinstance(paths, str):
         raise LeafNotFoundError(
             "no such leaves",
@@ -519,7 +526,10 @@ def _chosen(fitted: FittedItem, paths: Collection[str]) -> FittedItem:
             found=repr(paths) if isinstance(paths, str) else ", ".join(map(repr, unknown)),
             next_step=f"Give paths such as {', '.join(map(repr, list(fitted.wanted)[:3]))}.",
         )
-    return fitted._replace(wanted={path: fitted.wanted[path] for path in asked})
+    return fitted._replace(
+        wanted={path: fitted.wanted[path] for path in asked if path in fitted.wanted},
+        texts={path: fitted.texts[path] for path in asked if path in fitted.texts},
+    )
 
 
 def _fitted(step: Step, item: str, target: Any, cast: bool, where: object) -> FittedItem:

@@ -78,6 +78,7 @@ from .manifest import AssetRecord as AssetRecord
 from .manifest import Manifest as Manifest
 from .manifest import ManifestSummary as ManifestSummary
 from .manifest import ObjectRecord as ObjectRecord
+from .manifest import PlainStep as PlainStep
 from .placed import UNREADABLE as UNREADABLE
 from .placed import judge_records as judge_records
 from .placed import misplaced as misplaced

@@ -25,6 +25,7 @@ __all__ = [
     "ManifestSummary",
     "ModelInfo",
     "ObjectRecord",
+    "PlainStep",
     "SharedFiles",
 ]
 
@@ -86,12 +87,14 @@ class ObjectRecord(_Part):
         crc32c: eight hexadecimal digits; None only in manifests of older releases.
         content: what `ContentSum.text` gave; None where nobody had the bytes at hand. The first
             manifests that had one name another sum, "sum-64".
+        modified_ns: of a file that is not the run's own: when it was modified, if its disk tells.
     """
 
     name: str
     size: Natural
     crc32c: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")] | None = None
     content: Annotated[str, Field(pattern=r"^(words|sum)-64:[0-9a-f]{16}$")] | None = None
+    modified_ns: int | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property
     def content_sum(self) -> str | None:
@@ -142,6 +145,26 @@ class ModelInfo(_Part):
     config: dict[str, Any] = Field(default_factory=dict)
 
 
+class PlainStep(_Part):
+    """How a step lies that plain Orbax wrote, and Cairn adopted.
+
+    Attributes:
+        source: its folder, which stays its owner's: nothing is ever written there. None for a copy,
+            whose files lie in the run.
+        trees: by item, the folder of a tree; "" is the step's own.
+        json_files: by item, the file of what is JSON.
+        arrays: of an item that is made of a part of a tree: by path, what Orbax calls each leaf. An
+            item of the same folder that is not among these has the rest.
+        keys: by item and path, the implementation of leaves that are typed PRNG keys.
+    """
+
+    source: str | None = Field(default=None, exclude_if=lambda one: one is None)
+    trees: dict[str, str]
+    json_files: dict[str, str] = Field(default_factory=dict)
+    arrays: dict[str, dict[str, str]] = Field(default_factory=dict)
+    keys: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+
 class IndexRef(_Part):
     """What a manifest knows of its step's index.
 
@@ -164,7 +187,7 @@ class IndexRef(_Part):
     leaves: Natural
 
 
-CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects"}
+CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects", "plain"}
 """Fields of a manifest that tell of leaves and files; an index has all others too."""
 
 _SHARED_FILES: Final = "shared_files"
@@ -188,6 +211,7 @@ class Manifest(Record):
         assets: small files kept in the run.
         model: which model, if one was saved.
         environment: versions and hosts, for people.
+        plain: of a step that Cairn did not save: how it lies, and where.
     """
 
     FORMAT: ClassVar[str] = "cairn.manifest"
@@ -205,14 +229,27 @@ class Manifest(Record):
     assets: tuple[AssetRecord, ...] = ()
     model: ModelInfo | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
+    plain: PlainStep | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @model_validator(mode="after")
     def _check_contents(self) -> "Manifest":
         if self.index is not None and (self.inline_leaves or self.inline_objects):
             raise ValueError("an index, or leaves and objects, not both")
+        if self.plain is not None and not self.is_recorded:
+            raise ValueError("every file of an adopted step with its checksum, and no index")
         if self.nbytes > MAX_BYTES:
             raise ValueError(f"at most {MAX_BYTES} bytes in all, found {self.nbytes}")
         return self
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether every file has its checksum here."""
+        return bool(self.inline_objects) and all(one.crc32c for one in self.inline_objects)
+
+    @property
+    def source(self) -> str | None:
+        """The folder of the step's files, if they are not the run's own."""
+        return None if self.plain is None else self.plain.source
 
     @property
     def inline_shared_files(self) -> tuple[SharedFiles, ...]:
@@ -249,11 +286,13 @@ class ManifestSummary(NamedTuple):
         created: when the step was saved, RFC 3339 in UTC.
         nbytes: as `Manifest.nbytes`.
         digest: as `Manifest.digest()`.
+        source: as `Manifest.source`.
     """
 
     created: str
     nbytes: int
     digest: str
+    source: str | None = None
 
     @classmethod
     def parse(cls, data: bytes, path: object, place: Place | None = None) -> "ManifestSummary":
@@ -269,11 +308,13 @@ class ManifestSummary(NamedTuple):
             if isinstance(created, str) and (objects or index):
                 inline = sum(int(record["size"]) for record in objects or ())
                 nbytes = inline if index is None else int(index["nbytes"])
-                return cls(created, nbytes, sha256_of(data))
-        except (TypeError, KeyError, ValueError):
+                source = (body.get("plain") or {}).get("source")
+                if source is None or isinstance(source, str):
+                    return cls(created, nbytes, sha256_of(data), source)
+        except (TypeError, KeyError, ValueError, AttributeError):
             pass  # the full check below says what is wrong
         manifest = Manifest.parse(data, path, place)
-        return cls(manifest.created, manifest.nbytes, sha256_of(data))
+        return cls(manifest.created, manifest.nbytes, sha256_of(data), manifest.source)
 
 
 def dtype_bits(dtype: str) -> int:

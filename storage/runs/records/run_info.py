@@ -38,6 +38,7 @@ class RunInfo(Record):
         config_digest: of the model's config, if known.
         lineage: the step it was forked from, if any.
         environment: versions and hosts, for people.
+        adopts: the folder of plain Orbax whose checkpoints it lists, if it was made by an adoption.
     """
 
     FORMAT: ClassVar[str] = "cairn.run"
@@ -48,6 +49,7 @@ class RunInfo(Record):
     config_digest: str | None = None
     lineage: Lineage | None = None
     environment: dict[str, Any] = Field(default_factory=dict)
+    adopts: str | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property
     def id(self) -> str:

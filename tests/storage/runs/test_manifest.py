@@ -299,9 +299,20 @@ def test_a_config_that_is_no_json_is_refused():
 
 
 def test_a_summary_says_what_the_manifest_says():
-    for written in (manifest(), manifest(objects=()), with_index()):
+    plain = {"source": "gs://bucket/old/12", "trees": {"model": ""}}
+    adopted = manifest(plain=plain, objects=manifest().inline_objects[:1])
+    for written in (manifest(), manifest(objects=()), with_index(), adopted):
         summary = ManifestSummary.parse(written.to_bytes(), "p")
-        assert summary == (written.created, written.nbytes, written.digest())
+        assert summary == (written.created, written.nbytes, written.digest(), written.source)
+    assert summary.source == "gs://bucket/old/12"
+
+
+def test_an_adopted_step_has_a_checksum_of_every_file():
+    plain = {"source": "gs://bucket/old/12", "trees": {"model": ""}}
+    unknown = [{"name": "model/d/0", "size": 3}]
+    for objects in ((), unknown):
+        with pytest.raises(ValueError, match="every file of an adopted step"):
+            manifest(plain=plain, objects=objects)
 
 
 @pytest.mark.parametrize("change", [{"objects": [{}]}, {"objects": 3}, {"created": 1}])

@@ -1,0 +1,69 @@
+"""Listing what plain Orbax has saved in a run, from the shell."""
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from cairn.service.command.options import console, errors
+from cairn.service.command.tables import print_table
+from cairn.storage.arrays import parse_json_object
+
+app: Final = typer.Typer()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return parse_json_object(path.read_bytes(), path=path)
+    except OSError as exc:
+        raise typer.BadParameter(f"{path}: {exc.strerror}") from exc
+
+
+@app.command()
+def adopt(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder or URI that Orbax was given.")
+    ],
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Folder of the run; default: FOLDER.cairn, beside it."),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="The folder is one checkpoint, and this its step."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="config.json of the model that the steps hold."),
+    ] = None,
+    paths: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE", help="JSON: regular expressions of paths -> ours."),
+    ] = None,
+) -> None:
+    """List the checkpoints of plain Orbax in a run, where they lie.
+
+    Each is read once, and nothing in FOLDER is ever changed. Again, it adds what is new, and says
+    what was removed or changed. Needs no running control plane. Exit status 1 if something there
+    is not listed, or not as it was adopted. With --config and --map each step has an item "model"
+    that `cairn convert` exports.
+    """
+    if (config is None) != (paths is None):
+        raise typer.BadParameter("--config and --map go together")
+    from cairn.storage.adoption import adopt as adopt_folder  # imports TensorStore
+
+    model = None
+    if config is not None and paths is not None:
+        from cairn.state.weights import model_map
+
+        model = model_map(_json(config), _json(paths))
+    found = adopt_folder(folder, run, step=step, model=model)
+    states = dict.fromkeys(found.adopted, "adopted")
+    states |= dict.fromkeys(found.kept, "as it was")
+    states |= dict.fromkeys(found.gone, "removed by its owner")
+    print_table(console, ("step", "found"), sorted(states.items()))
+    for line in (*found.left, *found.problems):
+        errors.print(line, soft_wrap=True, markup=False)
+    errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
+    if not found.ok:
+        raise typer.Exit(1)

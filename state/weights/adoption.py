@@ -1,0 +1,41 @@
+"""What an adoption must know to find a model of ours in somebody else's tree. JAX-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
+from cairn.state.errors import ConfigError
+from cairn.state.weights.shapes import leaf_shapes
+from cairn.storage.adoption import ModelMap
+from cairn.storage.runs import ModelInfo
+
+__all__ = ["model_map"]
+
+
+def model_map(config: EDPretrainedConfig | Mapping[str, Any], rules: Mapping[str, str]) -> ModelMap:
+    r"""A model, and where its leaves are in a tree that Cairn did not save; for `adopt`.
+
+    Args:
+        config: of the model: ours, or what a Hugging Face config.json holds.
+        rules: regular expressions of whole paths, such as
+            `r"state/params/layers_([0-9]+)/attn/query/kernel"`, and the model's own path, such as
+            `r"model/layers/\1/self_attn/q_proj/kernel"`. The first that matches counts.
+
+    Raises:
+        ConfigError: the config is of no family that is known here, or can't be read.
+        PolicyError: a rule that is no regular expression.
+    """
+    known = config if isinstance(config, EDPretrainedConfig) else AutoEasyDeLConfig.from_hf(config)
+    if not isinstance(known, DecoderConfig):
+        raise ConfigError(
+            path="config",
+            expected="that of a family whose leaves a config describes",
+            found=type(known).__name__,
+            next_step="adopt the folder without a map; `cairn.load` reads it",
+        )
+    info = ModelInfo(
+        model_type=known.model_type, model_class="DecoderForCausalLM", config=known.to_dict()
+    )
+    return ModelMap(info, leaf_shapes(known), dict(rules))

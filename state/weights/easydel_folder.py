@@ -1,0 +1,56 @@
+"""Folders as older releases of EasyDeL saved them: weights in safetensors, named as ours are.
+
+Beside the weights lie the optimizer's tensors, which have numbers for names, and a pickle that says
+what they are. A pickle can run code and is never read: the optimizer stays behind. JAX-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, unread_keys
+from cairn.state.conversion import Rule, RuleTable, Shape
+
+__all__ = ["WEIGHTS_FILE", "easydel_config", "easydel_rules", "left_behind"]
+
+WEIGHTS_FILE: Final = "easydel-model.parameters"
+
+_LEFT: Final = re.compile(r"easydel-optstate\..*|.*\.(structure|pickle|pkl)|tx_structure\.json")
+_NORMS: Final = ("kernel", "scale", "weight")
+"""What the scale of a norm has been called."""
+
+
+def left_behind(names: Iterable[str]) -> list[str]:
+    """Files that are not read: the optimizer's, and all pickles."""
+    return sorted(name for name in names if _LEFT.fullmatch(name))
+
+
+def easydel_config(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The keys of a config.json that say what the model is; names of the others.
+
+    EasyDeL wrote into it how it runs a model, too: meshes, block sizes, platforms.
+    """
+    others = unread_keys(data, AutoEasyDeLConfig.hf_keys(data) | {"architectures", "auto_map"})
+    ours_alone = OURS_ALONE & data.keys()
+    dropped = others.keys() | ours_alone
+    return {key: value for key, value in data.items() if key not in dropped}, sorted(dropped)
+
+
+def easydel_rules(ours: Iterable[str], theirs: Mapping[str, Shape]) -> RuleTable:
+    """The table between our leaves and EasyDeL's: the same tensors, dots for slashes.
+
+    Args:
+        ours: paths of our leaves.
+        theirs: shapes of the tensors that are there.
+    """
+    rules = []
+    for path in ours:
+        name = path.replace("/", ".")
+        owner, _, last = name.rpartition(".")
+        if last == "scale":
+            known = [f"{owner}.{one}" for one in _NORMS if f"{owner}.{one}" in theirs]
+            name = known[0] if known else f"{owner}.{_NORMS[0]}"
+        rules.append(Rule.one(path, name))
+    return RuleTable(tuple(rules))

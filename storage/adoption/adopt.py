@@ -1,0 +1,387 @@
+"""List the checkpoints of a folder of plain Orbax in a run, where they lie. Imports no JAX.
+
+Nothing is written, renamed or locked in the folder. Each step is read once; what it holds, and the
+checksums and digests of that, go into the run, which lies beside the folder or wherever the caller
+says. Asked again, it adds what is new, and says what its owner has removed or changed.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, SupportsIndex
+
+import google_crc32c
+
+from cairn.storage.adoption.layouts import FolderContents, find_checkpoints, plain_items
+from cairn.storage.adoption.model_map import ModelMap
+from cairn.storage.adoption.step_reading import read_step, with_model
+from cairn.storage.errors import (
+    CorruptionError,
+    InvalidURIError,
+    NotACheckpointError,
+    NotFoundError,
+    PreconditionFailedError,
+    RunNotFoundError,
+    StoreUnavailableError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import (
+    Annotation,
+    Manifest,
+    ModelInfo,
+    ObjectRecord,
+    Run,
+    StepInfo,
+    Writer,
+    check_run_name,
+    check_step,
+    default_writer_id,
+    file_places,
+    file_problem,
+    listed_problems,
+    step_dir,
+    sync_folder,
+)
+from cairn.storage.store import (
+    Clock,
+    ContentSum,
+    StoreURI,
+    open_files,
+    parse_uri,
+    read_files,
+    rfc3339,
+    utc_now,
+)
+
+__all__ = ["Adoption", "adopt"]
+
+_SUFFIX: Final = ".cairn"
+_STORES: Final = ("file", "gs")
+_METRICS: Final = "metrics"
+_OTHER: Final = "neither arrays nor JSON; its files belong to the step"
+_REFUSED: Final = (
+    CorruptionError,
+    InvalidURIError,
+    NotACheckpointError,
+    NotFoundError,
+    TreeMismatchError,
+    UnsupportedFormatError,
+)
+"""What is wrong with one step; the others are adopted all the same."""
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What an adoption did.
+
+    Attributes:
+        run: the run that lists the steps.
+        adopted: steps that it lists from now on.
+        kept: steps that it listed before; they are as they were adopted.
+        gone: steps that it lists, and that their owner has removed.
+        problems: steps that their owner has changed, or that could not be adopted, a line for each;
+            it begins with the folder's name.
+        left: what is no step, or none yet, and what was deleted from the run, a line for each.
+    """
+
+    run: StoreURI
+    adopted: tuple[int, ...]
+    kept: tuple[int, ...]
+    gone: tuple[int, ...]
+    problems: tuple[str, ...]
+    left: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that lies in the folder is listed, as it is."""
+        return not self.problems
+
+
+def adopt(
+    folder: StoreURI | str | os.PathLike[str],
+    run: StoreURI | str | os.PathLike[str] | None = None,
+    *,
+    step: SupportsIndex | None = None,
+    model: ModelMap | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Clock = utc_now,
+) -> Adoption:
+    """List the checkpoints of a folder that plain Orbax wrote in a run; nothing there is changed.
+
+    Every file and every array is read once. The steps can then be listed, promoted, verified,
+    loaded, exported and forked as others; deleting one removes it from the run alone. A job
+    that saves to the run writes into the run's own folder, after the steps that were adopted.
+    Of several processes one calls this.
+
+    Args:
+        folder: a root of steps, such as a CheckpointManager's, or one checkpoint.
+        run: where the run is, or is to be; by default beside the folder, with ".cairn" at its name.
+        step: of a folder that is one checkpoint; by default what its name says, or 0.
+        model: which leaves are those of a model of ours, so that each step has an item "model" that
+            can be exported; all of them must be there. See `cairn.model_map`.
+        progress: called after each step with (steps that were looked at, steps that are new).
+        clock: tells the time.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        NotACheckpointError: there is no checkpoint in it; the error says what there is.
+        InvalidURIError: it is a run or lies in one; or one would lie in the other; or no run can
+            have the default's name; or `step` is given for a folder of many; or one is neither on
+            a disk nor in Google Cloud Storage.
+        PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
+            another model.
+        LeaseHeldError: a job writes the run, or another adoption does.
+        UnsoundStoreError: the store of the run does not keep what runs rest on.
+        StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
+    """
+    source = parse_uri(folder)
+    target = _beside(source) if run is None else parse_uri(run)
+    _refuse_stores(source, target)
+    _refuse_overlap(source, target)
+    found = _checkpoints(source, target, None if step is None else check_step(step))
+    made = _run(source, target, is_default=run is None, clock=clock)
+    listed = made.steps()
+    kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)
+    new, refused, left = _sorted_out(made, listed, found)
+    adopted = []
+    with ExitStack() as stack:
+        writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
+        stack.callback(writer.close)
+        for count, (number, uri) in enumerate(new.items(), 1):
+            try:
+                others = _adopt_step(made, writer, number, uri, model, clock)
+                adopted.append(number)
+                left += [f"{uri.name}: item {name} is {_OTHER}" for name in others]
+            except _REFUSED as exc:
+                problems.append(f"{uri.name}: {exc}")
+            if progress is not None:
+                progress(count, len(new))
+    return Adoption(
+        made.uri,
+        tuple(adopted),
+        tuple(kept),
+        tuple(gone),
+        tuple(sorted([*problems, *refused])),
+        tuple(sorted(left)),
+    )
+
+
+def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
+    """What lies in the folder; nothing, if it has been adopted and its owner has removed all."""
+    try:
+        return find_checkpoints(source, step)
+    except (NotFoundError, NotACheckpointError):
+        with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
+            if Run.open(run).info().adopts == str(source):
+                return FolderContents({})
+        raise
+
+
+def _sorted_out(
+    run: Run, listed: list[StepInfo], found: FolderContents
+) -> tuple[dict[int, StoreURI], list[str], list[str]]:
+    """Steps that are new, those that the run can't take, and what is left, a line for each."""
+    sources = {info.source for info in listed}
+    numbers = {info.step for info in listed}
+    deleted = {number for number, _ in run.trashed()}
+    aside = {number for number, _ in run.published()} - numbers
+    latest = max(numbers, default=-1)
+    new, refused, left = {}, list(found.problems), list(found.left)
+    for number, uri in found.steps.items():
+        if str(uri) in sources:
+            continue
+        if number in deleted:
+            left.append(f"{uri.name}: deleted from the run")
+        elif number in aside:
+            left.append(f"{uri.name}: set aside in the run, which went back before it")
+        elif number <= latest:
+            refused.append(
+                f"{uri.name}: the run goes on to step {latest}; adopt it into another run"
+            )
+        else:
+            new[number] = uri
+    return new, refused, left
+
+
+def _beside(folder: StoreURI) -> StoreURI:
+    if not folder.path:
+        raise InvalidURIError(
+            "no place beside this folder",
+            path=folder,
+            expected="a folder in a bucket or on a disk",
+            found="a bucket",
+            next_step="Say where the run is to be.",
+        )
+    try:
+        return folder.parent / check_run_name(f"{folder.name}{_SUFFIX}")
+    except InvalidURIError as exc:
+        raise InvalidURIError(
+            "no run can have this folder's name",
+            path=folder,
+            expected=exc.expected,
+            found=repr(folder.name),
+            next_step="Say where the run is to be.",
+        ) from exc
+
+
+def _refuse_stores(*folders: StoreURI) -> None:
+    for folder in folders:
+        if folder.scheme not in _STORES:
+            raise InvalidURIError(
+                "no store for an adoption",
+                path=folder,
+                expected="a folder on a disk, or in a bucket of Google Cloud Storage",
+                found=f"{folder.scheme}://",
+                next_step="Copy the folder to one of these.",
+            )
+
+
+def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
+    names = [f"{uri}/" for uri in (source, target)]
+    if source.scheme == target.scheme == "file":  # whatever links lead there
+        names = [f"{os.path.realpath(uri.local_path)}/" for uri in (source, target)]
+    if names[0].startswith(names[1]) or names[1].startswith(names[0]):
+        raise InvalidURIError(
+            "not a place for this run",
+            path=target,
+            expected=f"a folder outside of {source}, and not around it",
+            found="one in it, or around it",
+            next_step="Choose a name beside the folder.",
+        )
+
+
+def _run(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
+    """The run that lists the folder's steps, made if there is none."""
+    try:
+        made = Run.open(target, clock=clock)
+    except RunNotFoundError:
+        try:
+            made = Run.create(target, adopts=str(source), clock=clock)
+        except StoreUnavailableError as exc:
+            if not is_default:
+                raise
+            raise StoreUnavailableError(
+                "no run can be made beside this folder",
+                path=target,
+                expected="a place that can be written",
+                found=str(exc),
+                next_step="Say where the run is to be.",
+            ) from exc
+    info = made.info()
+    if info.adopts != str(source):
+        what = "nothing" if info.adopts is None else info.adopts
+        raise PreconditionFailedError(
+            "another run is there",
+            path=target,
+            expected=f"no run, or one that adopts {source}",
+            found=f"one that adopts {what}",
+            next_step="Say where the run is to be.",
+            current=info,
+        )
+    return made
+
+
+def _looked_at(
+    run: Run, listed: Iterable[StepInfo], model: ModelInfo | None
+) -> tuple[list[int], list[int], list[str]]:
+    """Steps that are as they were adopted, steps that are gone, and what has changed.
+
+    Raises:
+        PreconditionFailedError: they were adopted with another model, or with none.
+    """
+    kept, gone, changed = [], [], []
+    for info in listed:
+        if info.source is None:
+            continue
+        manifest = run.manifest(info)
+        if manifest.model != model:
+            raise PreconditionFailedError(
+                "adopted with another model",
+                path=run.uri,
+                expected=f"the config and the map that step {info.step} was adopted with"
+                if manifest.model is not None
+                else f"no config and no map, as for step {info.step}",
+                found="none" if model is None else f"those of a {model.model_type}",
+                next_step="Give the same, or adopt the folder into another run.",
+            )
+        place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
+        entries = {entry.name: entry for entry in open_files(place.folder).walk()}
+        if not entries:
+            gone.append(info.step)
+            continue
+        problems = listed_problems(entries, place.records)
+        records = {
+            record.name: record
+            for record in place.records
+            if record.name not in problems
+            and record.modified_ns != entries[record.name].modified_ns
+        }
+        for read in read_files(place.folder, records):
+            problem = file_problem(records[read.name], read)
+            if problem is not None:
+                problems[read.name] = problem
+        if problems:
+            changed.append(
+                f"{place.folder.name}: changed since it was adopted: "
+                f"{'; '.join(problems[name] for name in sorted(problems))}"
+            )
+        else:
+            kept.append(info.step)
+    return kept, gone, changed
+
+
+def _adopt_step(
+    run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
+) -> tuple[str, ...]:
+    """Read a step, and publish what was read; its items that are no trees and no JSON."""
+    items = plain_items(uri)
+    plain = items.plain.model_copy(update={"source": str(uri)})
+    if model is not None:
+        plain = with_model(uri, plain, model)
+    attempt = writer.claim(step)
+    found = read_step(uri, plain)
+    folder = step_dir(attempt, step)
+    objects = list(found.objects)
+    for name, data in found.digests.items():
+        run.objects.write(f"{folder}/{name}", data)
+        objects.append(_record(name, data))
+    saved = items.committed_ns or found.modified_ns
+    manifest = Manifest(
+        step=step,
+        attempt=attempt,
+        created=rfc3339(clock() if saved is None else datetime.fromtimestamp(saved / 1e9, UTC)),
+        writer=default_writer_id(),
+        items=tuple(sorted({**plain.trees, **plain.json_files})),
+        leaves=found.leaves,
+        objects=tuple(sorted(objects, key=lambda one: one.name)),
+        plain=plain.model_copy(update={"keys": found.keys}),
+        model=None if model is None else model.info,
+    )
+    metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
+    sync_folder(run.uri / folder)
+    writer.publish(manifest, _annotation(metrics))
+    return items.others
+
+
+def _record(name: str, data: bytes) -> ObjectRecord:
+    """Of a file that is to have this content."""
+    content = ContentSum()
+    content.update(data)
+    crc32c = f"{google_crc32c.value(data):08x}"
+    return ObjectRecord(name=name, size=len(data), crc32c=crc32c, content=content.text())
+
+
+def _annotation(metrics: object) -> Annotation | None:
+    """The numbers among what Orbax kept as metrics."""
+    if not isinstance(metrics, dict):
+        return None
+    numbers = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return Annotation.of(None, numbers or None)

@@ -1,0 +1,301 @@
+"""Which checkpoints lie in a folder of plain Orbax, and what each is made of. Imports no JAX.
+
+Orbax has laid out its steps in many ways: `<n>`, `<prefix>_<n>` and padded with zeros; a folder for
+each item, or the tree right in the step's; committed by a rename, on a bucket by a marker. The
+names tell nothing else: what a step holds is read in its folders.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cairn.storage.arrays import (
+    JSON_FILES,
+    STEP_METADATA,
+    TREE_METADATA,
+    parse_json_object,
+    parse_step_metadata,
+)
+from cairn.storage.errors import (
+    InvalidURIError,
+    NotACheckpointError,
+    NotFoundError,
+    StorageError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import COMMIT_FILE, RUN_FILE, PlainStep
+from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files
+
+__all__ = ["FolderContents", "PlainItems", "find_checkpoints", "plain_items"]
+
+_NUMBERED: Final = re.compile(r"(?:.*[_-])?([0-9]{1,18})")
+_TEMPORARY: Final = ".orbax-checkpoint-tmp"
+_OLD_LEAVES: Final = "checkpoint"
+"""All leaves of an item in one file, as the first releases of Orbax and Flax wrote them."""
+
+_UNNAMED: Final = ("default", "pytree")
+"""What Orbax calls the one tree that was saved without a name."""
+
+_ONE_TREE: Final = "state"
+"""What Cairn calls it."""
+
+_METRICS: Final = ("metrics", "metrics/metrics")
+_COMMITTED_AT: Final = "commit_timestamp_nsecs"
+_NAMED_IN_ERRORS: Final = 8
+_EASYDEL: Final = "easydel-model.parameters"
+"""The weights in a folder of an older EasyDeL's, which is no checkpoint of Orbax."""
+
+
+@dataclass(frozen=True)
+class FolderContents:
+    """What a folder holds.
+
+    Attributes:
+        steps: the folder of each checkpoint that can be adopted, by step.
+        problems: checkpoints that can't be, a line for each; it begins with the name.
+        left: what is none, or none yet, a line for each.
+    """
+
+    steps: dict[int, StoreURI]
+    problems: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+class PlainItems(NamedTuple):
+    """What a checkpoint is made of.
+
+    Attributes:
+        plain: its trees and what is JSON.
+        others: names of folders that are neither.
+        committed_ns: when Orbax committed it, if it says so.
+    """
+
+    plain: PlainStep
+    others: tuple[str, ...]
+    committed_ns: int | None
+
+
+def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContents:
+    """The checkpoints in a folder, or the one that the folder is.
+
+    Args:
+        folder: a root of steps, or one checkpoint.
+        step: of the one checkpoint that the folder is; None: as its name says, or 0.
+
+    Raises:
+        NotFoundError: there is no such folder.
+        NotACheckpointError: there is none in it; the error says what there is.
+        InvalidURIError: it is a run of Cairn's, or lies in one; or a step is given for many.
+    """
+    _refuse_runs(folder)
+    entries = open_files(folder).list()
+    if not entries:
+        raise NotFoundError(
+            "nothing to adopt",
+            path=folder,
+            expected="a folder with checkpoints of Orbax",
+            found="nothing",
+            next_step="Check the address.",
+        )
+    names = {entry.name for entry in entries}
+    if step is not None:
+        _refuse_many(folder, entries)
+    if step is not None or names & {TREE_METADATA, STEP_METADATA} or _is_old_step(folder, entries):
+        return _one(folder, step)
+    return _many(folder, entries)
+
+
+def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
+    """The folder holds checkpoints."""
+    steps: dict[int, list[str]] = {}
+    left, others = [], []
+    for name in (entry.name for entry in entries if entry.is_dir):
+        numbered = _NUMBERED.fullmatch(name)
+        if _TEMPORARY in name:
+            left.append(f"{name}: not committed")
+        elif not _is_checkpoint(folder / name):
+            others += [f"{name}: no checkpoint of Orbax"] * (numbered is not None)
+        elif numbered is None:
+            left.append(f"{name}: a checkpoint without a number; adopt that folder by itself")
+        elif not _is_committed(folder / name):
+            left.append(f"{name}: not committed")
+        else:
+            steps.setdefault(int(numbered[1]), []).append(name)
+    found = {number: folder / same[0] for number, same in sorted(steps.items()) if len(same) == 1}
+    twice = {number: same for number, same in steps.items() if number not in found}
+    problems = [
+        f"{name}: one of {len(same)} folders of step {number}: {', '.join(same)}"
+        for number, same in twice.items()
+        for name in same
+    ]
+    if not found:
+        raise _no_checkpoints(folder, (one.name for one in entries), [*left, *problems])
+    return FolderContents(found, tuple(sorted(problems)), tuple(sorted([*left, *others])))
+
+
+def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
+    """Raise if a folder that is to be one checkpoint holds several."""
+    names = [one.name for one in entries if one.is_dir and _NUMBERED.fullmatch(one.name)]
+    many = [name for name in names if _is_checkpoint(folder / name)]
+    if many:
+        raise InvalidURIError(
+            "a step is given for many",
+            path=folder,
+            expected="one checkpoint, to have this step",
+            found=f"a folder of checkpoints: {', '.join(many[:_NAMED_IN_ERRORS])}",
+            next_step="Leave the step out, or give the folder of one of them.",
+        )
+
+
+def plain_items(step: StoreURI) -> PlainItems:
+    """What the checkpoint in the folder `step` is made of.
+
+    Raises:
+        NotACheckpointError: it has no tree that can be read.
+        UnsupportedFormatError: it is of the first releases, with all leaves in one file; or Cairn
+            has saved it.
+    """
+    committed_ns = _committed_ns(step)
+    files = open_files(step)
+    entries = files.list()
+    if any(entry.name == TREE_METADATA for entry in entries):
+        return PlainItems(PlainStep(trees={_ONE_TREE: ""}), (), committed_ns)
+    trees: list[str] = []
+    json_files: dict[str, str] = {}
+    old, others = [], []
+    for name in (entry.name for entry in entries if entry.is_dir):
+        inner = {entry.name for entry in files.list(name) if not entry.is_dir}
+        known = [file for file in JSON_FILES if file in inner]
+        if TREE_METADATA in inner:
+            trees.append(name)
+        elif known:
+            json_files[name] = f"{name}/{known[0]}"
+        elif name == _METRICS[0] and "metrics" in inner:
+            json_files[name] = _METRICS[1]
+        elif _OLD_LEAVES in inner:
+            old.append(name)
+        elif _TEMPORARY not in name:
+            others.append(name)
+    if old or (not trees and _OLD_LEAVES in {entry.name for entry in entries}):
+        raise UnsupportedFormatError(
+            "a checkpoint of the first releases",
+            path=step,
+            expected=f"items with {TREE_METADATA}",
+            found=f"all leaves in one file: {', '.join(f'{name}/{_OLD_LEAVES}' for name in old)}"
+            if old
+            else f"all leaves in one file: {_OLD_LEAVES}",
+            next_step="Restore it with the Orbax or Flax that wrote it, and save it again.",
+        )
+    if not trees:
+        raise _no_checkpoints(step, {entry.name for entry in entries})
+    unnamed = [name for name in trees if name in _UNNAMED]
+    renamed = len(unnamed) == 1 and _ONE_TREE not in {*trees, *json_files}
+    plain = PlainStep(
+        trees={_ONE_TREE if renamed and name in _UNNAMED else name: name for name in trees},
+        json_files=json_files,
+    )
+    return PlainItems(plain, tuple(others), committed_ns)
+
+
+def _one(folder: StoreURI, step: int | None) -> FolderContents:
+    """The folder is one checkpoint itself."""
+    if not _is_checkpoint(folder):
+        raise _no_checkpoints(folder, _names(folder))
+    if not _is_committed(folder):
+        raise _no_checkpoints(folder, _names(folder), [f"{folder.name}: not committed"])
+    numbered = _NUMBERED.fullmatch(folder.name)
+    if step is None:
+        step = int(numbered[1]) if numbered else 0
+    return FolderContents({step: folder})
+
+
+def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
+    """Whether a folder with a number for a name has items, though nothing describes the whole."""
+    folders = [entry.name for entry in entries if entry.is_dir]
+    if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
+        return False
+    # A tree that is a checkpoint itself is described as one.
+    return any(
+        TREE_METADATA in names and STEP_METADATA not in names
+        for names in (_names(folder / name) for name in folders)
+    )
+
+
+def _is_checkpoint(folder: StoreURI) -> bool:
+    """Whether a folder holds a tree, or items that do. Judged by names: files may be large."""
+    entries = open_files(folder).list()
+    if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
+        return True
+    inner = (entry.name for entry in entries if entry.is_dir)
+    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in inner)
+
+
+def _names(folder: StoreURI) -> set[str]:
+    return {entry.name for entry in open_files(folder).list()}
+
+
+def _is_committed(step: StoreURI) -> bool:
+    """As Orbax judges it: on a disk a step has its name once it is whole, elsewhere a marker."""
+    if step.scheme == "file":
+        return _TEMPORARY not in step.name
+    return COMMIT_FILE in _names(step)
+
+
+def _committed_ns(step: StoreURI) -> int | None:
+    """When a step was committed, as far as Orbax says it.
+
+    Raises:
+        UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.
+    """
+    found = ObjectStore.open(step).read(STEP_METADATA)
+    if found is None:
+        return None
+    path = step / STEP_METADATA
+    if parse_step_metadata(found.value, path=path).ours:
+        raise UnsupportedFormatError(
+            "a step that Cairn has saved",
+            path=path,
+            expected="one that plain Orbax has saved",
+            found="a copy without its run",
+            next_step="Copy the run as a whole, or fork the step there.",
+        )
+    told = parse_json_object(found.value, path=path).get(_COMMITTED_AT)
+    return told if isinstance(told, int) and told > 0 else None
+
+
+def _refuse_runs(folder: StoreURI) -> None:
+    """Raise if the folder is a run of Cairn's or lies in one."""
+    at = folder
+    while at.path:
+        run = None
+        with contextlib.suppress(StorageError):  # not ours to look into
+            run = ObjectStore.open(at).read(RUN_FILE)
+        if run is not None:
+            raise InvalidURIError(
+                "nothing to adopt",
+                path=folder,
+                expected="a folder that plain Orbax wrote",
+                found="a run of Cairn's" if at == folder else f"a folder of the run {at}",
+                next_step=f"Use the run {at} as it is; a fork copies one of its steps.",
+            )
+        at = at.parent
+
+
+def _no_checkpoints(
+    folder: StoreURI, names: Iterable[str], problems: Iterable[str] = ()
+) -> NotACheckpointError:
+    known = sorted(names)
+    next_step = "Give the folder that Orbax was given, or one step of it."
+    if _EASYDEL in known:
+        next_step = "EasyDeLState.from_pretrained reads the weights; save that state to a run."
+    more = ", …" if len(known) > _NAMED_IN_ERRORS else ""
+    return NotACheckpointError(
+        "nothing to adopt",
+        path=folder,
+        expected=f"a checkpoint of Orbax, or a folder of them: folders with {TREE_METADATA}",
+        found=f"{', '.join(known[:_NAMED_IN_ERRORS])}{more}" or "nothing",
+        next_step=next_step,
+        problems=sorted(problems),
+    )

@@ -1,0 +1,280 @@
+"""Read a checkpoint of plain Orbax once: every file's checksums, every chunk's digest.
+
+Memory is bounded: a few pieces of whole chunks are held at a time, whatever the size of the step. A
+chunk is as large as whoever saved the step has made it. Imports no JAX.
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cairn.storage.adoption.model_map import ModelLeaf, ModelMap
+from cairn.storage.arrays import (
+    ARRAY_METADATA,
+    FILE_PREFIX,
+    PIECE_BYTES,
+    Box,
+    ChunkDigests,
+    DigestedBox,
+    chunk_boxes,
+    digest_chunks,
+    digest_text,
+    holds_values,
+    parse_key_kinds,
+    total,
+)
+from cairn.storage.errors import CorruptionError, TreeMismatchError
+from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
+from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, removed_by_owner
+from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files, read_files
+
+__all__ = ["MODEL_ITEM", "StepRead", "read_step", "with_model"]
+
+MODEL_ITEM: Final = "model"
+
+_THREADS: Final = max(2, min(4, os.cpu_count() or 1))
+_PIECES_AT_ONCE: Final = 2 * _THREADS
+_LARGE_BYTES: Final = 64 << 20
+"""Chunks that are larger are read one at a time."""
+
+
+@dataclass(frozen=True)
+class StepRead:
+    """What reading a step once gave.
+
+    Attributes:
+        leaves: every leaf of every tree.
+        objects: every file of the owner's folder.
+        digests: of the chunks, by the name of the file that is to hold them.
+        keys: by item and path, the implementation of leaves that are typed PRNG keys.
+        meta: its JSON.
+        modified_ns: when its last file was modified, if the store tells.
+    """
+
+    leaves: tuple[LeafRecord, ...]
+    objects: tuple[ObjectRecord, ...]
+    digests: dict[str, bytes]
+    keys: dict[str, dict[str, str]]
+    meta: dict[str, Any]
+    modified_ns: int | None
+
+
+def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
+    """Read a step, every file and every array.
+
+    Args:
+        step: its folder.
+        plain: what it is made of.
+
+    Raises:
+        StepNotFoundError: its owner has removed it meanwhile.
+        CorruptionError: it is damaged, or was changed while it was read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    files = open_files(step)
+    listed = files.walk()
+    if not listed:
+        raise removed_by_owner(step)
+    objects = _checksums(step, listed)
+    reader = CheckpointReader.of_plain(step, plain)
+    meta = reader.meta()
+    leaves: list[LeafRecord] = []
+    digests: dict[str, bytes] = {}
+    keys: dict[str, dict[str, str]] = {}
+    for item in plain.trees:
+        arrays = reader.arrays(item)
+        assert arrays is not None, "its tree was seen there"
+        reader.texts(item)
+        kinds = _key_kinds(step, plain.trees[item], arrays)
+        if kinds:
+            keys[item] = kinds
+        found, boxes = _leaves(item, arrays, kinds)
+        leaves += found
+        if boxes:
+            digests[f"{item}/{FILE_PREFIX}0.json"] = ChunkDigests(boxes).to_bytes()
+    again = files.walk()
+    if again != listed:
+        if not again:
+            raise removed_by_owner(step)
+        changed = sorted({entry.name for entry in {*again} ^ {*listed}})
+        raise CorruptionError(
+            "the step was changed while it was read",
+            path=step,
+            expected="files that stay as they are",
+            found=f"{len(changed)} that did not: {', '.join(changed[:5])}",
+            next_step="Adopt the folder into a new run once nothing is written or removed there.",
+        )
+    times = [entry.modified_ns for entry in listed if entry.modified_ns is not None]
+    return StepRead(tuple(leaves), objects, digests, keys, meta, max(times, default=None))
+
+
+def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
+    """How the step lies, once the model's leaves are an item of their own.
+
+    Args:
+        step: its folder.
+        plain: how it lies without.
+        model: which leaves these are.
+
+    Raises:
+        TreeMismatchError: the step does not have them; all that is amiss is listed.
+        StoreUnavailableError: the store gives no answer.
+    """
+    reader = CheckpointReader.of_plain(step, plain)
+    found = {item: reader.arrays(item) for item in plain.trees}
+    trees = {item: arrays for item, arrays in found.items() if arrays is not None}
+    shapes = {
+        item: {path: info.shape for path, info in arrays.infos().items()}
+        for item, arrays in trees.items()
+    }
+    places = model.places(shapes)
+    items = sorted({leaf.item for leaf in places.values()})
+    rest = [
+        f"{MODEL_ITEM}/{path}: in the item {MODEL_ITEM!r}, and no leaf of the model"
+        for path in sorted(shapes.get(MODEL_ITEM, {}))
+        if ModelLeaf(MODEL_ITEM, path) not in set(places.values())
+    ]
+    if len(items) != 1:
+        rest.append(f"its leaves are in the items {', '.join(items)}, expected in one")
+    if rest:
+        raise TreeMismatchError(
+            "no item of the model can be made",
+            path=step,
+            expected="all of its leaves in one item, alone if that is called 'model'",
+            found=f"{len(rest)} problems",
+            next_step="Correct the map.",
+            problems=rest,
+        )
+    (item,) = items
+    tree = trees[item].tree
+    arrays = {name: tree.arrays[leaf.path] for name, leaf in places.items()}
+    left = tree.arrays.keys() - {leaf.path for leaf in places.values()}
+    folders = {name: folder for name, folder in plain.trees.items() if name != item or left}
+    return plain.model_copy(
+        update={
+            "trees": {**folders, MODEL_ITEM: plain.trees[item]},
+            "arrays": {MODEL_ITEM: arrays},
+        }
+    )
+
+
+def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:
+    """A record of each file. Values are not read here if the store tells their checksum."""
+    told = [entry for entry in listed if entry.crc32c is not None and holds_values(entry.name)]
+    known = {entry.name: (entry.crc32c, None) for entry in told}
+    largest_first = sorted(listed, key=lambda entry: (-entry.size, entry.name))
+    wanted = [entry.name for entry in largest_first if entry.name not in known]
+    read = {one.name: one for one in read_files(step, wanted)}
+    records = []
+    for entry in listed:
+        crc32c, content = known.get(entry.name, (None, None))
+        if entry.name in read:
+            crc32c, content = read[entry.name].crc32c, read[entry.name].content
+        records.append(
+            ObjectRecord(
+                name=entry.name,
+                size=entry.size,
+                crc32c=crc32c,
+                content=content,
+                modified_ns=entry.modified_ns,
+            )
+        )
+    return tuple(records)
+
+
+class _Leaf(NamedTuple):
+    """A leaf being read.
+
+    Attributes:
+        info: what is known of it.
+        digests: of its chunks, by their place in the grid of chunks.
+        boxes: the parts of it that are read at a time.
+    """
+
+    info: LeafInfo
+    digests: np.ndarray[Any, np.dtype[np.uint64]]
+    boxes: Iterator[Box]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a whole chunk."""
+        return math.prod(self.info.chunks or ()) * self.info.dtype.itemsize
+
+
+def _key_kinds(step: StoreURI, folder: str, arrays: ItemArrays) -> dict[str, str]:
+    """The leaves of a tree that are typed PRNG keys, by path: the implementation of each."""
+    files = open_files(step)
+    inside = f"{folder}/{ARRAY_METADATA}" if folder else ARRAY_METADATA
+    names = [f"{inside}/{entry.name}" for entry in files.list(inside) if not entry.is_dir]
+    kinds: dict[str, str] = {}
+    for name, found in ObjectStore.open(step).read_many(names).items():
+        if found is not None:
+            kinds |= parse_key_kinds(found.value, path=step / name)
+    return {path: kinds[name] for path, name in arrays.tree.arrays.items() if name in kinds}
+
+
+def _leaves(
+    item: str, arrays: ItemArrays, kinds: Mapping[str, str]
+) -> tuple[list[LeafRecord], dict[str, list[DigestedBox]]]:
+    """The leaves of a tree, and the digests of their chunks by path."""
+    infos = arrays.infos()
+    stored = [_leaf(one) for one in infos.values() if one.chunks is not None and one.nbytes]
+    with ThreadPoolExecutor(_THREADS, "cairn-adopt") as pool:
+        under_way: deque[Future[None]] = deque()
+        try:
+            for leaf in stored:
+                for box in leaf.boxes:
+                    most = _PIECES_AT_ONCE if leaf.chunk_bytes <= _LARGE_BYTES else 1
+                    while len(under_way) >= most:
+                        under_way.popleft().result()
+                    under_way.append(pool.submit(_digest, arrays, leaf, box))
+            while under_way:
+                under_way.popleft().result()
+        finally:
+            for future in under_way:
+                future.cancel()
+    known = {leaf.info.path: leaf for leaf in stored}
+    records = []
+    for path, info in infos.items():
+        filled, kind = known.get(path), kinds.get(path)
+        records.append(
+            LeafRecord(
+                item=item,
+                path=path,
+                shape=info.shape if kind is None else info.shape[:-1],  # without its words
+                dtype=info.dtype.name if kind is None else f"key<{kind}>",
+                chunks=None if filled is None else info.chunks,
+                digest=None if filled is None else digest_text(total(filled.digests)),
+            )
+        )
+    return records, {path: [_digested(leaf)] for path, leaf in known.items()}
+
+
+def _digested(leaf: _Leaf) -> DigestedBox:
+    return DigestedBox((0,) * len(leaf.info.shape), leaf.digests.shape, leaf.digests)
+
+
+def _leaf(info: LeafInfo) -> _Leaf:
+    chunks = info.chunks or ()
+    counts = [-(-size // chunk) for size, chunk in zip(info.shape, chunks, strict=True)]
+    window = tuple(slice(0, size) for size in info.shape)
+    limit = max(1, PIECE_BYTES // max(1, info.dtype.itemsize))
+    boxes = chunk_boxes(window, chunks, limit) if info.shape else iter([()])
+    return _Leaf(info, np.zeros(counts, np.uint64), boxes)
+
+
+def _digest(arrays: ItemArrays, leaf: _Leaf, box: Box) -> None:
+    """Read a part of whole chunks, and keep their digests."""
+    chunks = leaf.info.chunks or ()
+    reads: Any = arrays.array(leaf.info.path)[box]
+    values = arrays.wait(reads.read(order="C"), leaf.info.path)
+    found = digest_chunks(values, [part.start for part in box], chunks)
+    first = [part.start // chunk for part, chunk in zip(box, chunks, strict=True)]
+    place = tuple(slice(a, a + n) for a, n in zip(first, found.shape, strict=True))
+    leaf.digests[place] = found

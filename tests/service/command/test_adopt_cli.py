@@ -1,0 +1,154 @@
+"""`cairn adopt`, and what the control plane does with the run that it makes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tests.plain_orbax import manager
+from tests.service.commands import cairn_here
+from tests.service.planes import running_plane
+
+PATHS = {
+    r"state/params/transformer/wte": "model/embed_tokens/embedding",
+    r"state/params/transformer/h_(\d+)/attn/(q|k|v|o)": r"model/layers/\1/self_attn/\2_proj/kernel",
+    r"state/params/transformer/h_(\d+)/mlp/(gate|up|down)": r"model/layers/\1/mlp/\2_proj/kernel",
+    r"state/params/transformer/h_(\d+)/ln_1": r"model/layers/\1/input_layernorm/scale",
+    r"state/params/transformer/h_(\d+)/ln_2": r"model/layers/\1/post_attention_layernorm/scale",
+    r"state/params/transformer/ln_f": "model/norm/scale",
+    r"state/params/head": "lm_head/kernel",
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def tree_of(model: LlamaForCausalLM) -> dict:
+    """Its weights as a trainer of its own kind names them."""
+    found = {name: value.detach().numpy() for name, value in model.state_dict().items()}
+
+    def kernel(name):
+        return found[f"{name}.weight"].T.copy()
+
+    layers = {}
+    for number in range(model.config.num_hidden_layers):
+        inner = f"model.layers.{number}"
+        layers[f"h_{number}"] = {
+            "attn": {one: kernel(f"{inner}.self_attn.{one}_proj") for one in "qkvo"},
+            "mlp": {one: kernel(f"{inner}.mlp.{one}_proj") for one in ("gate", "up", "down")},
+            "ln_1": found[f"{inner}.input_layernorm.weight"],
+            "ln_2": found[f"{inner}.post_attention_layernorm.weight"],
+        }
+    transformer = {
+        "wte": found["model.embed_tokens.weight"],
+        "ln_f": found["model.norm.weight"],
+        **layers,
+    }
+    return {
+        "params": {"transformer": transformer, "head": kernel("lm_head")},
+        "opt_state": {"mu": {"head": np.zeros((16, 64), np.float32)}},
+        "step": 3,
+    }
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, model) -> Path:
+    root = tmp_path_factory.mktemp("store")
+    manager(root.parent / "theirs", tree_of(model), steps=(3, 6))
+    model.config.save_pretrained(root.parent)
+    (root.parent / "map.json").write_text(json.dumps(PATHS))
+    done = cairn_here(
+        "adopt",
+        str(root.parent / "theirs"),
+        "--run",
+        str(root / "adopted"),
+        "--config",
+        str(root.parent / "config.json"),
+        "--map",
+        str(root.parent / "map.json"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["step\tfound", "3\tadopted", "6\tadopted"]
+    assert str(root / "adopted") in done.stderr
+    return root
+
+
+@pytest.fixture(scope="module")
+def url(root, tmp_path_factory):
+    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
+        yield url
+
+
+def test_an_adopted_model_is_exported_for_torch(url, root, model):
+    done = cairn_here("convert", "adopted/steps/3", "--watch", url=url)
+    assert done.returncode == 0, done.stderr
+    (folder,) = {path.parent for path in (root / "adopted" / "exports").rglob("config.json")}
+    exported = AutoModelForCausalLM.from_pretrained(folder)
+    expected = model.state_dict()
+    for name, value in exported.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_adopted_steps_are_listed_located_promoted_verified_and_forked(url, root):
+    listed = cairn_here("checkpoints", "adopted", url=url).stdout
+    assert [line.split("\t")[0] for line in listed.splitlines()] == ["step", "6", "3"]
+    assert cairn_here("promote", "adopted", "3", "good", url=url).returncode == 0
+    theirs = str(root.parent / "theirs" / "3")
+    for address in ("adopted@good", f"{root}/adopted@good"):
+        assert cairn_here("path", address, url=url).stdout.strip() == theirs
+    assert ocp.PyTreeCheckpointer().restore(f"{theirs}/default")["step"] == 3
+    done = cairn_here("verify", "adopted", "--all", url=url)
+    assert done.returncode == 0, done.stderr
+    done = cairn_here("fork", "adopted@good", "again", "--watch", url=url)
+    assert done.returncode == 0, done.stderr
+    done = cairn_here("convert", "again", "--watch", url=url)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_map_that_does_not_make_the_model_names_every_leaf(root, tmp_path):
+    rules = {name: path for name, path in PATHS.items() if "ln_f" not in name}
+    rules[r"state/params/transformer/h_(\d+)/attn/q"] = r"model/layers/\1/self_attn/k_proj/kernel"
+    rules = dict(reversed(rules.items()))
+    (tmp_path / "map.json").write_text(json.dumps(rules))
+    done = cairn_here(
+        "adopt",
+        str(root.parent / "theirs" / "3"),
+        "--run",
+        str(tmp_path / "run"),
+        "--config",
+        str(root.parent / "config.json"),
+        "--map",
+        str(tmp_path / "map.json"),
+    )
+    assert done.returncode == 1
+    for part in (
+        "model/norm/scale: no leaf is mapped to it",
+        "h_0/attn/q: mapped to model/layers/0/self_attn/k_proj/kernel, as",
+        "model/layers/1/self_attn/q_proj/kernel: no leaf is mapped to it",
+    ):
+        assert part in done.stderr
+
+
+def test_wrong_calls_are_one_line(tmp_path):
+    done = cairn_here("adopt", str(tmp_path / "nothing"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "nothing to adopt" in done.stderr
+    done = cairn_here("adopt", str(tmp_path), "--config", "config.json")
+    assert done.returncode == 2
+    assert "--config and --map go together" in done.stderr
