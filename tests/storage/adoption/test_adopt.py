@@ -8,9 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
 from cairn.storage.adoption import ModelMap, adopt, step_reading
@@ -150,6 +152,8 @@ def test_a_step_that_its_owner_removed_is_named_by_all_who_ask(tmp_path):
         load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=5)
     again = adopt(tmp_path / "old")
     assert (again.adopted, again.kept, again.gone) == ((), (10,), (5,))
+    (said,) = check_run(run).problems
+    assert "owner has removed" in said
 
 
 def test_adopted_again_a_folder_adds_what_is_new(tmp_path):
@@ -689,3 +693,22 @@ def test_no_flipped_bit_of_any_file_is_read_as_another_value(tmp_path, layout):
         path.write_bytes(data)
     assert hit > 10
     assert verify_step(run, info).ok
+
+
+@pytest.mark.parametrize(
+    "layout", ["steps", "one tree", "steps of the v1 checkpointer", "one step"]
+)
+def test_a_train_state_is_loaded_into_its_like(tmp_path, layout):
+    params = {"dense": {"kernel": jax.numpy.ones((4, 3)), "bias": jax.numpy.zeros(3)}}
+    tx = optax.chain(optax.clip(1.0), optax.adamw(1e-2), optax.trace(0.9))
+    made = TrainState.create(apply_fn=None, params=params, tx=tx)
+    leaves = [jax.numpy.asarray(leaf) + 1 for leaf in jax.tree.leaves(made)]
+    made = jax.tree.unflatten(jax.tree.structure(made), leaves)
+    READABLE[layout](tmp_path / "old", made)
+    report = adopt(tmp_path / "old")
+    assert report.ok, report.problems
+    empty = jax.tree.map(jax.numpy.zeros_like, made)
+    (item,) = Run.open(report.run).manifest(Run.open(report.run).latest()).items
+    found = load(report.run, {item: empty})[item]
+    assert jax.tree.structure(found) == jax.tree.structure(made)
+    assert jax.tree.map(bits, found) == jax.tree.map(bits, made)
