@@ -44,7 +44,6 @@ from cairn.storage.runs import (
     file_problem,
     listed_problems,
     step_dir,
-    sync_folder,
 )
 from cairn.storage.store import (
     Clock,
@@ -362,7 +361,6 @@ def _adopt_step(
         model=None if model is None else model.info,
     )
     metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
-    sync_folder(run.uri / folder)
     writer.publish(manifest, _annotation(metrics))
     return items.others
 

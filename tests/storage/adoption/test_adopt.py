@@ -152,6 +152,8 @@ def test_a_step_that_its_owner_removed_is_named_by_all_who_ask(tmp_path):
         load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=5)
     again = adopt(tmp_path / "old")
     assert (again.adopted, again.kept, again.gone) == ((), (10,), (5,))
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        fork_run(run, info, parse_uri(tmp_path / "fork"), by="me")
     (said,) = check_run(run).problems
     assert "owner has removed" in said
 
@@ -712,3 +714,16 @@ def test_a_train_state_is_loaded_into_its_like(tmp_path, layout):
     found = load(report.run, {item: empty})[item]
     assert jax.tree.structure(found) == jax.tree.structure(made)
     assert jax.tree.map(bits, found) == jax.tree.map(bits, made)
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_tree_without_arrays_is_adopted(tmp_path, use_ocdbt):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", {"empty": {}, "none": None})
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (1,), report.problems
+    run = Run.open(report.run)
+    assert verify_step(run, 1).ok
+    assert load(run.uri, {"state": {"empty": {}, "none": None}}) == {
+        "state": {"empty": {}, "none": None}
+    }
