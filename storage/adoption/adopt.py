@@ -15,7 +15,12 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
-from cairn.storage.adoption.layouts import FolderContents, find_checkpoints, plain_items
+from cairn.storage.adoption.layouts import (
+    FolderContents,
+    find_checkpoints,
+    is_among_checkpoints,
+    plain_items,
+)
 from cairn.storage.adoption.model_map import ModelMap
 from cairn.storage.adoption.step_reading import read_step, with_model
 from cairn.storage.errors import (
@@ -142,6 +147,14 @@ def adopt(
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
     found = _checkpoints(source, target, None if step is None else check_step(step))
+    if run is None and source in found.steps.values() and is_among_checkpoints(source):
+        raise InvalidURIError(
+            "no place beside this checkpoint",
+            path=source,
+            expected="a folder in which Orbax would not look for checkpoints",
+            found="a step, or other checkpoints beside it",
+            next_step="Say where the run is to be, or adopt the folder that it lies in.",
+        )
     made = _run(source, target, is_default=run is None, clock=clock)
     listed = made.steps()
     kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)

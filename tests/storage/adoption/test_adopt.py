@@ -727,3 +727,32 @@ def test_a_tree_without_arrays_is_adopted(tmp_path, use_ocdbt):
     assert load(run.uri, {"state": {"empty": {}, "none": None}}) == {
         "state": {"empty": {}, "none": None}
     }
+
+
+def test_an_item_that_was_not_committed_is_no_tree_of_the_step(tmp_path):
+    READABLE["steps of several items"](tmp_path / "old")
+    left = "params.orbax-checkpoint-tmp-1700000000"
+    shutil.copytree(tmp_path / "old" / "5" / "params", tmp_path / "old" / "5" / left)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (5,)
+    assert report.left[0].startswith(f"5: item {left} is neither arrays nor JSON")
+    assert Run.open(report.run).manifest(Run.open(report.run).latest()).items == ("data", "params")
+
+
+def test_nothing_is_written_into_a_root_of_orbax_beside_a_step(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    UNNUMBERED["folders of trees"](tmp_path / "trees")
+    shutil.copytree(tmp_path / "trees" / "best", tmp_path / "trees" / "last")
+    before = everything(tmp_path)
+    for folder in (tmp_path / "old" / "5", tmp_path / "trees" / "best"):
+        with pytest.raises(InvalidURIError, match="no place beside this checkpoint"):
+            adopt(folder)
+    assert everything(tmp_path) == before
+    assert adopt(tmp_path / "old" / "5", tmp_path / "run").adopted == (5,)
+
+
+def test_folders_with_names_that_no_address_has_are_in_nobodys_way(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    (tmp_path / "old" / "what?").mkdir()
+    (tmp_path / "old" / "50%").mkdir()
+    assert adopt(tmp_path / "old").adopted == (5,)
