@@ -156,7 +156,7 @@ def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
 
 
 def is_among_checkpoints(folder: StoreURI) -> bool:
-    """Whether a checkpoint lies in a root of Orbax's, which would take what is put there for one."""
+    """Whether a checkpoint lies in a root of Orbax's, where nothing of ours may be put."""
     beside = _folders(open_files(folder.parent).list())
     others = (folder.parent / name for name in beside if name != folder.name)
     return _NUMBERED.fullmatch(folder.name) is not None or any(map(_is_checkpoint, others))
