@@ -1,5 +1,6 @@
 """Listing what plain Orbax has saved in a run, from the shell."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -7,16 +8,18 @@ import typer
 
 from cairn.service.command.options import console, errors
 from cairn.service.command.tables import print_table
-from cairn.storage.arrays import parse_json_object
 
 app: Final = typer.Typer()
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return parse_json_object(path.read_bytes(), path=path)
-    except OSError as exc:
-        raise typer.BadParameter(f"{path}: {exc.strerror}") from exc
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise typer.BadParameter(f"{path}: {exc}") from exc
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
 
 
 @app.command()

@@ -15,7 +15,12 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
-from cairn.storage.adoption.layouts import FolderContents, find_checkpoints, plain_items
+from cairn.storage.adoption.layouts import (
+    FolderContents,
+    find_checkpoints,
+    is_among_checkpoints,
+    plain_items,
+)
 from cairn.storage.adoption.model_map import ModelMap
 from cairn.storage.adoption.step_reading import read_step, with_model
 from cairn.storage.errors import (
@@ -44,7 +49,6 @@ from cairn.storage.runs import (
     file_problem,
     listed_problems,
     step_dir,
-    sync_folder,
 )
 from cairn.storage.store import (
     Clock,
@@ -143,7 +147,7 @@ def adopt(
     _refuse_stores(source, target)
     _refuse_overlap(source, target)
     found = _checkpoints(source, target, None if step is None else check_step(step))
-    made = _run(source, target, is_default=run is None, clock=clock)
+    made = _run(source, target, found, is_default=run is None, clock=clock)
     listed = made.steps()
     kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)
     new, refused, left = _sorted_out(made, listed, found)
@@ -254,11 +258,21 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
         )
 
 
-def _run(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
+def _run(
+    source: StoreURI, target: StoreURI, found: FolderContents, *, is_default: bool, clock: Clock
+) -> Run:
     """The run that lists the folder's steps, made if there is none."""
     try:
         made = Run.open(target, clock=clock)
     except RunNotFoundError:
+        if is_default and source in found.steps.values() and is_among_checkpoints(source):
+            raise InvalidURIError(
+                "no place beside this checkpoint",
+                path=source,
+                expected="a folder in which Orbax would not look for checkpoints",
+                found="a step, or other checkpoints beside it",
+                next_step="Say where the run is to be, or adopt the folder that it lies in.",
+            ) from None
         try:
             made = Run.create(target, adopts=str(source), clock=clock)
         except StoreUnavailableError as exc:
@@ -362,7 +376,6 @@ def _adopt_step(
         model=None if model is None else model.info,
     )
     metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
-    sync_folder(run.uri / folder)
     writer.publish(manifest, _annotation(metrics))
     return items.others
 

@@ -26,9 +26,15 @@ from cairn.storage.errors import (
     UnsupportedFormatError,
 )
 from cairn.storage.runs import COMMIT_FILE, RUN_FILE, PlainStep
-from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files
+from cairn.storage.store import Entry, ObjectStore, StoreURI, check_segment, open_files
 
-__all__ = ["FolderContents", "PlainItems", "find_checkpoints", "plain_items"]
+__all__ = [
+    "FolderContents",
+    "PlainItems",
+    "find_checkpoints",
+    "is_among_checkpoints",
+    "plain_items",
+]
 
 _NUMBERED: Final = re.compile(r"(?:.*[_-])?([0-9]{1,18})")
 _TEMPORARY: Final = ".orbax-checkpoint-tmp"
@@ -111,7 +117,7 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
     """The folder holds checkpoints."""
     steps: dict[int, list[str]] = {}
     left, others = [], []
-    for name in (entry.name for entry in entries if entry.is_dir):
+    for name in _folders(entries):
         numbered = _NUMBERED.fullmatch(name)
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
@@ -137,7 +143,7 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
 
 def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
     """Raise if a folder that is to be one checkpoint holds several."""
-    names = [one.name for one in entries if one.is_dir and _NUMBERED.fullmatch(one.name)]
+    names = [name for name in _folders(entries) if _NUMBERED.fullmatch(name)]
     many = [name for name in names if _is_checkpoint(folder / name)]
     if many:
         raise InvalidURIError(
@@ -147,6 +153,13 @@ def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
             found=f"a folder of checkpoints: {', '.join(many[:_NAMED_IN_ERRORS])}",
             next_step="Leave the step out, or give the folder of one of them.",
         )
+
+
+def is_among_checkpoints(folder: StoreURI) -> bool:
+    """Whether a checkpoint lies in a root of Orbax's, where nothing of ours may be put."""
+    beside = _folders(open_files(folder.parent).list())
+    others = (folder.parent / name for name in beside if name != folder.name)
+    return _NUMBERED.fullmatch(folder.name) is not None or any(map(_is_checkpoint, others))
 
 
 def plain_items(step: StoreURI) -> PlainItems:
@@ -168,7 +181,9 @@ def plain_items(step: StoreURI) -> PlainItems:
     for name in (entry.name for entry in entries if entry.is_dir):
         inner = {entry.name for entry in files.list(name) if not entry.is_dir}
         known = [file for file in JSON_FILES if file in inner]
-        if TREE_METADATA in inner:
+        if _TEMPORARY in name:
+            others.append(name)
+        elif TREE_METADATA in inner:
             trees.append(name)
         elif known:
             json_files[name] = f"{name}/{known[0]}"
@@ -176,7 +191,7 @@ def plain_items(step: StoreURI) -> PlainItems:
             json_files[name] = _METRICS[1]
         elif _OLD_LEAVES in inner:
             old.append(name)
-        elif _TEMPORARY not in name:
+        else:
             others.append(name)
     if old or (not trees and _OLD_LEAVES in {entry.name for entry in entries}):
         raise UnsupportedFormatError(
@@ -213,7 +228,7 @@ def _one(folder: StoreURI, step: int | None) -> FolderContents:
 
 def _is_old_step(folder: StoreURI, entries: Iterable[Entry]) -> bool:
     """Whether a folder with a number for a name has items, though nothing describes the whole."""
-    folders = [entry.name for entry in entries if entry.is_dir]
+    folders = _folders(entries)
     if not folder.name.isdecimal() or any(map(_NUMBERED.fullmatch, folders)):
         return False
     # A tree that is a checkpoint itself is described as one.
@@ -228,8 +243,16 @@ def _is_checkpoint(folder: StoreURI) -> bool:
     entries = open_files(folder).list()
     if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True
-    inner = (entry.name for entry in entries if entry.is_dir)
-    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in inner)
+    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in _folders(entries))
+
+
+def _folders(entries: Iterable[Entry]) -> list[str]:
+    """Names of folders, but for those that no address can have: they are not Orbax's."""
+    names = []
+    for entry in entries:
+        with contextlib.suppress(InvalidURIError):
+            names += [check_segment(entry.name, within="")] * entry.is_dir
+    return names
 
 
 def _names(folder: StoreURI) -> set[str]:

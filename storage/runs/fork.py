@@ -57,7 +57,7 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.run import Run, refuse_inside_run
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
-from cairn.storage.runs.step_files import file_places
+from cairn.storage.runs.step_files import file_places, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe
@@ -174,6 +174,8 @@ def _copy_files(
         tell(before + done, total or of)
 
     for place in places:
+        if place.is_owners and not open_files(place.folder).list():
+            raise removed_by_owner(place.folder)
         reports.append(copy_step_files(open_files(place.folder), target, place.records, tell_all))
         before += reports[-1].nbytes
     return reports[0].with_others(reports[1:])

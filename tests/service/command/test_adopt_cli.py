@@ -152,3 +152,10 @@ def test_wrong_calls_are_one_line(tmp_path):
     done = cairn_here("adopt", str(tmp_path), "--config", "config.json")
     assert done.returncode == 2
     assert "--config and --map go together" in done.stderr
+    for text in ("[]", "{", None):
+        file = tmp_path / f"{text}.json"
+        if text is not None:
+            file.write_text(text)
+        done = cairn_here("adopt", str(tmp_path), "--config", str(file), "--map", str(file))
+        assert done.returncode == 2
+        assert file.name in done.stderr.replace("\n", "").replace("│", "")

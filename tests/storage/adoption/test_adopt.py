@@ -8,9 +8,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from flax.training.train_state import TrainState
 from orbax.checkpoint import v1
 
 from cairn.storage.adoption import ModelMap, adopt, step_reading
@@ -150,6 +152,10 @@ def test_a_step_that_its_owner_removed_is_named_by_all_who_ask(tmp_path):
         load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=5)
     again = adopt(tmp_path / "old")
     assert (again.adopted, again.kept, again.gone) == ((), (10,), (5,))
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        fork_run(run, info, parse_uri(tmp_path / "fork"), by="me")
+    (said,) = check_run(run).problems
+    assert "owner has removed" in said
 
 
 def test_adopted_again_a_folder_adds_what_is_new(tmp_path):
@@ -689,3 +695,64 @@ def test_no_flipped_bit_of_any_file_is_read_as_another_value(tmp_path, layout):
         path.write_bytes(data)
     assert hit > 10
     assert verify_step(run, info).ok
+
+
+@pytest.mark.parametrize(
+    "layout", ["steps", "one tree", "steps of the v1 checkpointer", "one step"]
+)
+def test_a_train_state_is_loaded_into_its_like(tmp_path, layout):
+    params = {"dense": {"kernel": jax.numpy.ones((4, 3)), "bias": jax.numpy.zeros(3)}}
+    tx = optax.chain(optax.clip(1.0), optax.adamw(1e-2), optax.trace(0.9))
+    made = TrainState.create(apply_fn=None, params=params, tx=tx)
+    leaves = [jax.numpy.asarray(leaf) + 1 for leaf in jax.tree.leaves(made)]
+    made = jax.tree.unflatten(jax.tree.structure(made), leaves)
+    READABLE[layout](tmp_path / "old", made)
+    report = adopt(tmp_path / "old")
+    assert report.ok, report.problems
+    empty = jax.tree.map(jax.numpy.zeros_like, made)
+    (item,) = Run.open(report.run).manifest(Run.open(report.run).latest()).items
+    found = load(report.run, {item: empty})[item]
+    assert jax.tree.structure(found) == jax.tree.structure(made)
+    assert jax.tree.map(bits, found) == jax.tree.map(bits, made)
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_tree_without_arrays_is_adopted(tmp_path, use_ocdbt):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", {"empty": {}, "none": None})
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (1,), report.problems
+    run = Run.open(report.run)
+    assert verify_step(run, 1).ok
+    assert load(run.uri, {"state": {"empty": {}, "none": None}}) == {
+        "state": {"empty": {}, "none": None}
+    }
+
+
+def test_an_item_that_was_not_committed_is_no_tree_of_the_step(tmp_path):
+    READABLE["steps of several items"](tmp_path / "old")
+    left = "params.orbax-checkpoint-tmp-1700000000"
+    shutil.copytree(tmp_path / "old" / "5" / "params", tmp_path / "old" / "5" / left)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (5,)
+    assert report.left[0].startswith(f"5: item {left} is neither arrays nor JSON")
+    assert Run.open(report.run).manifest(Run.open(report.run).latest()).items == ("data", "params")
+
+
+def test_nothing_is_written_into_a_root_of_orbax_beside_a_step(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    UNNUMBERED["folders of trees"](tmp_path / "trees")
+    shutil.copytree(tmp_path / "trees" / "best", tmp_path / "trees" / "last")
+    before = everything(tmp_path)
+    for folder in (tmp_path / "old" / "5", tmp_path / "trees" / "best"):
+        with pytest.raises(InvalidURIError, match="no place beside this checkpoint"):
+            adopt(folder)
+    assert everything(tmp_path) == before
+    assert adopt(tmp_path / "old" / "5", tmp_path / "run").adopted == (5,)
+
+
+def test_folders_with_names_that_no_address_has_are_in_nobodys_way(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    (tmp_path / "old" / "what?").mkdir()
+    (tmp_path / "old" / "50%").mkdir()
+    assert adopt(tmp_path / "old").adopted == (5,)
