@@ -86,33 +86,39 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
     """The tree, its leaves cast as their `SaveArgs` say."""
     if save_args is None:
         return tree
-    wanted = [
-        (args.dtype if isinstance(args, ocp.SaveArgs) else None)
-        for args in jax.tree.leaves(save_args, is_leaf=lambda one: one is None)
-    ]
-    if not any(dtype is not None for dtype in wanted):
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    if len(wanted) != len(leaves):
+    structure: Any
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda one: one is None)
+    wanted: list[Any] = []
+    found: Any = None
+    try:
+        wanted = structure.flatten_up_to(save_args)
+    except ValueError as exc:
+        found = exc
+    found = found or next((one for one in wanted if not isinstance(one, ocp.SaveArgs | None)), None)
+    if found is not None:
         raise UnsupportedFormatError(
             "save_args have another structure than the item",
             path="save_args",
             expected=f"{len(leaves)} SaveArgs, one for each leaf",
-            found=str(len(wanted)),
+            found=f"{_kind(found)}: {found}"[:500],
             next_step="Make them with jax.tree.map over the item.",
         )
     cast = [
-        leaf if dtype is None or not hasattr(leaf, "astype") else leaf.astype(dtype)
-        for leaf, dtype in zip(leaves, wanted, strict=True)
+        leaf if leaf is None or args is None or args.dtype is None else _cast(leaf, args.dtype)
+        for leaf, args in zip(leaves, wanted, strict=True)
     ]
     return jax.tree.unflatten(structure, cast)
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf).astype(dtype)
 
 
 def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -> dict[str, Any]:
     """The arguments of `restore(args=...)` by item; None for an item as it was saved.
 
     Args:
-        args: as given; None for all items.
+        args: as given; None, or a Composite without items, for all items.
         stored: the items that there are, and whether each is a tree.
         single: the item that a call without a name means; None if there is no such item.
 
@@ -120,7 +126,7 @@ def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -
         UnsupportedFormatError: arguments of other kinds, for another kind of item, or for items
             that there are none of; all are listed.
     """
-    if args is None:
+    if args is None or (isinstance(args, ocp.args.Composite) and not args):
         return dict.fromkeys(stored)
     if isinstance(args, ocp.args.Composite):
         named = dict(args.items())
@@ -143,7 +149,7 @@ def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -
         ):
             held = "a tree" if stored[name] else "JSON"
             problems.append(f"{name}: {_kind(one)} for {held}")
-        elif isinstance(one, ocp.args.PyTreeRestore):
+        else:
             problems += [f"{name}: {problem}" for problem in _not_read(one)]
     _refuse(problems, "StandardRestore or PyTreeRestore for each tree, JsonRestore for JSON")
     return named
@@ -151,6 +157,10 @@ def wanted_items(args: Any, stored: Mapping[str, bool], *, single: str | None) -
 
 def _not_read(one: Any) -> list[str]:
     problems = []
+    if isinstance(one, ocp.args.StandardRestore) and one.support_layout:
+        problems.append("support_layout; arrays have the layout that JAX gives them")
+    if not isinstance(one, ocp.args.PyTreeRestore):
+        return problems
     if one.transforms is not None or one.legacy_transform_fn is not None:
         problems.append("transforms; restore with cairn.load(..., only=...), and change it then")
     if one.partial_restore:
@@ -252,14 +262,16 @@ def tree_target(
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
-    args = {} if restore_args is None else flatten(restore_args)
-    placed = _Placements(metadata)
+    args = {} if restore_args is None else flatten(open_modules({name: restore_args}).trees[name])
+    fallback = one.fallback_sharding if isinstance(one, ocp.args.StandardRestore) else None
+    placed = _Placements(metadata, fallback)
     fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
     problems: list[str] = []
+    if restore_args is not None:
+        problems += [f"{path}: no restore_args for it" for path in sorted(leaves.keys() - args)]
+        problems += [f"{path}: restore_args for no leaf" for path in sorted(args.keys() - leaves)]
     wanted = [
-        _target_of(leaf, stored[path], args.get(path), path, placed, fixed, problems)
-        if path in stored
-        else leaf
+        _target_of(leaf, stored.get(path), args.get(path), path, placed, fixed, problems)
         for path, leaf in leaves.items()
     ]
     if problems:
@@ -277,7 +289,7 @@ def tree_target(
 
 def _target_of(
     leaf: Any,
-    stored: jax.ShapeDtypeStruct,
+    stored: jax.ShapeDtypeStruct | None,
     args: Any,
     path: str,
     placed: "_Placements",
@@ -285,7 +297,12 @@ def _target_of(
     problems: list[str],
 ) -> Any:
     """The leaf to restore into, of one leaf as given and its arguments."""
-    if not fixed and not (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None):
+    if leaf is ...:
+        problems.append(f"{path}: a placeholder; read parts with cairn.load(..., only=...)")
+        return leaf
+    described = isinstance(leaf, ocp.metadata.value.Metadata)
+    placeless = described or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
+    if stored is None or not (fixed or placeless):
         return leaf
     given = None if leaf is args or not hasattr(leaf, "shape") else leaf
     shape = tuple(stored.shape)
@@ -310,17 +327,19 @@ def _target_of(
     sharding = getattr(args, "sharding", None)
     if sharding is None and getattr(args, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
-    if sharding is None and isinstance(given, jax.Array | jax.ShapeDtypeStruct) and not args:
-        sharding = given.sharding
     if isinstance(sharding, ocp.metadata.ShardingMetadata):
         sharding = sharding.to_jax_sharding()
     on_host = kind is np.ndarray
     if sharding is None and not on_host:
-        sharding, on_host, problem = placed.of(path)
-        on_host = on_host and (args is None or kind is None) and given is None
+        sharding, was_on_host, problem = placed.of(path)
+        on_host = was_on_host and kind is None
+        if problem and isinstance(given, jax.Array | jax.ShapeDtypeStruct):
+            sharding, problem = given.sharding, "" if given.sharding is not None else problem
         if problem:
             problems.append(f"{path}: {problem}")
             return leaf
+    if on_host and kind is None and isinstance(leaf, int | float | complex):
+        return leaf  # a number has no dtype: it comes back as the number that it was
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -329,8 +348,9 @@ def _target_of(
 class _Placements:
     """Where the leaves of an item were when they were saved; read when first asked for."""
 
-    def __init__(self, metadata: Callable[[], Any]) -> None:
+    def __init__(self, metadata: Callable[[], Any], fallback: jax.sharding.Sharding | None) -> None:
         self._metadata = metadata
+        self._fallback = fallback
         self._leaves: dict[str, Any] | None = None
 
     def of(self, path: str) -> tuple[jax.sharding.Sharding | None, bool, str]:
@@ -348,4 +368,6 @@ class _Placements:
         try:
             return found.to_jax_sharding(), False, ""
         except ValueError as exc:
+            if self._fallback is not None:
+                return self._fallback, False, ""
             return None, False, f"no sharding is given, and where it was saved is not here: {exc}"
