@@ -368,21 +368,22 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     # -- what is kept --------------------------------------------------------------------------
 
-    def delete(self, step: int) -> None:
+    def delete(self, step: SupportsIndex) -> None:
         """Delete a step; all processes must call this.
 
         Raises:
             StepNotFoundError: there is no such step.
             StepInUseError: an alias names it, or a job would go on from it.
         """
+        number = check_step(step)
         if self._options.read_only:
-            logger.warning("%s: read_only, step %d is not deleted", self._uri, step)
+            logger.warning("%s: read_only, step %d is not deleted", self._uri, number)
             return
         self._settle()
-        if step not in self._known:
-            raise self._no_step(step)
-        processes.agree(lambda: self._delete(step))
-        self._known.pop(step)
+        if number not in self._known:
+            raise self._no_step(number)
+        processes.agree(lambda: self._delete(number))
+        self._known.pop(number)
 
     def _not_kept(self, new: KnownStep) -> list[int]:
         """The steps that the options do not keep once there is this new one."""
@@ -487,13 +488,18 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return next(iter(whole.values()))
         return ocp.args.Composite(**whole)
 
-    def metrics(self, step: int) -> dict[str, Any] | None:
-        """The metrics of a step; None if it has none."""
-        if step not in self._known:
-            raise self._no_step(step)
-        return self._known[step].metrics
+    def metrics(self, step: SupportsIndex) -> dict[str, Any] | None:
+        """The metrics of a step; None if it has none.
 
-    def item_metadata(self, step: int) -> Any:
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        number = check_step(step)
+        if number not in self._known:
+            raise self._no_step(number)
+        return self._known[number].metrics
+
+    def item_metadata(self, step: SupportsIndex) -> Any:
         """Shapes, dtypes and shardings of a step's items, as Orbax gives them.
 
         Raises:
@@ -501,7 +507,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """
         return self.metadata(step).item_metadata
 
-    def metadata(self, step: int | None = None) -> Any:
+    def metadata(self, step: SupportsIndex | None = None) -> Any:
         """Orbax's `StepMetadata` of a step, or, without a step, the run's `RootMetadata`.
 
         Raises:
@@ -519,10 +525,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         items: Any = {name: item_metadata(folder, name) for name in names}
         items |= dict.fromkeys(own["json"])
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
+        known = self._known.get(info.step)  # not one that another job has saved since
+        metrics = step_facts(self._run, [info])[0].metrics if known is None else known.metrics
         return ocp.metadata.StepMetadata(
             item_handlers=None,
             item_metadata=items[_single(items)] if own["single"] else ocp.args.Composite(**items),
-            metrics=dict(self._known[info.step].metrics or {}),
+            metrics=dict(metrics or {}),
             custom_metadata=dict(own["custom_metadata"]),
             commit_timestamp_nsecs=saved,
         )
@@ -551,7 +559,26 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 def _kinds(
     checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any
 ) -> dict[str, bool | None] | None:
-    """What the manager was told of its items by name; None if it has one without a name."""
+    """What the manager was told of its items by name; None if it has one without a name.
+
+    Raises:
+        PolicyError: it was told twice.
+        UnsupportedFormatError: handlers of other kinds of items.
+    """
+    given = {
+        "checkpointers": checkpointers is not None,
+        "item_names": bool(item_names) and not isinstance(item_handlers, Mapping),
+        "item_handlers": item_handlers is not None,
+    }
+    twice = [name for name, is_given in given.items() if is_given]
+    if len(twice) > 1:
+        raise PolicyError(
+            "the items are told twice",
+            path=", ".join(twice),
+            expected="one of these",
+            found=f"{len(twice)}",
+            next_step="Leave the others out; with args= none is needed.",
+        )
     handlers = checkpointers if checkpointers is not None else item_handlers
     if isinstance(handlers, Mapping):
         return kinds_of({**dict.fromkeys(item_names or ()), **handlers})

@@ -60,7 +60,7 @@ def given_items(args: Any) -> GivenItems:
     named = {SINGLE_ITEM: args} if single else dict(args.items())
     trees: dict[str, Any] = {}
     texts: dict[str, Any] = {}
-    problems = []
+    problems = [] if named else ["a Composite of nothing"]
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item
@@ -176,7 +176,12 @@ def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, sav
         kwargs: more for one tree, or by name.
         names: what the manager was made with: a handler for each item; None for one item.
         saving: whether it is a save.
+
+    Raises:
+        UnsupportedFormatError: `args` given in the place of `items`.
     """
+    if isinstance(items, ocp.args.CheckpointArgs):
+        _refuse([f"{_kind(items)} as items"], f"args={_kind(items)}(...), by its name")
     tree: Callable[..., Any] = ocp.args.PyTreeSave if saving else ocp.args.PyTreeRestore
     text: Callable[..., Any] = ocp.args.JsonSave if saving else ocp.args.JsonRestore
     if names is None:
