@@ -9,11 +9,12 @@ said in docs/howto/checkpoint-manager.md.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, NamedTuple, Self, SupportsIndex
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -44,6 +45,7 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.runs import (
+    Annotation,
     CheckpointRef,
     RetentionOutcome,
     Run,
@@ -78,6 +80,18 @@ class _StepExists(StepExistsError, StepAlreadyExistsError):
     """As Orbax says it too."""
 
 
+class _Begun(NamedTuple):
+    """A save under way, or ended and not looked at yet.
+
+    Attributes:
+        handle: of the save.
+        doomed: the steps that go once it is durable.
+    """
+
+    handle: SaveHandle
+    doomed: frozenset[int]
+
+
 class CheckpointManager(policies.AbstractCheckpointManager):
     """Saves and restores the steps of a run, as Orbax's class of this name does.
 
@@ -87,7 +101,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             set to is not used; which items are trees, and which JSON, is.
         options: Orbax's own. Those about when to save and what to keep are followed by Orbax's own
             policies; some can't be honoured, and some have no meaning here.
-        metadata: JSON about the run, stored with every step.
+        metadata: JSON about the run, stored with every step. That of the first stays: what is given
+            to the manager of a run that has some is passed over, as with Orbax.
         item_names: names of the items; like `checkpointers`, only needed for calls without `args`.
         item_handlers: one for each item, or one for the only item; as `checkpointers`.
         logger: not used: saves are told in the log "cairn.save" and as metrics.
@@ -127,22 +142,22 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             )
         self._kinds = _kinds(checkpointers, item_names, item_handlers)
         self._metadata = dict(metadata or {})
+        self._has_metadata = False
         self._checkpointer = Checkpointer(directory)
         self._uri = self._checkpointer.uri
         self._run = Run(self._uri)
         self._saves = save_policy(self._options)
         self._keeps = preservation_policy(self._options)
-        self._doomed: list[int] = []
-        self._deleted: list[int] = []
         self._retention = RunRetention(
-            self._run,
-            self._delete_doomed,
-            by=self._checkpointer.writer_id,
-            told=lambda outcome: self._deleted.extend(step for step, _ in outcome.deleted),
+            self._run, self._delete_doomed, by=self._checkpointer.writer_id
         )
         self._grace = grace_seconds
-        self._begun: SaveHandle | None = None
+        self._begun: _Begun | None = None
         self._known: dict[int, KnownStep] = {}
+        self._leaving: set[int] = set()  # of these, not listed
+        self._doomed: deque[int] = deque()  # of these, for process 0 to delete
+        self._outcomes: deque[tuple[int, bool]] = deque()  # of which, whether they are gone
+        self._callback_error: Exception | None = None
         self.reload()
 
     def __enter__(self) -> Self:
@@ -166,16 +181,18 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """The numbers of all steps, lowest first; one that is being saved among them.
 
+        Without those that go once that one is durable: they are listed again if they stay.
+
         Args:
             read: look into the store again, as `reload` does.
         """
         if read:
             self.reload()
-        return sorted(self._known)
+        return [one.step for one in self._steps()]
 
     def latest_step(self) -> int | None:
         """The highest number, that of a step that is being saved among them; None without any."""
-        return max(self._known, default=None)
+        return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
         """The step that is best by `best_fn`; without it the latest; None if there is no such step.
@@ -197,15 +214,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StorageError: the run's records can't be judged, or the store gives no answer.
         """
-        saving = self._begun if self._begun is not None and not self._begun.done else None
-        kept = self._known.get(saving.step) if saving is not None else None
+        self._hear_deleted()
+        saving = self._begun.handle if self._begun is not None else None
+        kept = self._known.get(saving.step) if saving is not None and not saving.done else None
         self._known = {
             step: KnownStep(step, from_rfc3339(created), metrics or None)
             for step, created, metrics in processes.agree(self._stored_steps)
         }
         if kept is not None:
             self._known[kept.step] = kept
-        self._deleted.clear()
 
     def _stored_steps(self) -> list[tuple[int, str, dict[str, Any]]]:
         if not self._run.has_saved():
@@ -214,7 +231,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return [(one.step, rfc3339(one.created), dict(one.metrics)) for one in facts]
 
     def _steps(self) -> list[KnownStep]:
-        return [self._known[step] for step in sorted(self._known)]
+        return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -276,12 +293,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             if items is None:
                 raise PolicyError("nothing to save", path="args", expected="items", found="None")
             args = legacy_args(items, save_kwargs, self._kinds, saving=True)
-        given = given_items(args)
         if self._options.read_only:
             logger.warning("%s: read_only, step %d is not saved", self._uri, number)
             return False
         if not force and not self.should_save(number):
             return False
+        given = processes.together(lambda: given_items(args))
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -293,53 +310,72 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             )
         if self._options.best_fn is not None and metrics is None:
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
-        now = datetime.now(UTC)
-        known = KnownStep(number, now, None if metrics is None else dict(metrics))
-        doomed = self._not_kept(known)  # asks the caller's functions: before anything is begun
-        written = None if self._options.prevent_write_metrics else metrics
+        created = datetime.now(UTC)
+        # Asks the caller's functions: before anything is begun, and once for all processes.
+        numbers, when, doomed = processes.agree(lambda: self._decide(number, created, metrics))
         own = {
             "json": given.json,
             "single": given.single,
             "custom_metadata": dict(custom_metadata or {}),
-            "metadata": self._metadata,
+            "metadata": self._run_metadata(),
         }
         handle = self._checkpointer.save(
-            number, given.trees, meta={_META_KEY: own}, metrics=written
+            number,
+            given.trees,
+            meta={_META_KEY: own},
+            metrics=None if self._options.prevent_write_metrics else numbers,
         )
-        self._known[number], self._begun = known, handle
+        self._has_metadata = True
+        self._known[number] = KnownStep(number, from_rfc3339(when), numbers)
+        self._begun = _Begun(handle, frozenset(doomed))
+        self._leaving |= self._begun.doomed
         handle.when_done(lambda ended: self._after(ended, doomed))
         if not self._options.enable_async_checkpointing:
             self.wait_until_finished()
         return True
 
+    def _decide(
+        self, step: int, created: datetime, metrics: Mapping[str, Any] | None
+    ) -> tuple[dict[str, float] | None, str, list[int]]:
+        """(the metrics as they are stored, when it was saved, the steps that are not kept)."""
+        annotation = Annotation.of(None, metrics)
+        numbers = None if annotation is None else annotation.metrics
+        return numbers, rfc3339(created), self._not_kept(KnownStep(step, created, numbers))
+
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
-        return self._begun is not None and not self._begun.done
+        return self._begun is not None and not self._begun.handle.done
 
     def check_for_errors(self) -> None:
         """Raise what a save in the background has failed with, if nobody was told.
 
+        Each process for itself: this waits neither for the save nor for the others.
+
         Raises:
             SaveError: the last save failed.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
-        if self._begun is not None and self._begun.done:
-            self._settle()
+        if self._begun is not None and self._begun.handle.done:
+            self._end(self._begun.handle.join)
+            self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
         """Return once no save and no deletion is under way; all processes must call this.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
         self._settle()
         self._retention.close()
-        self._forget_deleted()
+        self._hear_deleted()
 
     def close(self) -> None:
         """Wait for what is under way, then give the run back to other writers.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
         try:
             self.wait_until_finished()
@@ -347,13 +383,28 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._checkpointer.close()
 
     def _settle(self) -> None:
+        """Once no save is under way; one that failed is raised on all processes, or on none."""
+        processes.together(lambda: self._end(self._checkpointer.wait_until_finished))
+        self._hear_deleted()
+        finished = self._options.async_options
+        if finished is not None and finished.post_finalization_callback is not None:
+            processes.together(self._raise_callback_error)
+
+    def _end(self, wait: Callable[[], object]) -> None:
         try:
-            self._checkpointer.wait_until_finished()
+            wait()
         finally:
-            ended, self._begun = self._begun, None
-            if ended is not None and ended.state is not SaveState.DURABLE:
-                self._known.pop(ended.step, None)
-        self._forget_deleted()
+            if self._begun is not None and self._begun.handle.done:
+                ended, self._begun = self._begun, None
+                if ended.handle.state is not SaveState.DURABLE:
+                    self._known.pop(ended.handle.step, None)
+                if ended.handle.state is not SaveState.DURABLE or self._callback_error is not None:
+                    self._leaving -= ended.doomed
+
+    def _raise_callback_error(self) -> None:
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            raise error
 
     def _after(self, handle: SaveHandle, doomed: list[int]) -> None:
         """In the background, once a save has ended."""
@@ -361,7 +412,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return
         finished = self._options.async_options
         if finished is not None and finished.post_finalization_callback is not None:
-            finished.post_finalization_callback()
+            try:
+                finished.post_finalization_callback()
+            except Exception as exc:  # as with Orbax, nothing is deleted then
+                self._callback_error = exc
+                return
         if doomed and processes.is_primary():
             self._doomed += doomed
             self._retention.start()
@@ -380,34 +435,36 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             logger.warning("%s: read_only, step %d is not deleted", self._uri, number)
             return
         self._settle()
-        if number not in self._known:
+        if number not in self.all_steps():
             raise self._no_step(number)
         processes.agree(lambda: self._delete(number))
         self._known.pop(number)
 
     def _not_kept(self, new: KnownStep) -> list[int]:
-        """The steps that the options do not keep once there is this new one."""
+        """The steps that the options do not keep once there is this new one, which stays."""
         if self._keeps is None:
             return []
         steps = [*self._steps(), new]
         kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
-        return [one.step for one, keep in zip(steps, kept, strict=True) if not keep]
+        pairs = zip(steps, kept, strict=True)
+        return [one.step for one, keep in pairs if not keep and one is not new]
 
     def _delete_doomed(self) -> RetentionOutcome:
         """In the background of process 0."""
         deleted, in_use, errors = [], {}, []
-        doomed, self._doomed = self._doomed, []
-        for step in doomed:
+        while self._doomed:
+            step, gone = self._doomed.popleft(), False
             try:
-                attempt = self._delete(step)
-            except StepInUseError as exc:  # an alias came to name it: it stays
-                in_use[step, 0] = str(exc)
+                deleted.append((step, self._delete(step)))
+                gone = True
             except StepNotFoundError:
-                deleted.append((step, 0))  # somebody else has deleted it
+                gone = True  # somebody else has deleted it
+            except StepInUseError as exc:
+                in_use[step, 0] = str(exc)  # an alias came to name it: it stays
             except StorageError as exc:
                 errors.append(exc)
-            else:
-                deleted.append((step, attempt))
+            finally:
+                self._outcomes.append((step, gone))
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
 
     def _delete(self, step: int) -> int:
@@ -416,13 +473,14 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
         return info.attempt
 
-    def _forget_deleted(self) -> None:
-        """Agree on which steps are gone: only process 0 deletes."""
+    def _hear_deleted(self) -> None:
+        """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
-        for step in processes.agree(lambda: list(self._deleted)):
-            self._known.pop(step, None)
-        self._deleted.clear()
+        for step, gone in processes.agree(lambda: list(_taken(self._outcomes))):
+            self._leaving.discard(step)
+            if gone:
+                self._known.pop(step, None)
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -514,11 +572,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             StepNotFoundError: there is no such step.
         """
         if step is None:
-            latest = self.latest_step()
-            found = self._metadata
-            if not found and latest is not None:
-                found = self._own(self._listed(latest))["metadata"]
-            return ocp.metadata.RootMetadata(custom_metadata=dict(found))
+            return ocp.metadata.RootMetadata(custom_metadata=dict(self._run_metadata()))
         info = self._listed(step)
         own, folder = self._own(info), self._run.step_uri(info)
         names = [one for one in open_step(folder).names() if one != "meta"]
@@ -535,6 +589,14 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             commit_timestamp_nsecs=saved,
         )
 
+    def _run_metadata(self) -> dict[str, Any]:
+        """What the run has: as with Orbax, what it was given first."""
+        latest = self.latest_step()
+        if not self._has_metadata and latest is not None:
+            self._metadata = self._own(self._listed(latest))["metadata"] or self._metadata
+            self._has_metadata = True
+        return self._metadata
+
     def _own(self, info: StepInfo) -> dict[str, Any]:
         return _own_part(read_meta(self._run.step_uri(info)))
 
@@ -546,7 +608,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return agreed_step(lambda: self._run.resolve(ref))
 
     def _no_step(self, step: int | None) -> StepNotFoundError:
-        known = ", ".join(map(str, sorted(self._known)[-5:]))
+        known = ", ".join(map(str, self.all_steps()[-5:]))
         return StepNotFoundError(
             "there is no such step",
             path=self._uri,
@@ -586,6 +648,12 @@ def _kinds(
         kinds_of({SINGLE_ITEM: handlers})
         return None
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+
+
+def _taken(outcomes: "deque[tuple[int, bool]]") -> Iterator[tuple[int, bool]]:
+    """Each once, while another thread may add to them."""
+    while outcomes:
+        yield outcomes.popleft()
 
 
 def _own_part(meta: Mapping[str, Any]) -> dict[str, Any]:
