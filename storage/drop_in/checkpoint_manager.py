@@ -155,7 +155,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._begun: _Begun | None = None
         self._known: dict[int, KnownStep] = {}
         self._leaving: set[int] = set()  # of these, not listed
-        self._doomed: deque[int] = deque()  # of these, for process 0 to delete
+        self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
         self._outcomes: deque[tuple[int, bool]] = deque()  # of which, whether they are gone
         self._callback_error: Exception | None = None
         self.reload()
@@ -218,17 +218,17 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         saving = self._begun.handle if self._begun is not None else None
         kept = self._known.get(saving.step) if saving is not None and not saving.done else None
         self._known = {
-            step: KnownStep(step, from_rfc3339(created), metrics or None)
-            for step, created, metrics in processes.agree(self._stored_steps)
+            step: KnownStep(step, from_rfc3339(created), metrics or None, attempt)
+            for step, created, metrics, attempt in processes.agree(self._stored_steps)
         }
         if kept is not None:
             self._known[kept.step] = kept
 
-    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any]]]:
+    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any], int]]:
         if not self._run.has_saved():
             return []
         facts = step_facts(self._run)
-        return [(one.step, rfc3339(one.created), dict(one.metrics)) for one in facts]
+        return [(one.step, rfc3339(one.created), dict(one.metrics), one.attempt) for one in facts]
 
     def _steps(self) -> list[KnownStep]:
         return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
@@ -326,10 +326,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
         self._has_metadata = True
-        self._known[number] = KnownStep(number, from_rfc3339(when), numbers)
+        going = [self._known[one] for one in doomed]
+        self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
         self._begun = _Begun(handle, frozenset(doomed))
         self._leaving |= self._begun.doomed
-        handle.when_done(lambda ended: self._after(ended, doomed))
+        handle.when_done(lambda ended: self._after(ended, going))
         if not self._options.enable_async_checkpointing:
             self.wait_until_finished()
         return True
@@ -406,7 +407,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if error is not None:
             raise error
 
-    def _after(self, handle: SaveHandle, doomed: list[int]) -> None:
+    def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
         """In the background, once a save has ended."""
         if handle.state is not SaveState.DURABLE:
             return
@@ -437,7 +438,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         if number not in self.all_steps():
             raise self._no_step(number)
-        processes.agree(lambda: self._delete(number))
+        processes.agree(lambda: self._delete(self._known[number]))
         self._known.pop(number)
 
     def _not_kept(self, new: KnownStep) -> list[int]:
@@ -453,25 +454,34 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """In the background of process 0."""
         deleted, in_use, errors = [], {}, []
         while self._doomed:
-            step, gone = self._doomed.popleft(), False
+            one, gone = self._doomed.popleft(), False
             try:
-                deleted.append((step, self._delete(step)))
+                self._delete(one)
+                deleted.append((one.step, one.attempt))
                 gone = True
             except StepNotFoundError:
                 gone = True  # somebody else has deleted it
             except StepInUseError as exc:
-                in_use[step, 0] = str(exc)  # an alias came to name it: it stays
+                in_use[one.step, one.attempt] = str(exc)  # an alias came to name it: it stays
             except StorageError as exc:
                 errors.append(exc)
             finally:
-                self._outcomes.append((step, gone))
+                self._outcomes.append((one.step, gone))
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
 
-    def _delete(self, step: int) -> int:
-        info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+    def _delete(self, one: KnownStep) -> None:
+        """On process 0."""
+        info = self._run.resolve(CheckpointRef(run=self._uri, step=one.step))
+        if info.attempt != one.attempt:
+            raise StepNotFoundError(
+                "the step was saved anew since the run was looked at",
+                path=self._run.step_uri(info),
+                expected=f"step {one.step} of attempt {one.attempt}",
+                found=f"that of attempt {info.attempt}",
+                next_step="Call reload(), and delete it then if it is to go.",
+            )
         by = self._checkpointer.writer_id
         delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
-        return info.attempt
 
     def _hear_deleted(self) -> None:
         """Agree on which steps are gone, and which have stayed: only process 0 deletes."""

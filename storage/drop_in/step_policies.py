@@ -49,11 +49,13 @@ class KnownStep:
         step: its number.
         time: when it was saved.
         metrics: its numbers by name; None if it has none.
+        attempt: the attempt that holds it; 0 if it is not written yet.
     """
 
     step: int
     time: datetime
     metrics: dict[str, Any] | None
+    attempt: int = 0
 
 
 def check_options(options: CheckpointManagerOptions) -> None:

@@ -112,9 +112,9 @@ def test_a_step_that_goes_while_the_run_is_looked_at_is_not_listed_for_good(
         look, delete = manager._stored_steps, manager._delete
         looked = threading.Event()
 
-        def delete_later(step: int) -> int:
+        def delete_later(step: Any) -> None:
             looked.wait()
-            return delete(step)
+            delete(step)
 
         def look_first() -> list[Any]:
             found = look()
@@ -143,6 +143,38 @@ def test_what_another_process_deletes_is_listed_until_the_run_is_looked_at(tmp_p
             manager.restore(1)
         manager.reload()
         assert steps(manager) == [2]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_step_that_another_job_has_saved_anew_is_not_deleted(
+    tmp_path: Path, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(max_to_keep=1 if behind else None)
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        save(manager, 1)
+        manager.wait_until_finished()
+        delete = manager._delete
+
+        def save_anew() -> None:
+            with Checkpointer(tmp_path / "run") as other:
+                other.save(1, {"x": jnp.full(2, 7)}, overwrite=True)
+                other.save(2, {"x": jnp.full(2, 8)})
+
+        def delete_late(step: Any) -> None:
+            save_anew()
+            delete(step)
+
+        if behind:
+            monkeypatch.setattr(manager, "_delete", delete_late)
+            save(manager, 2)
+            manager.wait_until_finished()
+        else:
+            save_anew()
+            with pytest.raises(FileNotFoundError, match="saved anew"):
+                manager.delete(1)
+        manager.reload()
+        assert steps(manager) == [1, 2]
+        assert manager.restore(1).state["x"].tolist() == [7, 7]
 
 
 def test_metrics_are_numbers_from_the_save_on_not_arrays_that_may_go(tmp_path: Path) -> None:
