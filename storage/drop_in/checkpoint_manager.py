@@ -308,7 +308,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 found=str(number),
                 next_step="Save a later step, or give the run another name.",
             )
-        if self._options.best_fn is not None and metrics is None:
+        if self._options.best_fn is not None and not metrics:
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
         created = datetime.now(UTC)
         # Asks the caller's functions: before anything is begun, and once for all processes.
@@ -425,7 +425,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     # -- what is kept --------------------------------------------------------------------------
 
     def delete(self, step: SupportsIndex) -> None:
-        """Delete a step; all processes must call this.
+        """Delete a step; all processes must call this. Its bytes go in the background.
 
         Raises:
             StepNotFoundError: there is no such step.
@@ -440,6 +440,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             raise self._no_step(number)
         processes.agree(lambda: self._delete(self._known[number]))
         self._known.pop(number)
+        if processes.is_primary():
+            self._retention.start()
 
     def _not_kept(self, new: KnownStep) -> list[int]:
         """The steps that the options do not keep once there is this new one, which stays."""

@@ -131,6 +131,17 @@ def test_a_step_that_goes_while_the_run_is_looked_at_is_not_listed_for_good(
         assert steps(manager) == [2]
 
 
+@pytest.mark.parametrize("grace", [0.0, 3600.0])
+def test_the_bytes_of_a_step_that_the_loop_deletes_go_too(tmp_path: Path, grace: float) -> None:
+    with CheckpointManager(tmp_path / "run", grace_seconds=grace) as manager:
+        for step in (1, 2):
+            save(manager, step)
+        manager.delete(1)
+        manager.wait_until_finished()
+        assert steps(manager) == [2]
+        assert (tmp_path / "run/attempts/1/1").exists() is (grace > 0)
+
+
 def test_what_another_process_deletes_is_listed_until_the_run_is_looked_at(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path / "run") as manager:
         for step in (1, 2):
