@@ -80,16 +80,20 @@ class _StepExists(StepExistsError, StepAlreadyExistsError):
     """As Orbax says it too."""
 
 
-class _Begun(NamedTuple):
-    """A save under way, or ended and not looked at yet.
+class _Wanted(NamedTuple):
+    """What a call of `restore` asks for.
 
     Attributes:
-        handle: of the save.
-        doomed: the steps that go once it is durable.
+        names: of the items, in the order in which they are given back.
+        trees: to restore into, by name.
+        json: the other items.
+        single: the only item is given back by itself.
     """
 
-    handle: SaveHandle
-    doomed: frozenset[int]
+    names: list[str]
+    trees: dict[str, Any]
+    json: dict[str, Any]
+    single: bool
 
 
 class CheckpointManager(policies.AbstractCheckpointManager):
@@ -152,7 +156,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._run, self._delete_doomed, by=self._checkpointer.writer_id
         )
         self._grace = grace_seconds
-        self._begun: _Begun | None = None
+        self._begun: SaveHandle | None = None
+        self._going: frozenset[int] = frozenset()  # with the save begun last
         self._known: dict[int, KnownStep] = {}
         self._leaving: set[int] = set()  # of these, not listed
         self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
@@ -215,8 +220,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             StorageError: the run's records can't be judged, or the store gives no answer.
         """
         self._hear_deleted()
-        saving = self._begun.handle if self._begun is not None else None
-        kept = self._known.get(saving.step) if saving is not None and not saving.done else None
+        saving = self._begun if self.is_saving_in_progress() else None
+        kept = None if saving is None else self._known.get(saving.step)
         self._known = {
             step: KnownStep(step, from_rfc3339(created), metrics or None, attempt)
             for step, created, metrics, attempt in processes.agree(self._stored_steps)
@@ -328,8 +333,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._has_metadata = True
         going = [self._known[one] for one in doomed]
         self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
-        self._begun = _Begun(handle, frozenset(doomed))
-        self._leaving |= self._begun.doomed
+        self._begun, self._going = handle, frozenset(doomed)
+        self._leaving |= self._going
         handle.when_done(lambda ended: self._after(ended, going))
         if not self._options.enable_async_checkpointing:
             self.wait_until_finished()
@@ -345,7 +350,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
-        return self._begun is not None and not self._begun.handle.done
+        return self._begun is not None and not self._begun.done
 
     def check_for_errors(self) -> None:
         """Raise what a save in the background has failed with, if nobody was told.
@@ -356,8 +361,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             SaveError: the last save failed.
             Exception: what `post_finalization_callback` raised; the step is saved.
         """
-        if self._begun is not None and self._begun.handle.done:
-            self._end(self._begun.handle.join)
+        if self._begun is not None and self._begun.done:
+            self._end(self._begun.join)
             self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
@@ -389,22 +394,26 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._hear_deleted()
         finished = self._options.async_options
         if finished is not None and finished.post_finalization_callback is not None:
-            processes.together(self._raise_callback_error)
+            try:
+                processes.together(self._raise_callback_error)
+            except Exception:
+                self._leaving -= self._going  # on all processes; those that do go are heard of
+                raise
 
     def _end(self, wait: Callable[[], object]) -> None:
         try:
             wait()
         finally:
-            if self._begun is not None and self._begun.handle.done:
+            if self._begun is not None and self._begun.done:
                 ended, self._begun = self._begun, None
-                if ended.handle.state is not SaveState.DURABLE:
-                    self._known.pop(ended.handle.step, None)
-                if ended.handle.state is not SaveState.DURABLE or self._callback_error is not None:
-                    self._leaving -= ended.doomed
+                if ended.state is not SaveState.DURABLE:
+                    self._known.pop(ended.step, None)
+                    self._leaving -= self._going
 
     def _raise_callback_error(self) -> None:
         error, self._callback_error = self._callback_error, None
         if error is not None:
+            self._leaving -= self._going
             raise error
 
     def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
@@ -530,6 +539,15 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 return other.restore(step, items, restore_kwargs, None, args)
         self._settle()
         info = self._listed(step)
+        # What one process can't read or is asked otherwise must not leave the others waiting.
+        wanted = processes.together(lambda: self._wanted(info, items, restore_kwargs, args))
+        found = load(self._uri, wanted.trees, step=info.step, cast=True) if wanted.trees else {}
+        whole = {name: {**found, **wanted.json}[name] for name in wanted.names}
+        if wanted.single and len(whole) == 1:
+            return next(iter(whole.values()))
+        return ocp.args.Composite(**whole)
+
+    def _wanted(self, info: StepInfo, items: Any, restore_kwargs: Any, args: Any) -> "_Wanted":
         folder = self._run.step_uri(info)
         reader = open_step(folder)
         own = _own_part(read_meta(reader))
@@ -539,24 +557,22 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         }
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
-        unnamed = own["single"] if args is None else not isinstance(args, ocp.args.Composite)
         wanted = wanted_items(args, stored, single=_single(stored))
-        trees = {
-            name: tree_target(
-                one,
-                stored_tree(reader, name),
-                name=name,
-                metadata=partial(item_metadata, folder, name),
-            )
-            for name, one in wanted.items()
-            if stored[name]
-        }
-        found = load(self._uri, trees, step=info.step, cast=True) if trees else {}
-        texts = {name: own["json"][name] for name in wanted if not stored[name]}
-        whole = {name: {**found, **texts}[name] for name in wanted}
-        if unnamed and len(whole) == 1:
-            return next(iter(whole.values()))
-        return ocp.args.Composite(**whole)
+        return _Wanted(
+            names=list(wanted),
+            trees={
+                name: tree_target(
+                    one,
+                    stored_tree(reader, name),
+                    name=name,
+                    metadata=partial(item_metadata, folder, name),
+                )
+                for name, one in wanted.items()
+                if stored[name]
+            },
+            json={name: own["json"][name] for name in wanted if not stored[name]},
+            single=own["single"] if args is None else not isinstance(args, ocp.args.Composite),
+        )
 
     def metrics(self, step: SupportsIndex) -> dict[str, Any] | None:
         """The metrics of a step; None if it has none.
@@ -605,9 +621,18 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has: as with Orbax, what it was given first."""
         latest = self.latest_step()
         if not self._has_metadata and latest is not None:
-            self._metadata = self._own(self._listed(latest))["metadata"] or self._metadata
+            self._metadata = processes.agree(lambda: self._stored_metadata(latest))
             self._has_metadata = True
         return self._metadata
+
+    def _stored_metadata(self, step: int) -> dict[str, Any]:
+        """What the run has by this step; what was given if it says nothing."""
+        try:
+            info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+            return self._own(info)["metadata"] or self._metadata
+        except StorageError as exc:  # a damaged step must not keep the next from being saved
+            logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
+            return self._metadata
 
     def _own(self, info: StepInfo) -> dict[str, Any]:
         return _own_part(read_meta(self._run.step_uri(info)))

@@ -15,7 +15,7 @@ from etils import epath
 
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 from cairn.storage.store import StoreURI
-from cairn.storage.training import flatten, nest, open_modules
+from cairn.storage.training import flatten, is_key_dtype, nest, open_modules
 
 __all__ = [
     "SINGLE_ITEM",
@@ -309,7 +309,8 @@ def _target_of(
     placeless = described or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
     if stored is None or not (fixed or placeless):
         return leaf
-    given = None if leaf is args or not hasattr(leaf, "shape") else leaf
+    as_words = described and is_key_dtype(stored.dtype)  # Orbax describes the words of a key
+    given = None if leaf is args or as_words or not hasattr(leaf, "shape") else leaf
     shape = tuple(stored.shape)
     if given is not None and tuple(given.shape) != shape:
         problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")

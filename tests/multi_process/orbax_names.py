@@ -49,18 +49,26 @@ def differ(run: str) -> dict[str, Any]:
             promote_step(Run.open(f"{run}/metrics"), 1, alias="production", by="me", expect=None)
         jax.experimental.multihost_utils.sync_global_devices("promoted")
         seen.append(kind_of(lambda: manager.delete(1)))
+        target = nnx.state(Net(0))
+        asked = ocp.args.StandardRestore(target) if first else ocp.args.JsonRestore()
+        seen.append(kind_of(lambda: manager.restore(6, args=asked)))
         seen.append(look())
 
+    failing: list[bool] = []
+
     def fail() -> None:
-        if not first:
+        if any(failing):
             raise OSError("no copy was made")
 
     given = ocp.options.AsyncOptions(post_finalization_callback=fail)
     options = Options(max_to_keep=1, async_options=given)
+    errors = []
     with CheckpointManager(f"{run}/callback", options=options) as manager:
-        save(manager, 1)
-        errors = [kind_of(manager.wait_until_finished)]
-        seen.append(look())
+        for step, failing[:] in enumerate([[False], [first], [not first]], 1):
+            save(manager, step)
+            errors += [kind_of(manager.wait_until_finished)] if step > 1 else []
+            manager.wait_until_finished()
+            seen.append(look())
 
     with CheckpointManager(f"{run}/checks", options=Options(max_to_keep=1)) as manager:
         save(manager, 1)

@@ -131,6 +131,21 @@ def test_a_step_that_goes_while_the_run_is_looked_at_is_not_listed_for_good(
         assert steps(manager) == [2]
 
 
+def test_a_latest_step_that_is_damaged_does_not_keep_the_next_from_being_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path / "run", metadata={"version": 1}) as manager:
+        save(manager, 1)
+    for file in (tmp_path / "run/attempts/1/1/meta").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with CheckpointManager(tmp_path / "run", metadata={"version": 1}) as again:
+        save(again, 2)
+        again.wait_until_finished()
+        assert "metadata of the run can't be read" in caplog.text
+        assert again.metadata().custom_metadata == {"version": 1}
+
+
 @pytest.mark.parametrize("grace", [0.0, 3600.0])
 def test_the_bytes_of_a_step_that_the_loop_deletes_go_too(tmp_path: Path, grace: float) -> None:
     with CheckpointManager(tmp_path / "run", grace_seconds=grace) as manager:

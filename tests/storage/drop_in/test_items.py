@@ -164,6 +164,7 @@ def test_a_fallback_is_not_used_where_the_saved_devices_are_here(tmp_path: Path)
 @pytest.mark.parametrize("kind", [args.StandardRestore, args.PyTreeRestore])
 def test_a_steps_metadata_is_a_target(tmp_path: Path, kind: Any) -> None:
     state = {"w": jax.device_put(jnp.arange(8.0), split()), "host": np.ones(2, np.float32)}
+    state["key"] = jax.random.key(3)
     with CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, args=args.StandardSave(state))
         manager.wait_until_finished()
