@@ -9,11 +9,12 @@ said in docs/howto/checkpoint-manager.md.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, NamedTuple, Self, SupportsIndex
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -45,6 +46,7 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.runs import (
+    Annotation,
     CheckpointRef,
     RetentionOutcome,
     Run,
@@ -79,6 +81,24 @@ class _StepExists(StepExistsError, StepAlreadyExistsError):
     """As Orbax says it too."""
 
 
+class _Wanted(NamedTuple):
+    """What a call of `restore` asks for.
+
+    Attributes:
+        names: of the items, in the order in which they are given back.
+        trees: to restore into, by name.
+        json: the items of JSON.
+        iterators: to set, by name.
+        single: the only item is given back by itself.
+    """
+
+    names: list[str]
+    trees: dict[str, Any]
+    json: dict[str, Any]
+    iterators: dict[str, Any]
+    single: bool
+
+
 class CheckpointManager(policies.AbstractCheckpointManager):
     """Saves and restores the steps of a run, as Orbax's class of this name does.
 
@@ -88,7 +108,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             set to is not used; which items are trees, and which JSON, is.
         options: Orbax's own. Those about when to save and what to keep are followed by Orbax's own
             policies; some can't be honoured, and some have no meaning here.
-        metadata: JSON about the run, stored with every step.
+        metadata: JSON about the run, stored with every step. That of the first stays: what is given
+            to the manager of a run that has some is passed over, as with Orbax.
         item_names: names of the items; like `checkpointers`, only needed for calls without `args`.
         item_handlers: one for each item, or one for the only item; as `checkpointers`.
         logger: not used: saves are told in the log "cairn.save" and as metrics.
@@ -128,22 +149,23 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             )
         self._kinds = _kinds(checkpointers, item_names, item_handlers)
         self._metadata = dict(metadata or {})
+        self._has_metadata = False
         self._checkpointer = Checkpointer(directory)
         self._uri = self._checkpointer.uri
         self._run = Run(self._uri)
         self._saves = save_policy(self._options)
         self._keeps = preservation_policy(self._options)
-        self._doomed: list[int] = []
-        self._deleted: list[int] = []
         self._retention = RunRetention(
-            self._run,
-            self._delete_doomed,
-            by=self._checkpointer.writer_id,
-            told=lambda outcome: self._deleted.extend(step for step, _ in outcome.deleted),
+            self._run, self._delete_doomed, by=self._checkpointer.writer_id
         )
         self._grace = grace_seconds
         self._begun: SaveHandle | None = None
+        self._going: frozenset[int] = frozenset()  # with the save begun last
         self._known: dict[int, KnownStep] = {}
+        self._leaving: set[int] = set()  # of these, not listed
+        self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
+        self._outcomes: deque[tuple[int, bool]] = deque()  # of which, whether they are gone
+        self._callback_error: Exception | None = None
         self.reload()
 
     def __enter__(self) -> Self:
@@ -167,16 +189,18 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def all_steps(self, read: bool = False) -> Sequence[int]:
         """The numbers of all steps, lowest first; one that is being saved among them.
 
+        Without those that go once that one is durable: they are listed again if they stay.
+
         Args:
             read: look into the store again, as `reload` does.
         """
         if read:
             self.reload()
-        return sorted(self._known)
+        return [one.step for one in self._steps()]
 
     def latest_step(self) -> int | None:
         """The highest number, that of a step that is being saved among them; None without any."""
-        return max(self._known, default=None)
+        return max(self.all_steps(), default=None)
 
     def best_step(self) -> int | None:
         """The step that is best by `best_fn`; without it the latest; None if there is no such step.
@@ -198,24 +222,24 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         Raises:
             StorageError: the run's records can't be judged, or the store gives no answer.
         """
-        saving = self._begun if self._begun is not None and not self._begun.done else None
-        kept = self._known.get(saving.step) if saving is not None else None
+        self._hear_deleted()
+        saving = self._begun if self.is_saving_in_progress() else None
+        kept = None if saving is None else self._known.get(saving.step)
         self._known = {
-            step: KnownStep(step, from_rfc3339(created), metrics or None)
-            for step, created, metrics in processes.agree(self._stored_steps)
+            step: KnownStep(step, from_rfc3339(created), metrics or None, attempt)
+            for step, created, metrics, attempt in processes.agree(self._stored_steps)
         }
         if kept is not None:
             self._known[kept.step] = kept
-        self._deleted.clear()
 
-    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any]]]:
+    def _stored_steps(self) -> list[tuple[int, str, dict[str, Any], int]]:
         if not self._run.has_saved():
             return []
         facts = step_facts(self._run)
-        return [(one.step, rfc3339(one.created), dict(one.metrics)) for one in facts]
+        return [(one.step, rfc3339(one.created), dict(one.metrics), one.attempt) for one in facts]
 
     def _steps(self) -> list[KnownStep]:
-        return [self._known[step] for step in sorted(self._known)]
+        return [self._known[step] for step in sorted(self._known.keys() - self._leaving)]
 
     # -- saving --------------------------------------------------------------------------------
 
@@ -278,12 +302,12 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             if items is None:
                 raise PolicyError("nothing to save", path="args", expected="items", found="None")
             args = legacy_args(items, save_kwargs, self._kinds, saving=True)
-        given = given_items(args)
         if self._options.read_only:
             logger.warning("%s: read_only, step %d is not saved", self._uri, number)
             return False
         if not force and not self.should_save(number):
             return False
+        given = processes.together(lambda: given_items(args))
         self._settle()
         if number in self._known:
             raise _StepExists(
@@ -293,30 +317,41 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 found=str(number),
                 next_step="Save a later step, or give the run another name.",
             )
-        if self._options.best_fn is not None and metrics is None:
+        if self._options.best_fn is not None and not metrics:
             logger.warning("%s: step %d has no metrics for best_fn", self._uri, number)
-        now = datetime.now(UTC)
-        known = KnownStep(number, now, None if metrics is None else dict(metrics))
-        doomed = self._not_kept(known)  # asks the caller's functions: before anything is begun
-        written = None if self._options.prevent_write_metrics else metrics
+        created = datetime.now(UTC)
+        # Asks the caller's functions: before anything is begun, and once for all processes.
+        numbers, when, doomed = processes.agree(lambda: self._decide(number, created, metrics))
         own = {
             "json": given.json,
             "single": given.single,
             "custom_metadata": dict(custom_metadata or {}),
-            "metadata": self._metadata,
+            "metadata": self._run_metadata(),
         }
         handle = self._checkpointer.save(
             number,
             given.trees,
             meta={_META_KEY: own},
             iterators=given.iterators,
-            metrics=written,
+            metrics=None if self._options.prevent_write_metrics else numbers,
         )
-        self._known[number], self._begun = known, handle
-        handle.when_done(lambda ended: self._after(ended, doomed))
+        self._has_metadata = True
+        going = [self._known[one] for one in doomed]
+        self._known[number] = KnownStep(number, from_rfc3339(when), numbers, handle.attempt)
+        self._begun, self._going = handle, frozenset(doomed)
+        self._leaving |= self._going
+        handle.when_done(lambda ended: self._after(ended, going))
         if not self._options.enable_async_checkpointing:
             self.wait_until_finished()
         return True
+
+    def _decide(
+        self, step: int, created: datetime, metrics: Mapping[str, Any] | None
+    ) -> tuple[dict[str, float] | None, str, list[int]]:
+        """(the metrics as they are stored, when it was saved, the steps that are not kept)."""
+        annotation = Annotation.of(None, metrics)
+        numbers = None if annotation is None else annotation.metrics
+        return numbers, rfc3339(created), self._not_kept(KnownStep(step, created, numbers))
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save is under way in this process."""
@@ -325,27 +360,33 @@ class CheckpointManager(policies.AbstractCheckpointManager):
     def check_for_errors(self) -> None:
         """Raise what a save in the background has failed with, if nobody was told.
 
+        Each process for itself: this waits neither for the save nor for the others.
+
         Raises:
             SaveError: the last save failed.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
         if self._begun is not None and self._begun.done:
-            self._settle()
+            self._end(self._begun.join)
+            self._raise_callback_error()
 
     def wait_until_finished(self) -> None:
         """Return once no save and no deletion is under way; all processes must call this.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
         self._settle()
         self._retention.close()
-        self._forget_deleted()
+        self._hear_deleted()
 
     def close(self) -> None:
         """Wait for what is under way, then give the run back to other writers.
 
         Raises:
             SaveError: the last save failed, and no call has raised that yet.
+            Exception: what `post_finalization_callback` raised; the step is saved.
         """
         try:
             self.wait_until_finished()
@@ -353,81 +394,119 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             self._checkpointer.close()
 
     def _settle(self) -> None:
-        try:
-            self._checkpointer.wait_until_finished()
-        finally:
-            ended, self._begun = self._begun, None
-            if ended is not None and ended.state is not SaveState.DURABLE:
-                self._known.pop(ended.step, None)
-        self._forget_deleted()
+        """Once no save is under way; one that failed is raised on all processes, or on none."""
+        processes.together(lambda: self._end(self._checkpointer.wait_until_finished))
+        self._hear_deleted()
+        finished = self._options.async_options
+        if finished is not None and finished.post_finalization_callback is not None:
+            try:
+                processes.together(self._raise_callback_error)
+            except Exception:
+                self._leaving -= self._going  # on all processes; those that do go are heard of
+                raise
 
-    def _after(self, handle: SaveHandle, doomed: list[int]) -> None:
+    def _end(self, wait: Callable[[], object]) -> None:
+        try:
+            wait()
+        finally:
+            if self._begun is not None and self._begun.done:
+                ended, self._begun = self._begun, None
+                if ended.state is not SaveState.DURABLE:
+                    self._known.pop(ended.step, None)
+                    self._leaving -= self._going
+
+    def _raise_callback_error(self) -> None:
+        error, self._callback_error = self._callback_error, None
+        if error is not None:
+            self._leaving -= self._going
+            raise error
+
+    def _after(self, handle: SaveHandle, doomed: list[KnownStep]) -> None:
         """In the background, once a save has ended."""
         if handle.state is not SaveState.DURABLE:
             return
         finished = self._options.async_options
         if finished is not None and finished.post_finalization_callback is not None:
-            finished.post_finalization_callback()
+            try:
+                finished.post_finalization_callback()
+            except Exception as exc:  # as with Orbax, nothing is deleted then
+                self._callback_error = exc
+                return
         if doomed and processes.is_primary():
             self._doomed += doomed
             self._retention.start()
 
     # -- what is kept --------------------------------------------------------------------------
 
-    def delete(self, step: int) -> None:
-        """Delete a step; all processes must call this.
+    def delete(self, step: SupportsIndex) -> None:
+        """Delete a step; all processes must call this. Its bytes go in the background.
 
         Raises:
             StepNotFoundError: there is no such step.
             StepInUseError: an alias names it, or a job would go on from it.
         """
+        number = check_step(step)
         if self._options.read_only:
-            logger.warning("%s: read_only, step %d is not deleted", self._uri, step)
+            logger.warning("%s: read_only, step %d is not deleted", self._uri, number)
             return
         self._settle()
-        if step not in self._known:
-            raise self._no_step(step)
-        processes.agree(lambda: self._delete(step))
-        self._known.pop(step)
+        if number not in self.all_steps():
+            raise self._no_step(number)
+        processes.agree(lambda: self._delete(self._known[number]))
+        self._known.pop(number)
+        if processes.is_primary():
+            self._retention.start()
 
     def _not_kept(self, new: KnownStep) -> list[int]:
-        """The steps that the options do not keep once there is this new one."""
+        """The steps that the options do not keep once there is this new one, which stays."""
         if self._keeps is None:
             return []
         steps = [*self._steps(), new]
         kept = self._keeps.should_preserve(steps, context=policies.PreservationContext())
-        return [one.step for one, keep in zip(steps, kept, strict=True) if not keep]
+        pairs = zip(steps, kept, strict=True)
+        return [one.step for one, keep in pairs if not keep and one is not new]
 
     def _delete_doomed(self) -> RetentionOutcome:
         """In the background of process 0."""
         deleted, in_use, errors = [], {}, []
-        doomed, self._doomed = self._doomed, []
-        for step in doomed:
+        while self._doomed:
+            one, gone = self._doomed.popleft(), False
             try:
-                attempt = self._delete(step)
-            except StepInUseError as exc:  # an alias came to name it: it stays
-                in_use[step, 0] = str(exc)
+                self._delete(one)
+                deleted.append((one.step, one.attempt))
+                gone = True
             except StepNotFoundError:
-                deleted.append((step, 0))  # somebody else has deleted it
+                gone = True  # somebody else has deleted it
+            except StepInUseError as exc:
+                in_use[one.step, one.attempt] = str(exc)  # an alias came to name it: it stays
             except StorageError as exc:
                 errors.append(exc)
-            else:
-                deleted.append((step, attempt))
+            finally:
+                self._outcomes.append((one.step, gone))
         return RetentionOutcome((), tuple(deleted), in_use, tuple(errors))
 
-    def _delete(self, step: int) -> int:
-        info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+    def _delete(self, one: KnownStep) -> None:
+        """On process 0."""
+        info = self._run.resolve(CheckpointRef(run=self._uri, step=one.step))
+        if info.attempt != one.attempt:
+            raise StepNotFoundError(
+                "the step was saved anew since the run was looked at",
+                path=self._run.step_uri(info),
+                expected=f"step {one.step} of attempt {one.attempt}",
+                found=f"that of attempt {info.attempt}",
+                next_step="Call reload(), and delete it then if it is to go.",
+            )
         by = self._checkpointer.writer_id
         delete_step(self._run, info, by=by, reason="CheckpointManagerOptions", grace=self._grace)
-        return info.attempt
 
-    def _forget_deleted(self) -> None:
-        """Agree on which steps are gone: only process 0 deletes."""
+    def _hear_deleted(self) -> None:
+        """Agree on which steps are gone, and which have stayed: only process 0 deletes."""
         if self._keeps is None:
             return
-        for step in processes.agree(lambda: list(self._deleted)):
-            self._known.pop(step, None)
-        self._deleted.clear()
+        for step, gone in processes.agree(lambda: list(_taken(self._outcomes))):
+            self._leaving.discard(step)
+            if gone:
+                self._known.pop(step, None)
 
     # -- restoring -----------------------------------------------------------------------------
 
@@ -467,6 +546,24 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 return other.restore(step, items, restore_kwargs, None, args)
         self._settle()
         info = self._listed(step)
+        # What one process can't read or is asked otherwise must not leave the others waiting.
+        wanted = processes.together(lambda: self._wanted(info, items, restore_kwargs, args))
+        found: dict[str, Any] = {}
+        if wanted.trees or wanted.iterators:
+            found = load(
+                self._uri,
+                wanted.trees,
+                step=info.step,
+                cast=True,
+                iterators=wanted.iterators,
+            )
+        given = {**found, **wanted.json, **wanted.iterators}
+        whole = {name: given[name] for name in wanted.names}
+        if wanted.single and len(whole) == 1:
+            return next(iter(whole.values()))
+        return ocp.args.Composite(**whole)
+
+    def _wanted(self, info: StepInfo, items: Any, restore_kwargs: Any, args: Any) -> "_Wanted":
         folder = self._run.step_uri(info)
         reader = open_step(folder)
         own = _own_part(read_meta(reader))
@@ -477,20 +574,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         }
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
-        unnamed = own["single"] if args is None else not isinstance(args, ocp.args.Composite)
         wanted = wanted_items(args, stored, single=_single(stored))
-        trees = {
-            name: tree_target(
-                one,
-                stored_tree(reader, name),
-                name=name,
-                metadata=partial(item_metadata, folder, name),
-            )
-            for name, one in wanted.items()
-            if stored[name] == "tree"
-        }
-        iterators = {name: one.item for name, one in wanted.items() if stored[name] == "iterator"}
-        if args is None and reader.iterators:
+        if args is None and reader.iterators and processes.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
                 "CheckpointRestore of the iterator.",
@@ -498,22 +583,37 @@ class CheckpointManager(policies.AbstractCheckpointManager):
                 info.step,
                 ", ".join(map(repr, reader.iterators)),
             )
-        found = {}
-        if trees or iterators:
-            found = load(self._uri, trees, step=info.step, cast=True, iterators=iterators)
-        texts = {name: own["json"][name] for name in wanted if stored[name] == "json"}
-        whole = {name: {**found, **texts, **iterators}[name] for name in wanted}
-        if unnamed and len(whole) == 1:
-            return next(iter(whole.values()))
-        return ocp.args.Composite(**whole)
+        return _Wanted(
+            names=list(wanted),
+            trees={
+                name: tree_target(
+                    one,
+                    stored_tree(reader, name),
+                    name=name,
+                    metadata=partial(item_metadata, folder, name),
+                )
+                for name, one in wanted.items()
+                if stored[name] == "tree"
+            },
+            json={name: own["json"][name] for name in wanted if stored[name] == "json"},
+            iterators={
+                name: one.item for name, one in wanted.items() if stored[name] == "iterator"
+            },
+            single=own["single"] if args is None else not isinstance(args, ocp.args.Composite),
+        )
 
-    def metrics(self, step: int) -> dict[str, Any] | None:
-        """The metrics of a step; None if it has none."""
-        if step not in self._known:
-            raise self._no_step(step)
-        return self._known[step].metrics
+    def metrics(self, step: SupportsIndex) -> dict[str, Any] | None:
+        """The metrics of a step; None if it has none.
 
-    def item_metadata(self, step: int) -> Any:
+        Raises:
+            StepNotFoundError: there is no such step.
+        """
+        number = check_step(step)
+        if number not in self._known:
+            raise self._no_step(number)
+        return self._known[number].metrics
+
+    def item_metadata(self, step: SupportsIndex) -> Any:
         """Shapes, dtypes and shardings of a step's items, as Orbax gives them.
 
         Raises:
@@ -521,18 +621,14 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """
         return self.metadata(step).item_metadata
 
-    def metadata(self, step: int | None = None) -> Any:
+    def metadata(self, step: SupportsIndex | None = None) -> Any:
         """Orbax's `StepMetadata` of a step, or, without a step, the run's `RootMetadata`.
 
         Raises:
             StepNotFoundError: there is no such step.
         """
         if step is None:
-            latest = self.latest_step()
-            found = self._metadata
-            if not found and latest is not None:
-                found = self._own(self._listed(latest))["metadata"]
-            return ocp.metadata.RootMetadata(custom_metadata=dict(found))
+            return ocp.metadata.RootMetadata(custom_metadata=dict(self._run_metadata()))
         info = self._listed(step)
         own, folder = self._own(info), self._run.step_uri(info)
         reader = open_step(folder)
@@ -540,13 +636,32 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         items: Any = {name: item_metadata(folder, name) for name in names}
         items |= dict.fromkeys([*own["json"], *reader.iterators])
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
+        known = self._known.get(info.step)  # not one that another job has saved since
+        metrics = step_facts(self._run, [info])[0].metrics if known is None else known.metrics
         return ocp.metadata.StepMetadata(
             item_handlers=None,
             item_metadata=items[_single(items)] if own["single"] else ocp.args.Composite(**items),
-            metrics=dict(self._known[info.step].metrics or {}),
+            metrics=dict(metrics or {}),
             custom_metadata=dict(own["custom_metadata"]),
             commit_timestamp_nsecs=saved,
         )
+
+    def _run_metadata(self) -> dict[str, Any]:
+        """What the run has: as with Orbax, what it was given first."""
+        latest = self.latest_step()
+        if not self._has_metadata and latest is not None:
+            self._metadata = processes.agree(lambda: self._stored_metadata(latest))
+            self._has_metadata = True
+        return self._metadata
+
+    def _stored_metadata(self, step: int) -> dict[str, Any]:
+        """What the run has by this step; what was given if it says nothing."""
+        try:
+            info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
+            return self._own(info)["metadata"] or self._metadata
+        except StorageError as exc:  # a damaged step must not keep the next from being saved
+            logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
+            return self._metadata
 
     def _own(self, info: StepInfo) -> dict[str, Any]:
         return _own_part(read_meta(self._run.step_uri(info)))
@@ -559,7 +674,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return agreed_step(lambda: self._run.resolve(ref))
 
     def _no_step(self, step: int | None) -> StepNotFoundError:
-        known = ", ".join(map(str, sorted(self._known)[-5:]))
+        known = ", ".join(map(str, self.all_steps()[-5:]))
         return StepNotFoundError(
             "there is no such step",
             path=self._uri,
@@ -572,7 +687,26 @@ class CheckpointManager(policies.AbstractCheckpointManager):
 def _kinds(
     checkpointers: Any, item_names: Sequence[str] | None, item_handlers: Any
 ) -> dict[str, bool | None] | None:
-    """What the manager was told of its items by name; None if it has one without a name."""
+    """What the manager was told of its items by name; None if it has one without a name.
+
+    Raises:
+        PolicyError: it was told twice.
+        UnsupportedFormatError: handlers of other kinds of items.
+    """
+    given = {
+        "checkpointers": checkpointers is not None,
+        "item_names": bool(item_names) and not isinstance(item_handlers, Mapping),
+        "item_handlers": item_handlers is not None,
+    }
+    twice = [name for name, is_given in given.items() if is_given]
+    if len(twice) > 1:
+        raise PolicyError(
+            "the items are told twice",
+            path=", ".join(twice),
+            expected="one of these",
+            found=f"{len(twice)}",
+            next_step="Leave the others out; with args= none is needed.",
+        )
     handlers = checkpointers if checkpointers is not None else item_handlers
     if isinstance(handlers, Mapping):
         return kinds_of({**dict.fromkeys(item_names or ()), **handlers})
@@ -580,6 +714,12 @@ def _kinds(
         kinds_of({SINGLE_ITEM: handlers})
         return None
     return None if item_names is None else kinds_of(dict.fromkeys(item_names))
+
+
+def _taken(outcomes: "deque[tuple[int, bool]]") -> Iterator[tuple[int, bool]]:
+    """Each once, while another thread may add to them."""
+    while outcomes:
+        yield outcomes.popleft()
 
 
 def _own_part(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from etils import epath
 
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
 from cairn.storage.store import StoreURI
-from cairn.storage.training import flatten, nest, open_modules
+from cairn.storage.training import flatten, is_key_dtype, nest, open_modules
 
 __all__ = [
     "SINGLE_ITEM",
@@ -70,7 +70,7 @@ def given_items(args: Any) -> GivenItems:
     trees: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     iterators: dict[str, Any] = {}
-    problems = []
+    problems = [] if named else ["a Composite of nothing"]
     for name, one in named.items():
         if isinstance(one, ocp.args.JsonSave):
             texts[name] = one.item
@@ -104,33 +104,40 @@ def _in_dtypes(tree: Any, save_args: Any) -> Any:
     """The tree, its leaves cast as their `SaveArgs` say."""
     if save_args is None:
         return tree
-    wanted = [
-        (args.dtype if isinstance(args, ocp.SaveArgs) else None)
-        for args in jax.tree.leaves(save_args, is_leaf=lambda one: one is None)
-    ]
-    if not any(dtype is not None for dtype in wanted):
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    if len(wanted) != len(leaves):
+    structure: Any
+    leaves, structure = jax.tree.flatten(tree, is_leaf=lambda one: one is None)
+    wanted: list[Any] = []
+    found: Any = None
+    try:
+        wanted = structure.flatten_up_to(save_args)
+    except ValueError as exc:
+        found = exc
+    found = found or next((one for one in wanted if not isinstance(one, ocp.SaveArgs | None)), None)
+    if found is not None:
         raise UnsupportedFormatError(
             "save_args have another structure than the item",
             path="save_args",
             expected=f"{len(leaves)} SaveArgs, one for each leaf",
-            found=str(len(wanted)),
+            found=f"{_kind(found)}: {found}"[:500],
             next_step="Make them with jax.tree.map over the item.",
         )
     cast = [
-        leaf if dtype is None or not hasattr(leaf, "astype") else leaf.astype(dtype)
-        for leaf, dtype in zip(leaves, wanted, strict=True)
+        leaf if leaf is None or args is None or args.dtype is None else _cast(leaf, args.dtype)
+        for leaf, args in zip(leaves, wanted, strict=True)
     ]
     return jax.tree.unflatten(structure, cast)
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    return leaf.astype(dtype) if hasattr(leaf, "astype") else np.asarray(leaf).astype(dtype)
 
 
 def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -> dict[str, Any]:
     """The arguments of `restore(args=...)` by item; None for an item as it was saved.
 
     Args:
-        args: as given; None for all items but iterators, of which there is nothing to make.
+        args: as given; None, or a Composite without items, for all items but iterators,
+            of which there is nothing to make.
         stored: the items that there are, and what each is.
         single: the item that a call without a name means; None if there is no such item.
 
@@ -138,7 +145,7 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
         UnsupportedFormatError: arguments of other kinds, for another kind of item, or for items
             that there are none of; all are listed.
     """
-    if args is None:
+    if args is None or (isinstance(args, ocp.args.Composite) and not args):
         return dict.fromkeys(name for name, kind in stored.items() if kind != "iterator")
     if isinstance(args, ocp.args.Composite):
         named = dict(args.items())
@@ -165,7 +172,7 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
             problems.append(f"{name}: None for an iterator; give CheckpointRestore of one to set")
         elif one is not None and not isinstance(one, taken[stored[name]]):
             problems.append(f"{name}: {_kind(one)} for {_HELD[stored[name]]}")
-        elif isinstance(one, ocp.args.PyTreeRestore):
+        else:
             problems += [f"{name}: {problem}" for problem in _not_read(one)]
     _refuse(
         problems,
@@ -177,6 +184,10 @@ def wanted_items(args: Any, stored: Mapping[str, Kind], *, single: str | None) -
 
 def _not_read(one: Any) -> list[str]:
     problems = []
+    if isinstance(one, ocp.args.StandardRestore) and one.support_layout:
+        problems.append("support_layout; arrays have the layout that JAX gives them")
+    if not isinstance(one, ocp.args.PyTreeRestore):
+        return problems
     if one.transforms is not None or one.legacy_transform_fn is not None:
         problems.append("transforms; restore with cairn.load(..., only=...), and change it then")
     if one.partial_restore:
@@ -192,7 +203,12 @@ def legacy_args(items: Any, kwargs: Any, names: Mapping[str, Any] | None, *, sav
         kwargs: more for one tree, or by name.
         names: what the manager was made with: a handler for each item; None for one item.
         saving: whether it is a save.
+
+    Raises:
+        UnsupportedFormatError: `args` given in the place of `items`.
     """
+    if isinstance(items, ocp.args.CheckpointArgs):
+        _refuse([f"{_kind(items)} as items"], f"args={_kind(items)}(...), by its name")
     tree: Callable[..., Any] = ocp.args.PyTreeSave if saving else ocp.args.PyTreeRestore
     text: Callable[..., Any] = ocp.args.JsonSave if saving else ocp.args.JsonRestore
     if names is None:
@@ -278,14 +294,16 @@ def tree_target(
     opened = open_modules({name: item})
     tree = opened.trees[name]
     leaves = flatten(tree)
-    args = {} if restore_args is None else flatten(restore_args)
-    placed = _Placements(metadata)
+    args = {} if restore_args is None else flatten(open_modules({name: restore_args}).trees[name])
+    fallback = one.fallback_sharding if isinstance(one, ocp.args.StandardRestore) else None
+    placed = _Placements(metadata, fallback)
     fixed = isinstance(one, ocp.args.PyTreeRestore)  # as stored, whatever the item's leaves say
     problems: list[str] = []
+    if restore_args is not None:
+        problems += [f"{path}: no restore_args for it" for path in sorted(leaves.keys() - args)]
+        problems += [f"{path}: restore_args for no leaf" for path in sorted(args.keys() - leaves)]
     wanted = [
-        _target_of(leaf, stored[path], args.get(path), path, placed, fixed, problems)
-        if path in stored
-        else leaf
+        _target_of(leaf, stored.get(path), args.get(path), path, placed, fixed, problems)
         for path, leaf in leaves.items()
     ]
     if problems:
@@ -303,7 +321,7 @@ def tree_target(
 
 def _target_of(
     leaf: Any,
-    stored: jax.ShapeDtypeStruct,
+    stored: jax.ShapeDtypeStruct | None,
     args: Any,
     path: str,
     placed: "_Placements",
@@ -311,9 +329,15 @@ def _target_of(
     problems: list[str],
 ) -> Any:
     """The leaf to restore into, of one leaf as given and its arguments."""
-    if not fixed and not (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None):
+    if leaf is ...:
+        problems.append(f"{path}: a placeholder; read parts with cairn.load(..., only=...)")
         return leaf
-    given = None if leaf is args or not hasattr(leaf, "shape") else leaf
+    described = isinstance(leaf, ocp.metadata.value.Metadata)
+    placeless = described or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
+    if stored is None or not (fixed or placeless):
+        return leaf
+    as_words = described and is_key_dtype(stored.dtype)  # Orbax describes the words of a key
+    given = None if leaf is args or as_words or not hasattr(leaf, "shape") else leaf
     shape = tuple(stored.shape)
     if given is not None and tuple(given.shape) != shape:
         problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")
@@ -336,17 +360,19 @@ def _target_of(
     sharding = getattr(args, "sharding", None)
     if sharding is None and getattr(args, "mesh", None) is not None:
         sharding = jax.sharding.NamedSharding(args.mesh, args.mesh_axes)
-    if sharding is None and isinstance(given, jax.Array | jax.ShapeDtypeStruct) and not args:
-        sharding = given.sharding
     if isinstance(sharding, ocp.metadata.ShardingMetadata):
         sharding = sharding.to_jax_sharding()
     on_host = kind is np.ndarray
     if sharding is None and not on_host:
-        sharding, on_host, problem = placed.of(path)
-        on_host = on_host and (args is None or kind is None) and given is None
+        sharding, was_on_host, problem = placed.of(path)
+        on_host = was_on_host and kind is None
+        if problem and isinstance(given, jax.Array | jax.ShapeDtypeStruct):
+            sharding, problem = given.sharding, "" if given.sharding is not None else problem
         if problem:
             problems.append(f"{path}: {problem}")
             return leaf
+    if on_host and kind is None and isinstance(leaf, int | float | complex):
+        return leaf  # a number has no dtype: it comes back as the number that it was
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
@@ -355,8 +381,9 @@ def _target_of(
 class _Placements:
     """Where the leaves of an item were when they were saved; read when first asked for."""
 
-    def __init__(self, metadata: Callable[[], Any]) -> None:
+    def __init__(self, metadata: Callable[[], Any], fallback: jax.sharding.Sharding | None) -> None:
         self._metadata = metadata
+        self._fallback = fallback
         self._leaves: dict[str, Any] | None = None
 
     def of(self, path: str) -> tuple[jax.sharding.Sharding | None, bool, str]:
@@ -374,4 +401,6 @@ class _Placements:
         try:
             return found.to_jax_sharding(), False, ""
         except ValueError as exc:
+            if self._fallback is not None:
+                return self._fallback, False, ""
             return None, False, f"no sharding is given, and where it was saved is not here: {exc}"

@@ -38,6 +38,9 @@ _WITHOUT_MEANING: Final = (
 """Options that say how Orbax lays out folders, commits or deletes. A run has its own way."""
 
 
+_RULES: Final = ("max_to_keep", "keep_period", "keep_time_interval")
+
+
 @dataclass(frozen=True)
 class KnownStep:
     """A step, as Orbax's policies look at it.
@@ -46,11 +49,13 @@ class KnownStep:
         step: its number.
         time: when it was saved.
         metrics: its numbers by name; None if it has none.
+        attempt: the attempt that holds it; 0 if it is not written yet.
     """
 
     step: int
     time: datetime
     metrics: dict[str, Any] | None
+    attempt: int = 0
 
 
 def check_options(options: CheckpointManagerOptions) -> None:
@@ -60,6 +65,8 @@ def check_options(options: CheckpointManagerOptions) -> None:
         PolicyError: options that ask for what a run does not do; all are listed.
     """
     processes, files = options.multiprocessing_options, options.file_options
+    others = [name for name in _RULES if getattr(options, name)]
+    decided = options.read_only or options.should_save_fn or options.save_decision_policy
     problems = [
         f"{name}: {why}"
         for name, asked, why in [
@@ -80,6 +87,16 @@ def check_options(options: CheckpointManagerOptions) -> None:
                 files is not None and files.path_permission_mode is not None,
                 "files get the permissions that the process's umask leaves",
             ),
+            (
+                "preservation_policy",
+                options.preservation_policy is not None and others,
+                f"it alone says what to keep, not also {', '.join(others)}",
+            ),
+            (
+                "save_interval_steps",
+                options.save_interval_steps == 0 and not decided,
+                "no step is a multiple of 0; None saves the first step only",
+            ),
         ]
         if asked
     ]
@@ -89,7 +106,7 @@ def check_options(options: CheckpointManagerOptions) -> None:
             path="options",
             expected="options about when to save and what to keep",
             found="; ".join(problems),
-            next_step="Leave these out.",
+            next_step="Leave these out, or correct them.",
         )
     default = CheckpointManagerOptions()
     unused = [one for one in _WITHOUT_MEANING if getattr(options, one) != getattr(default, one)]

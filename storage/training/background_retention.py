@@ -33,7 +33,6 @@ class RunRetention:
         by: who asks.
         grace: seconds during which a deleted step can be had back.
         clock: tells the time.
-        told: called with what each pass did.
 
     Attributes:
         error: why the last pass did not delete what it was to; None if it did, or there was none.
@@ -47,7 +46,6 @@ class RunRetention:
         by: str,
         grace: float = GRACE_SECONDS,
         clock: Clock = utc_now,
-        told: Callable[[RetentionOutcome], None] | None = None,
     ) -> None:
         self._run = run
         self._apply: Callable[[], RetentionOutcome] = (
@@ -57,7 +55,6 @@ class RunRetention:
         )
         self._by = by
         self._clock = clock
-        self._told = told
         self.error: StorageError | None = None
         self._lock = threading.Lock()
         self._wanted = False
@@ -106,8 +103,6 @@ class RunRetention:
         outcome = self._apply()
         self.error = next(iter(outcome.errors), None)
         record_retention(self._run.uri, deleted=len(outcome.deleted), errors=outcome.errors)
-        if self._told is not None:
-            self._told(outcome)
         now = self._clock()
         tombstones = read_tombstones(self._run.objects).values()
         if any(one.is_due(now) for one in tombstones):

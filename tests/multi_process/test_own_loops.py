@@ -34,3 +34,18 @@ def test_all_processes_see_the_same_steps_through_orbax_names(launch, tmp_path):
     assert first["steps"] == [[2, 4], [6, 8]]
     assert first["found"] == [4, 8 * (4 + 5 + 6 + 7)]
     assert first["best"] == 8
+
+
+def test_what_one_process_does_otherwise_is_agreed_on_or_fails_on_all(launch, tmp_path):
+    job = launch("orbax_names.differ", {"run": str(tmp_path)}, count=2, devices=2)
+    first, second = job.results(JOB_SECONDS)
+    kinds = ["KeyError", "UnsupportedFormatError"]
+    kinds += ["StepInUseError", "UnsupportedFormatError"]
+    assert [one for one in first["seen"] if isinstance(one, str)] == kinds
+    differ = [(a, b) for a, b in zip(first["seen"], second["seen"], strict=True) if a != b]
+    assert differ == [("KeyError", "StorageError")]
+    assert first["seen"][3] == [[1, 2, 4], 4, 1]
+    assert first["seen"][-5:-2] == [[[1], 1, 1], [[1, 2], 2, 2], [[3], 3, 3]]
+    assert first["seen"][-2:] == [[[2], 2, 2], [[4], 4, 4]]
+    assert first["errors"] == ["OSError", "StorageError", "SaveError", "SaveError"]
+    assert second["errors"] == ["StorageError", "OSError", "SaveError"]

@@ -342,6 +342,85 @@ def test_options_that_can_not_be_honoured_are_refused_together(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (
+            {
+                "options": Options(
+                    max_to_keep=2, keep_period=5, preservation_policy=policies.LatestN(3)
+                )
+            },
+            "not also max_to_keep, keep_period",
+        ),
+        ({"options": Options(save_interval_steps=0)}, "save_interval_steps: no step"),
+        (
+            {"checkpointers": ocp.PyTreeCheckpointer(), "item_names": ("a",)},
+            "checkpointers, item_names",
+        ),
+        (
+            {
+                "checkpointers": ocp.PyTreeCheckpointer(),
+                "item_handlers": {"a": ocp.StandardCheckpointHandler()},
+            },
+            "checkpointers, item_handlers",
+        ),
+        (
+            {"item_names": ("a",), "item_handlers": ocp.StandardCheckpointHandler()},
+            "item_names, item_handlers",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, given: Any, named: str
+) -> None:
+    with pytest.raises(PolicyError, match=re.escape(named)):
+        CheckpointManager(tmp_path / "run", **given)
+
+
+def test_names_and_handlers_by_name_may_be_given_together(tmp_path: Path) -> None:
+    handlers = {"a": ocp.JsonCheckpointHandler()}
+    with CheckpointManager(tmp_path / "run", item_names=("a",), item_handlers=handlers) as manager:
+        manager.save(1, {"a": {"text": "x"}})
+        assert manager.restore(1).a == {"text": "x"}
+
+
+def test_args_in_the_place_of_items_are_told_apart(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(UnsupportedFormatError, match="expected args=StandardSave"):
+            manager.save(1, args.StandardSave(TREE))
+        manager.save(1, args=args.StandardSave(TREE))
+        with pytest.raises(UnsupportedFormatError, match="expected args=StandardRestore"):
+            manager.restore(1, args.StandardRestore(TREE))
+
+
+def test_a_step_without_items_is_refused(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        with pytest.raises(UnsupportedFormatError, match="Composite of nothing"):
+            manager.save(1, args=args.Composite())
+        assert manager.latest_step() is None
+
+
+def test_steps_may_be_given_as_arrays(tmp_path: Path) -> None:
+    options = Options(save_interval_steps=2)
+    with CheckpointManager(tmp_path / "run", options=options) as manager:
+        for step in range(5):
+            manager.save(jnp.int32(step), args=args.StandardSave(TREE), metrics={"at": step})
+        two = np.int64(2)
+        assert manager.metrics(jnp.int32(2)) == manager.metrics(two) == {"at": 2}
+        assert manager.metadata(jnp.int32(2)).metrics == {"at": 2}
+        manager.delete(jnp.int32(2))
+        assert [*manager.all_steps()] == [0, 4]
+
+
+def test_a_step_that_was_saved_elsewhere_since_has_its_metadata(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "run") as manager:
+        with Checkpointer(tmp_path / "run") as other:
+            other.save(7, {"model": TREE}, metrics={"loss": 0.5})
+        assert manager.latest_step() is None
+        assert manager.metadata(7).metrics == {"loss": 0.5}
+
+
 def test_options_without_a_meaning_are_named_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

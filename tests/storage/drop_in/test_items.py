@@ -1,0 +1,235 @@
+"""What a step's items are restored into: containers, kinds of leaves, and where these go."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax.training.train_state import TrainState
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from cairn import CheckpointManager, TreeMismatchError, UnsupportedFormatError
+from tests.devices import xla_flags
+
+args = ocp.args
+pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
+
+MIXED = {"device": jnp.arange(4.0), "host": np.arange(4, dtype=np.int32), "none": None}
+NUMBERS = {"epoch": 3, "rate": 0.5, "done": True}
+
+
+def split(*, count: int = 8) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("x",)), PartitionSpec("x"))
+
+
+def save(manager: Any, folder: Path, given: Any) -> None:
+    with manager(folder) as one:
+        one.save(1, args=given)
+
+
+def restore(manager: Any, folder: Path, wanted: Any) -> Any:
+    with manager(folder) as one:
+        return one.restore(1, args=wanted)
+
+
+def kinds(tree: Any) -> Any:
+    """Of each leaf its class, and the devices and the sharding of an array."""
+
+    def kind(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return type(leaf), getattr(leaf, "dtype", None)
+        spec = getattr(leaf.sharding, "spec", PartitionSpec())
+        return jax.Array, leaf.dtype, len(leaf.sharding.device_set), tuple(spec)
+
+    return jax.tree.map(kind, tree)
+
+
+def train_state() -> TrainState:
+    params = {"w": jnp.ones((4, 2))}
+    return TrainState.create(apply_fn=None, params=params, tx=optax.sgd(1e-2, momentum=0.9))
+
+
+@pytest.mark.parametrize("wanted", [None, args.StandardRestore()])
+def test_without_a_target_leaves_come_back_on_host_or_device_as_they_were_saved(
+    tmp_path: Path, wanted: Any
+) -> None:
+    found = []
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        folder = tmp_path / manager.__module__
+        save(manager, folder, args.StandardSave(MIXED))
+        found.append(kinds({**restore(manager, folder, wanted), "none": None}))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("wanted", [None, args.PyTreeRestore()])
+def test_without_a_target_numbers_come_back_as_numpy_has_them(tmp_path: Path, wanted: Any) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(NUMBERS))
+    found = restore(CheckpointManager, tmp_path / "run", wanted)
+    assert found == NUMBERS
+    assert {name: found[name].dtype for name in found} == {
+        "epoch": np.int64,
+        "rate": np.float64,
+        "done": np.bool_,
+    }
+
+
+def test_numbers_in_the_item_come_back_as_numbers_as_with_orbax(tmp_path: Path) -> None:
+    state = train_state()
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(), state)
+    on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), state)
+    for wanted in [
+        args.PyTreeRestore(state),
+        args.PyTreeRestore(state, restore_args=plain),
+        args.PyTreeRestore(state, restore_args=on_host),
+        args.PyTreeRestore(state, restore_args=ocp.checkpoint_utils.construct_restore_args(state)),
+    ]:
+        found = []
+        for manager in (ocp.CheckpointManager, CheckpointManager):
+            folder = tmp_path / manager.__module__
+            if not folder.exists():
+                save(manager, folder, args.PyTreeSave(state))
+            found.append(kinds(restore(manager, folder, wanted)))
+        assert found[0] == found[1]
+
+
+def test_pytree_restore_puts_leaves_where_they_were_saved_whatever_the_item_says(
+    tmp_path: Path,
+) -> None:
+    state = {"w": jax.device_put(jnp.arange(8.0), split())}
+    elsewhere = {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=split(count=4))}
+    for item in (elsewhere, {"w": jnp.zeros(8)}, {"w": np.zeros(8, np.float32)}):
+        found = []
+        for manager in (ocp.CheckpointManager, CheckpointManager):
+            folder = tmp_path / manager.__module__
+            if not folder.exists():
+                save(manager, folder, args.PyTreeSave(state))
+            found.append(kinds(restore(manager, folder, args.PyTreeRestore(item))))
+        assert found[0] == found[1]
+        assert found[1]["w"][2:] == (8, ("x",))
+
+
+def test_where_the_saved_devices_are_not_here_the_item_or_the_fallback_says_where(
+    tmp_path: Path,
+) -> None:
+    state = {"w": jax.device_put(jnp.arange(8.0), split())}
+    save(CheckpointManager, tmp_path / "run", args.StandardSave(state))
+    code = f"""
+import jax, numpy as np, orbax.checkpoint as ocp
+from cairn import CheckpointManager
+args = ocp.args
+place = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+bare = {{"w": jax.ShapeDtypeStruct((8,), "float32")}}
+item = {{"w": bare["w"].update(sharding=place)}}
+with CheckpointManager({str(tmp_path / "run")!r}) as manager:
+    for wanted in (
+        args.PyTreeRestore(item),
+        args.StandardRestore(bare, fallback_sharding=place),
+        args.StandardRestore(fallback_sharding=place),
+        args.StandardRestore(manager.item_metadata(1), fallback_sharding=place),
+    ):
+        found = manager.restore(1, args=wanted)["w"]
+        assert found.sharding == place and np.array_equal(found, np.arange(8)), wanted
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XLA_FLAGS": xla_flags(4)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fallback_is_not_used_where_the_saved_devices_are_here(tmp_path: Path) -> None:
+    save(
+        CheckpointManager,
+        tmp_path / "run",
+        args.StandardSave({"w": jax.device_put(jnp.arange(8.0), split())}),
+    )
+    fallback: Sharding = SingleDeviceSharding(jax.devices()[0])
+    found = restore(
+        CheckpointManager, tmp_path / "run", args.StandardRestore(fallback_sharding=fallback)
+    )
+    assert found["w"].sharding == split()
+
+
+@pytest.mark.parametrize("kind", [args.StandardRestore, args.PyTreeRestore])
+def test_a_steps_metadata_is_a_target(tmp_path: Path, kind: Any) -> None:
+    state = {"w": jax.device_put(jnp.arange(8.0), split()), "host": np.ones(2, np.float32)}
+    state["key"] = jax.random.key(3)
+    with CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, args=args.StandardSave(state))
+        manager.wait_until_finished()
+        found = manager.restore(1, args=kind(manager.item_metadata(1)))
+    assert kinds(found) == kinds(state)
+
+
+def test_restore_args_of_another_structure_are_refused_and_listed(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"a": jnp.ones(2), "b": jnp.ones(2)}))
+    item = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    on_host = ocp.RestoreArgs(restore_type=np.ndarray)
+    wanted = args.PyTreeRestore(item, restore_args={"a": on_host, "z": on_host})
+    with pytest.raises(TreeMismatchError, match="b: no restore_args for it") as caught:
+        restore(CheckpointManager, tmp_path / "run", wanted)
+    assert "z: restore_args for no leaf" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [args.StandardRestore, args.PyTreeRestore])
+def test_a_placeholder_is_refused_not_filled(tmp_path: Path, kind: Any) -> None:
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave({"a": jnp.ones(2), "b": jnp.ones(2)}))
+    with pytest.raises(TreeMismatchError, match="b: a placeholder"):
+        restore(CheckpointManager, tmp_path / "run", kind({"a": jnp.ones(2), "b": ...}))
+
+
+def test_layouts_are_refused_not_left_out(tmp_path: Path) -> None:
+    save(CheckpointManager, tmp_path / "run", args.StandardSave({"a": jnp.ones(2)}))
+    wanted = args.StandardRestore({"a": jnp.ones(2)}, support_layout=True)
+    with pytest.raises(UnsupportedFormatError, match="state: support_layout"):
+        restore(CheckpointManager, tmp_path / "run", wanted)
+
+
+def test_a_composite_without_items_gives_all_items_as_orbax_does(tmp_path: Path) -> None:
+    given = args.Composite(tree=args.StandardSave({"w": jnp.ones(2)}), text=args.JsonSave({"a": 1}))
+    for manager in (ocp.CheckpointManager, CheckpointManager):
+        folder = tmp_path / manager.__module__
+        with manager(folder) as one:
+            one.save(1, args=given)
+            one.wait_until_finished()
+            found = one.restore(1, args=args.Composite())
+            assert sorted(found) == ["text", "tree"]
+            assert found.text == {"a": 1}
+
+
+def test_save_args_beside_leaves_that_are_none_are_followed(tmp_path: Path) -> None:
+    tree = {"a": jnp.ones(2), "none": None, "b": [jnp.ones(2), None], "n": 0.5}
+    half = ocp.SaveArgs(dtype=np.dtype(np.float16))
+    save_args = {"a": half, "none": None, "b": [None, None], "n": half}
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(tree, save_args=save_args))
+    found = restore(CheckpointManager, tmp_path / "run", None)
+    assert (found["a"].dtype, found["b"]["0"].dtype, found["n"].dtype) == (
+        np.float16,
+        np.float32,
+        np.float16,
+    )
+
+
+@pytest.mark.parametrize(
+    "save_args",
+    [
+        {"b": ocp.SaveArgs(dtype=np.dtype(np.float16)), "c": ocp.SaveArgs()},
+        {"a": ocp.SaveArgs(dtype=np.dtype(np.float16))},
+        {"a": {"deeper": ocp.SaveArgs()}, "b": ocp.SaveArgs()},
+    ],
+)
+def test_save_args_of_another_structure_are_refused(tmp_path: Path, save_args: Any) -> None:
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises(UnsupportedFormatError, match=re.escape("save_args")):
+        save(CheckpointManager, tmp_path / "run", args.PyTreeSave(tree, save_args=save_args))
