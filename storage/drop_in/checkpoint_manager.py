@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, SupportsIndex
+from typing import Any, NamedTuple, Self, SupportsIndex
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -23,9 +23,7 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from cairn.storage.drop_in.item_args import (
     SINGLE_ITEM,
-    Kind,
     given_items,
-    item_metadata,
     kinds_of,
     legacy_args,
     tree_target,
@@ -38,6 +36,7 @@ from cairn.storage.drop_in.step_policies import (
     preservation_policy,
     save_policy,
 )
+from cairn.storage.drop_in.stored_items import StoredItems, as_meta
 from cairn.storage.errors import (
     PolicyError,
     StepExistsError,
@@ -63,18 +62,12 @@ from cairn.storage.training import (
     SaveState,
     agreed_step,
     load,
-    open_step,
     processes,
-    read_meta,
-    stored_tree,
 )
 
 __all__ = ["CheckpointManager"]
 
 logger = logging.getLogger("cairn.save")
-
-_META_KEY: Final = "checkpoint_manager"
-"""Where in a step's JSON the manager keeps what is no tree."""
 
 
 class _StepExists(StepExistsError, StepAlreadyExistsError):
@@ -322,16 +315,16 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         created = datetime.now(UTC)
         # Asks the caller's functions: before anything is begun, and once for all processes.
         numbers, when, doomed = processes.agree(lambda: self._decide(number, created, metrics))
-        own = {
-            "json": given.json,
-            "single": given.single,
-            "custom_metadata": dict(custom_metadata or {}),
-            "metadata": self._run_metadata(),
-        }
+        meta = as_meta(
+            json=given.json,
+            single=given.single,
+            custom_metadata=dict(custom_metadata or {}),
+            metadata=self._run_metadata(),
+        )
         handle = self._checkpointer.save(
             number,
             given.trees,
-            meta={_META_KEY: own},
+            meta=meta,
             iterators=given.iterators,
             metrics=None if self._options.prevent_write_metrics else numbers,
         )
@@ -564,42 +557,31 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         return ocp.args.Composite(**whole)
 
     def _wanted(self, info: StepInfo, items: Any, restore_kwargs: Any, args: Any) -> "_Wanted":
-        folder = self._run.step_uri(info)
-        reader = open_step(folder)
-        own = _own_part(read_meta(reader))
-        stored: dict[str, Kind] = {
-            **dict.fromkeys((one for one in reader.names() if one != "meta"), "tree"),
-            **dict.fromkeys(own["json"], "json"),
-            **dict.fromkeys(reader.iterators, "iterator"),
-        }
+        stored = StoredItems(self._run, info)
         if args is None and (items is not None or restore_kwargs is not None):
             args = legacy_args(items, restore_kwargs, self._kinds, saving=False)
-        wanted = wanted_items(args, stored, single=_single(stored))
-        if args is None and reader.iterators and processes.is_primary():
+        wanted = wanted_items(args, stored.kinds, single=stored.unnamed)
+        if args is None and stored.iterators and processes.is_primary():
             logger.warning(
                 "%s: step %d has the position of %s, which is not restored: give args with Grain's "
                 "CheckpointRestore of the iterator.",
                 self._uri,
                 info.step,
-                ", ".join(map(repr, reader.iterators)),
+                ", ".join(map(repr, stored.iterators)),
             )
+        kinds = stored.kinds
         return _Wanted(
             names=list(wanted),
             trees={
                 name: tree_target(
-                    one,
-                    stored_tree(reader, name),
-                    name=name,
-                    metadata=partial(item_metadata, folder, name),
+                    one, stored.leaves(name), name=name, metadata=partial(stored.metadata, name)
                 )
                 for name, one in wanted.items()
-                if stored[name] == "tree"
+                if kinds[name] == "tree"
             },
-            json={name: own["json"][name] for name in wanted if stored[name] == "json"},
-            iterators={
-                name: one.item for name, one in wanted.items() if stored[name] == "iterator"
-            },
-            single=own["single"] if args is None else not isinstance(args, ocp.args.Composite),
+            json={name: stored.json[name] for name in wanted if kinds[name] == "json"},
+            iterators={name: one.item for name, one in wanted.items() if kinds[name] == "iterator"},
+            single=stored.single if args is None else not isinstance(args, ocp.args.Composite),
         )
 
     def metrics(self, step: SupportsIndex) -> dict[str, Any] | None:
@@ -630,19 +612,19 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         if step is None:
             return ocp.metadata.RootMetadata(custom_metadata=dict(self._run_metadata()))
         info = self._listed(step)
-        own, folder = self._own(info), self._run.step_uri(info)
-        reader = open_step(folder)
-        names = [one for one in reader.names() if one != "meta"]
-        items: Any = {name: item_metadata(folder, name) for name in names}
-        items |= dict.fromkeys([*own["json"], *reader.iterators])
+        stored = StoredItems(self._run, info)
+        items: Any = {
+            name: stored.metadata(name) if kind == "tree" else None
+            for name, kind in stored.kinds.items()
+        }
         saved = int(from_rfc3339(info.created or "").timestamp() * 1e9)
         known = self._known.get(info.step)  # not one that another job has saved since
         metrics = step_facts(self._run, [info])[0].metrics if known is None else known.metrics
         return ocp.metadata.StepMetadata(
             item_handlers=None,
-            item_metadata=items[_single(items)] if own["single"] else ocp.args.Composite(**items),
+            item_metadata=items[stored.unnamed] if stored.single else ocp.args.Composite(**items),
             metrics=dict(metrics or {}),
-            custom_metadata=dict(own["custom_metadata"]),
+            custom_metadata=dict(stored.custom_metadata),
             commit_timestamp_nsecs=saved,
         )
 
@@ -658,13 +640,10 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """What the run has by this step; what was given if it says nothing."""
         try:
             info = self._run.resolve(CheckpointRef(run=self._uri, step=step))
-            return self._own(info)["metadata"] or self._metadata
+            return StoredItems(self._run, info).run_metadata or self._metadata
         except StorageError as exc:  # a damaged step must not keep the next from being saved
             logger.warning("%s: the metadata of the run can't be read: %s", self._uri, exc)
             return self._metadata
-
-    def _own(self, info: StepInfo) -> dict[str, Any]:
-        return _own_part(read_meta(self._run.step_uri(info)))
 
     def _listed(self, step: SupportsIndex | None) -> StepInfo:
         number = self.latest_step() if step is None else check_step(step)
@@ -720,17 +699,3 @@ def _taken(outcomes: "deque[tuple[int, bool]]") -> Iterator[tuple[int, bool]]:
     """Each once, while another thread may add to them."""
     while outcomes:
         yield outcomes.popleft()
-
-
-def _own_part(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manager keeps in a step's JSON; of a step that another call saved, nothing."""
-    empty = {"json": {}, "single": False, "custom_metadata": {}, "metadata": {}}
-    return {**empty, **meta.get(_META_KEY, {})}
-
-
-def _single(items: Mapping[str, Any]) -> str | None:
-    """The item that a call without a name means."""
-    for name in (SINGLE_ITEM, "default"):
-        if name in items:
-            return name
-    return next(iter(items)) if len(items) == 1 else None

@@ -12,10 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from cairn.storage.errors import TreeMismatchError, UnsupportedFormatError
-from cairn.storage.store import StoreURI
 from cairn.storage.training import flatten, is_key_dtype, nest, open_modules
 
 __all__ = [
@@ -23,7 +21,6 @@ __all__ = [
     "GivenItems",
     "Kind",
     "given_items",
-    "item_metadata",
     "tree_target",
     "wanted_items",
 ]
@@ -259,11 +256,6 @@ def _refuse(problems: list[str], expected: str) -> None:
 
 def _kind(one: Any) -> str:
     return type(one).__name__
-
-
-def item_metadata(folder: StoreURI, name: str) -> Any:
-    """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as they are stored."""
-    return ocp.PyTreeCheckpointHandler().metadata(epath.Path((folder / name).orbax_path()))
 
 
 def tree_target(

@@ -1,0 +1,96 @@
+"""What a step holds, as the manager keeps it: trees, JSON and iterators by name. Imports JAX."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from cairn.storage.drop_in.item_args import SINGLE_ITEM, Kind
+from cairn.storage.runs import Run, StepInfo
+from cairn.storage.training import open_step, read_meta, stored_tree
+
+__all__ = ["StoredItems", "as_meta"]
+
+_META_KEY: Final = "checkpoint_manager"
+"""Where in a step's JSON the manager keeps what is no tree."""
+
+_META_ITEM: Final = "meta"
+
+
+def as_meta(
+    *,
+    json: Mapping[str, Any],
+    single: bool,
+    custom_metadata: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The JSON to save with a step, from which `StoredItems` has what is no tree."""
+    own = {"json": json, "single": single, "custom_metadata": custom_metadata, "metadata": metadata}
+    return {_META_KEY: own}
+
+
+class StoredItems:
+    """The items of a step, be it saved by the manager, by another call, or adopted.
+
+    Attributes:
+        kinds: what each item is, by name.
+        json: the items of JSON, by name.
+        single: the step was saved as one item without a name.
+        custom_metadata: JSON that was saved with the step.
+        run_metadata: JSON about the run.
+    """
+
+    def __init__(self, run: Run, info: StepInfo) -> None:
+        """Open a step.
+
+        Raises:
+            StorageError: it is gone, or what leads to its items can't be read.
+        """
+        self._reader = open_step(run.step_uri(info))
+        self._folder = run.orbax_uri(info)
+        manifest = self._reader.manifest
+        self._plain = None if manifest is None else manifest.plain
+        own = self._own()
+        self.json: dict[str, Any] = own.get("json", {})
+        self.single: bool = own.get("single", False)
+        self.custom_metadata: dict[str, Any] = own.get("custom_metadata", {})
+        self.run_metadata: dict[str, Any] = own.get("metadata", {})
+        trees = [name for name in self._reader.names() if name not in (_META_ITEM, *self.json)]
+        self.kinds: dict[str, Kind] = {
+            **dict.fromkeys(trees, "tree"),
+            **dict.fromkeys(self.json, "json"),
+            **dict.fromkeys(self._reader.iterators, "iterator"),
+        }
+
+    def _own(self) -> dict[str, Any]:
+        if self._plain is None:
+            own: dict[str, Any] = read_meta(self._reader).get(_META_KEY, {})
+            return own
+        meta = self._reader.meta()  # by item, unless "meta" is the only one
+        named = {_META_ITEM: meta} if {*self._plain.json_files} == {_META_ITEM} else meta
+        return {"json": named}
+
+    @property
+    def unnamed(self) -> str | None:
+        """The item that a call without a name means."""
+        for name in (SINGLE_ITEM, "default"):
+            if name in self.kinds:
+                return name
+        return next(iter(self.kinds)) if len(self.kinds) == 1 else None
+
+    @property
+    def iterators(self) -> list[str]:
+        """Names of the iterators that the step has the position of."""
+        return sorted(self._reader.iterators)
+
+    def leaves(self, tree: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """Logical shape and dtype of every leaf of a tree, by path."""
+        return stored_tree(self._reader, tree)
+
+    def metadata(self, tree: str) -> Any:
+        """Orbax's metadata of a tree: for each leaf shape, dtype and sharding, as it is stored."""
+        name = tree if self._plain is None else self._plain.trees[tree]
+        folder = self._folder / name if name else self._folder
+        return ocp.PyTreeCheckpointHandler().metadata(epath.Path(folder.orbax_path()))
