@@ -5,6 +5,7 @@ where neither the target nor its arguments say where a leaf goes, it goes where 
 saved, as with Orbax.
 """
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -324,16 +325,18 @@ def _target_of(
     if leaf is ...:
         problems.append(f"{path}: a placeholder; read parts with cairn.load(..., only=...)")
         return leaf
-    described = isinstance(leaf, ocp.metadata.value.Metadata)
+    as_words = stored is not None and _are_words(leaf, stored)
+    described = isinstance(leaf, ocp.metadata.value.Metadata) or as_words
     placeless = described or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
     if stored is None or not (fixed or placeless):
         return leaf
-    as_words = described and is_key_dtype(stored.dtype)  # Orbax describes the words of a key
     given = None if leaf is args or as_words or not hasattr(leaf, "shape") else leaf
     shape = tuple(stored.shape)
     if given is not None and tuple(given.shape) != shape:
         problems.append(f"{path}: expected shape {tuple(given.shape)}, stored {shape}")
         return leaf
+    if args is not None and _are_words(args, stored):
+        args = dataclasses.replace(args, dtype=None, global_shape=None, shape=None)
     asked = getattr(args, "global_shape", None)
     if asked is not None and tuple(asked) != shape:
         how = "expected" if args.strict else "to be cut or padded to"
@@ -368,6 +371,15 @@ def _target_of(
     if on_host:
         return np.broadcast_to(np.zeros((), dtype), shape)  # a shape and a dtype; no memory
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _are_words(one: Any, stored: jax.ShapeDtypeStruct) -> bool:
+    """Whether this describes, as Orbax does, the words of what is stored as typed PRNG keys."""
+    shape = getattr(one, "shape", None)
+    if shape is None or not is_key_dtype(stored.dtype):
+        return False
+    words = jax.eval_shape(jax.random.key_data, stored)
+    return bool(tuple(shape) == words.shape and one.dtype == words.dtype)
 
 
 class _Placements:

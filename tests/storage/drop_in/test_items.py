@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from cairn import CheckpointManager, TreeMismatchError, UnsupportedFormatError
 from tests.devices import xla_flags
+from tests.storage.states import assert_same
 
 args = ocp.args
 pytestmark = pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning")
@@ -170,6 +171,20 @@ def test_a_steps_metadata_is_a_target(tmp_path: Path, kind: Any) -> None:
         manager.wait_until_finished()
         found = manager.restore(1, args=kind(manager.item_metadata(1)))
     assert kinds(found) == kinds(state)
+
+
+def test_keys_are_found_by_what_orbax_says_of_their_words(tmp_path: Path) -> None:
+    state = {"key": jax.random.key(3), "keys": jax.random.split(jax.random.key(1), 4)}
+    words = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    of_words = ocp.checkpoint_utils.construct_restore_args(state)
+    save(CheckpointManager, tmp_path / "run", args.PyTreeSave(state))
+    for wanted in [
+        args.PyTreeRestore(words),
+        args.StandardRestore(words),
+        args.PyTreeRestore(state, restore_args=of_words),
+        args.PyTreeRestore(restore_args=of_words),
+    ]:
+        assert_same(restore(CheckpointManager, tmp_path / "run", wanted), state)
 
 
 def test_restore_args_of_another_structure_are_refused_and_listed(tmp_path: Path) -> None:
