@@ -17,6 +17,8 @@ _META_KEY: Final = "checkpoint_manager"
 """Where in a step's JSON the manager keeps what is no tree."""
 
 _META_ITEM: Final = "meta"
+_UNNAMED: Final = ("default", "")
+"""Folders in which Orbax has an item without a name."""
 
 
 def as_meta(
@@ -70,7 +72,7 @@ class StoredItems:
             return own
         meta = self._reader.meta()  # by item, unless "meta" is the only one
         named = {_META_ITEM: meta} if {*self._plain.json_files} == {_META_ITEM} else meta
-        return {"json": named}
+        return {"json": named, "single": self._plain.trees.get(SINGLE_ITEM) in _UNNAMED}
 
     @property
     def unnamed(self) -> str | None:

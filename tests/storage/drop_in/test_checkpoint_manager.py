@@ -32,6 +32,7 @@ from cairn import (
     StepExistsError,
     TreeMismatchError,
     UnsupportedFormatError,
+    adopt,
     check_run,
     load,
     promote_step,
@@ -540,6 +541,31 @@ def test_a_folder_of_plain_orbax_steps_is_not_taken_for_an_empty_run(tmp_path: P
         theirs.save(7, args=args.StandardSave(TREE))
     with pytest.raises(InvalidURIError, match="old"):
         CheckpointManager(tmp_path / "old")
+
+
+def test_a_loop_goes_on_from_what_was_adopted(tmp_path: Path) -> None:
+    named = args.Composite(params=args.StandardSave(TREE), config=args.JsonSave({"layers": 2}))
+    for name, given in [("single", args.StandardSave(TREE)), ("named", named)]:
+        with ocp.CheckpointManager(tmp_path / name) as theirs:
+            for step in (1, 2):
+                theirs.save(step, args=given)
+            theirs.wait_until_finished()
+            expected = theirs.restore(2)
+        run = adopt(tmp_path / name).run
+        with CheckpointManager(run, options=Options(max_to_keep=2)) as manager:
+            assert_same(raws_of(manager.restore(2)), raws_of(expected))
+            leaf = manager.item_metadata(2)
+            leaf = leaf["w"] if name == "single" else leaf["params"]["w"]
+            assert leaf.shape == (8,)
+            assert manager.save(5, args=given)
+            manager.wait_until_finished()
+            assert [*manager.all_steps()] == [2, 5]
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["1", "2"]
+
+
+def raws_of(found: Any) -> Any:
+    """Leaves of an item or of items, with JSON as it is."""
+    return jax.tree.map(np.asarray, dict(found))
 
 
 def test_another_runs_steps_are_restored_by_its_folder(tmp_path: Path) -> None:
