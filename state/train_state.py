@@ -195,7 +195,8 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     ) -> Self:
         """Loads a state into the form of another one, which stays as it is.
 
-        Each leaf goes where the target's is: on another mesh, if the target is there. An abstract
+        Each leaf goes where the target's is: on another mesh, if the target is there; what JAX may
+        move in the target, it may move in what is loaded. An abstract
         target has no arrays: `jax.eval_shape(lambda: MyState.create(...))`. Its leaves may carry
         shardings; without one, they go to the first device. A Python number in the target takes a
         stored number of its kind, and a number that was saved from Python comes back as one into

@@ -124,11 +124,22 @@ class StoredCheckpoint:
         """
         return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
 
-    def targets(self, item: str, tree: Any) -> Any:
-        """Returns an abstract tree with the dtypes that the item is stored in.
+    def is_weak(self, item: str, path: str, target: Any) -> bool:
+        """Says whether a leaf was weakly typed when it was saved; of older steps, the target."""
+        if "weak" in self.meta:
+            return path in self.meta["weak"].get(item, ())
+        return bool(getattr(target, "weak_type", False))
+
+    def targets(self, item: str, tree: Any, *, stored_dtypes: bool = True) -> Any:
+        """Returns an abstract tree with the dtypes that the item is stored in, weak ones as such.
 
         Only floating leaves take the stored dtype, and only from a floating one: any other
         difference stays, for `check` to find.
+
+        Args:
+            item: the item.
+            tree: the tree.
+            stored_dtypes: False keeps its own dtypes.
         """
         stored = self.leaves(item)
 
@@ -137,9 +148,10 @@ class StoredCheckpoint:
             if record is None or is_key_dtype(leaf.dtype) or record.dtype.startswith("key<"):
                 return leaf
             dtype = dtype_named(record.dtype)
-            if not (_is_float(leaf.dtype) and _is_float(dtype)):
-                return leaf
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+            if not (stored_dtypes and _is_float(leaf.dtype) and _is_float(dtype)):
+                dtype = leaf.dtype
+            weak = self.is_weak(item, path, leaf)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding, weak_type=weak)
 
         leaves = [as_stored(named.path, named.leaf) for named in named_leaves(tree)]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)

@@ -125,10 +125,11 @@ def load_easydel_state(
     tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
     targets = {"model": nnx.merge_state(params, other)}
     if with_optimizer and tx is not None:
-        optimizer = init_optimizer(tx, params)
-        if arguments.param_dtype is None:
-            optimizer = checkpoint.targets("optimizer", optimizer)
-        targets["optimizer"] = optimizer
+        targets["optimizer"] = checkpoint.targets(
+            "optimizer",
+            init_optimizer(tx, params),
+            stored_dtypes=arguments.param_dtype is None,
+        )
     casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
     make: Any = state_class
     abstract = make(
@@ -418,7 +419,9 @@ def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+    # What JAX may move has no place of its own.
+    place = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def _abstract_at(leaf: Any, place: Any) -> Any:

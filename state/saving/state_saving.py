@@ -24,7 +24,7 @@ from cairn.state.registry import class_identity
 from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.loadable import refuse_unloadable
-from cairn.state.saving.number_forms import python_numbers
+from cairn.state.saving.number_forms import python_numbers, weak_leaves
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.storage.arrays import Compression
@@ -99,6 +99,7 @@ def save_easydel_state(
         "trainable": _unusual_split(model, state.graphstate),
         "tx_init": state.tx_init,
         "hyperparameters": state.hyperparameters,
+        "weak": weak_leaves(items),
     }
     if arguments.enable is None or arguments.enable:
         refuse_unloadable(type(model), meta, tree)

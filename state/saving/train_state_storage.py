@@ -7,7 +7,7 @@ import jax
 
 from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
 from cairn.state.saving.checkpoint import StoredCheckpoint
-from cairn.state.saving.number_forms import NumberForms, python_numbers
+from cairn.state.saving.number_forms import NumberForms, python_numbers, weak_leaves
 from cairn.state.saving.state_saving import SaveArguments, store
 from cairn.state.sharding import home_of, place_step
 from cairn.storage.training import SaveHandle
@@ -42,6 +42,7 @@ def save_train_state(
         "config": None,
         "tx_init": None,
         "python_numbers": python_numbers(items),
+        "weak": weak_leaves(items),
     }
     return store(state.step, save_directory, items, meta, arguments)
 

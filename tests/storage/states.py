@@ -45,7 +45,8 @@ def abstract(tree: Any, on: Mesh | None = None) -> Any:
         sharding = leaf.sharding
         if on is not None and isinstance(sharding, NamedSharding):
             sharding = NamedSharding(on, sharding.spec)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
     return jax.tree.map(describe, tree)
 
