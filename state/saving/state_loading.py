@@ -25,7 +25,7 @@ from cairn.state.errors import (
     UnknownModelError,
 )
 from cairn.state.names import TaskType
-from cairn.state.optimizers import init_optimizer, optimizer_from_description
+from cairn.state.optimizers import given_optimizer, init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
 from cairn.state.registry import find, shipped_decoder
 from cairn.state.saving.added_fields import field_targets, static_values
@@ -313,17 +313,18 @@ def _optimizer(
     checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
 ) -> tuple[Any, Any]:
     """Returns the optimizer and its description; (None, None) if there is none and none needed."""
+    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
+    if tx is not None:
+        return tx, tx_init
     tx_init = checkpoint.meta.get("tx_init")
-    if arguments.tx is not None:
-        return arguments.tx, arguments.tx_init
     if tx_init is not None:
         return optimizer_from_description(tx_init), tx_init
     if needed:
         raise OptimizerError(
             path=checkpoint.uri,
             expected="the optimizer that the stored optimizer state belongs to",
-            found="neither tx= nor a stored description (tx_init)",
-            next_step="pass tx=, or optimizer='skip' to load without it",
+            found="neither tx= nor a description, given or stored (tx_init)",
+            next_step="pass tx= or tx_init=, or optimizer='skip' to load without it",
         )
     return None, None
 
@@ -345,11 +346,12 @@ def _from_pretrained(
     _check_task(model_class, arguments.model_task)
     model = model_class.from_pretrained(reference, **arguments.for_pretrained())
     whole: Any = state_class
+    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
     state: State = whole.create(
         model=apply_shard_fns(model, arguments.shard_fns),
-        tx=arguments.tx,
-        tx_init=arguments.tx_init,
-        init_opt_state=arguments.tx is not None,
+        tx=tx,
+        tx_init=tx_init,
+        init_opt_state=tx is not None,
     )
     return state
 
