@@ -200,7 +200,8 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
         target has no arrays: `jax.eval_shape(lambda: MyState.create(...))`. Its leaves may carry
         shardings; without one, they go to the first device. A Python number in the target takes a
         stored number of its kind, and a number that was saved from Python comes back as one into
-        an abstract target.
+        an abstract target. Optimizer state keeps the floating dtypes that it is stored in: some
+        optimizers begin in others than they go on with.
 
         Args:
             load_directory: "run" (its latest step), "run@alias" or "run/steps/N".

@@ -33,7 +33,7 @@ from cairn.storage.training import (
     restore_leaves,
 )
 
-__all__ = ["StoredCheckpoint", "run_has_saved"]
+__all__ = ["StoredCheckpoint", "run_has_saved", "stored_float"]
 
 META_FORMAT = "cairn.meta"
 META_VERSION = 1
@@ -145,11 +145,9 @@ class StoredCheckpoint:
 
         def as_stored(path: str, leaf: Any) -> Any:
             record = stored.get(path)
-            if record is None or is_key_dtype(leaf.dtype) or record.dtype.startswith("key<"):
+            if record is None or is_key_dtype(leaf.dtype):
                 return leaf
-            dtype = dtype_named(record.dtype)
-            if not (stored_dtypes and _is_float(leaf.dtype) and _is_float(dtype)):
-                dtype = leaf.dtype
+            dtype = stored_float(leaf, record) if stored_dtypes else leaf.dtype
             weak = self.is_weak(item, path, leaf)
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding, weak_type=weak)
 
@@ -241,6 +239,12 @@ class StoredCheckpoint:
                 found=f"version {self.meta.get('version')!r}",
                 next_step="load it with the version of Cairn that saved it, or a newer one",
             )
+
+
+def stored_float(target: Any, record: LeafRecord) -> Any:
+    """Returns the dtype that a leaf is stored in, if both are floating; else that of the target."""
+    floating = _is_float(target.dtype) and _is_float_name(record.dtype)
+    return dtype_named(record.dtype) if floating else target.dtype
 
 
 def _is_float(dtype: Any) -> bool:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cairn.state.paths import named_leaves
-from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
 from cairn.storage.arrays import dtype_named
 from cairn.storage.runs import LeafRecord
 from cairn.storage.training import dtype_name
@@ -50,7 +50,17 @@ def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
 class NumberForms:
     """How the leaves of one item are loaded into a target of arrays and numbers."""
 
-    def __init__(self, checkpoint: StoredCheckpoint, item: str, target: Any) -> None:
+    def __init__(
+        self, checkpoint: StoredCheckpoint, item: str, target: Any, *, stored_dtypes: bool = False
+    ) -> None:
+        """Look at the target beside what is stored.
+
+        Args:
+            checkpoint: the checkpoint.
+            item: the item.
+            target: a tree of arrays, abstract ones, and numbers.
+            stored_dtypes: floating arrays keep the floating dtype that they are stored in.
+        """
         stored = checkpoint.leaves(item)
         numbers = checkpoint.meta.get("python_numbers", {}).get(item, {})
         self._target = target
@@ -60,6 +70,7 @@ class NumberForms:
                 stored.get(named.path),
                 named.path in numbers,
                 checkpoint.is_weak(item, named.path, named.leaf),
+                stored_dtypes,
             )
             for named in named_leaves(target)
         ]
@@ -99,7 +110,9 @@ class _Form(NamedTuple):
     like: Any = None
 
 
-def _form(leaf: Any, record: LeafRecord | None, from_python: bool, weak: bool) -> _Form:
+def _form(
+    leaf: Any, record: LeafRecord | None, from_python: bool, weak: bool, stored_dtypes: bool
+) -> _Form:
     number = leaf if type(leaf) in _KINDS else _number_of(leaf, from_python)
     if number is not leaf and not from_python and record is not None and _is_alike(leaf, record):
         number = None  # an array was saved, and is restored as one
@@ -111,7 +124,8 @@ def _form(leaf: Any, record: LeafRecord | None, from_python: bool, weak: bool) -
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         # What JAX may move has no place of its own.
         place = leaf.sharding if getattr(leaf, "committed", True) else None
-        abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
+        dtype = stored_float(leaf, record) if stored_dtypes and record is not None else leaf.dtype
+        abstract = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place, weak_type=weak)
         return _Form(abstract, abstract)
     return _Form(np.asarray(leaf), leaf)
 

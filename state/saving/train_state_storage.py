@@ -64,7 +64,11 @@ def load_train_state(
         targets["optimizer"] = _as_item(target.opt_state)
     if jax.tree.leaves(target.added_fields) or "fields" in checkpoint.items:
         targets["fields"] = target.added_fields
-    forms = {item: NumberForms(checkpoint, item, tree) for item, tree in targets.items()}
+    # An optimizer may give its state another dtype in its first step than it began with.
+    forms = {
+        item: NumberForms(checkpoint, item, tree, stored_dtypes=item == "optimizer")
+        for item, tree in targets.items()
+    }
     checkpoint.check({item: form.check for item, form in forms.items()})
     finished = {
         item: form.finished(checkpoint.restore(item, form.ask)) for item, form in forms.items()

@@ -533,3 +533,26 @@ def test_numbers_that_give_way_to_bfloat16_do_so_after_a_load(tmp_path):
         kinds = {name: leaf.weak_type for name, leaf in loaded.opt_state.items()}
         assert kinds == {"rate": True, "count": True, "scales": True, "seen": False}
         assert_bit_equal(step(loaded, weights), step(state, weights))
+
+
+def test_an_optimizer_whose_moments_became_float32_goes_on_from_a_fresh_target(tmp_path):
+    """Optax makes moments like the parameters, and float32 in the step that a float32 decay is."""
+    tx = optax.inject_hyperparams(optax.adam, hyperparam_dtype=jnp.float32)(learning_rate=1e-2)
+
+    def create():
+        return TrainState.create(params={"w": jnp.ones((4,), jnp.bfloat16)}, tx=tx)
+
+    state = create()
+    for _ in range(2):
+        state = state.apply_gradients(grads=state.params)
+    assert create().opt_state.inner_state[0].mu["w"].dtype == jnp.bfloat16
+    assert state.opt_state.inner_state[0].mu["w"].dtype == jnp.float32
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    loaded = TrainState.load_or_create(tmp_path / "r", create)
+    assert_bit_equal(loaded, state)
+    grads = loaded.params
+    assert_bit_equal(loaded.apply_gradients(grads=grads), state.apply_gradients(grads=grads))
+    with pytest.raises(TreeMismatchError, match=r"model/w: expected float32\[4\], stored as bfl"):
+        TrainState.load_state(
+            tmp_path / "r", TrainState.create(params={"w": jnp.ones((4,))}, tx=tx)
+        )
