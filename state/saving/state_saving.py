@@ -102,7 +102,7 @@ def save_easydel_state(
         "weak": weak_leaves(items),
     }
     if arguments.enable is None or arguments.enable:
-        refuse_unloadable(type(model), meta, tree)
+        refuse_unloadable(model, meta, tree)
     if state.added_fields:
         meta["fields"] = field_forms(state)
         meta["python_numbers"] = python_numbers({"fields": state.added_fields})
@@ -122,7 +122,7 @@ def check_loadable(state: Any) -> None:
     if hasattr(state, "graphstate"):
         model = state.merge(state.graphstate)
         tree = nnx.merge_state(state.graphstate, state.graphother)
-        refuse_unloadable(type(model), _description(model), tree)
+        refuse_unloadable(model, _description(model), tree)
 
 
 def _description(model: Any) -> dict[str, Any]:
