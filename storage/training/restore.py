@@ -84,6 +84,11 @@ class TargetLeaf(NamedTuple):
         problems = []
         if tuple(stored.shape) != self.shape:
             problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
+        elif isinstance(getattr(self.sharding, "mesh", None), jax.sharding.AbstractMesh):
+            problems.append(
+                "expected a sharding on devices, found one on an AbstractMesh, which has none "
+                "(jax.eval_shape makes such of explicit axes); give it one on the Mesh itself"
+            )
         elif self.sharding is not None:
             try:
                 if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):

@@ -184,6 +184,20 @@ def test_what_gives_way_to_other_dtypes_still_does_after_a_restore(step, axis_ty
         assert (found["rate"] * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+def test_a_target_on_a_mesh_without_devices_is_told_from_one_that_does_not_fit(step):
+    explicit = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Explicit,))
+    place = NamedSharding(explicit, PartitionSpec("dp"))
+    tree = {"w": jax.device_put(floats(8, 2), place)}
+    uri = step(model=tree)
+    described = jax.eval_shape(lambda: tree)
+    with pytest.raises(TreeMismatchError, match="w: expected a sharding on devices, found one on"):
+        restore_item(uri, "model", described)
+    on_devices = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), described
+    )
+    assert_same(restore_item(uri, "model", on_devices), tree)
+
+
 def test_arrays_without_elements_come_back(step):
     tree = {
         "host": np.zeros((0, 3), np.int16),
