@@ -26,6 +26,7 @@ from cairn.state.sharding import optimizer_shardings
 __all__ = [
     "OPTIMIZERS",
     "SCHEDULES",
+    "given_optimizer",
     "init_optimizer",
     "init_program",
     "make_optimizer",
@@ -90,6 +91,19 @@ def optimizer_from_description(tx_init: Mapping[str, Any]) -> optax.GradientTran
         OptimizerError: if the description names anything unknown.
     """
     return _build(FrozenJSON(tx_init, name="tx_init"))
+
+
+def given_optimizer(
+    tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
+) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
+    """Returns the optimizer that two arguments of these names ask for, and its description.
+
+    Raises:
+        OptimizerError: if there is only a description, and it names anything unknown.
+    """
+    if tx is None and tx_init is not None:
+        tx = optimizer_from_description(tx_init)
+    return tx, tx_init
 
 
 @functools.lru_cache(maxsize=64)

@@ -208,11 +208,13 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     ) -> Self:
         """Loads a state into the form of another one, which stays as it is.
 
-        Each leaf goes where the target's is: on another mesh, if the target is there. An abstract
+        Each leaf goes where the target's is: on another mesh, if the target is there; what JAX may
+        move in the target, it may move in what is loaded. An abstract
         target has no arrays: `jax.eval_shape(lambda: MyState.create(...))`. Its leaves may carry
         shardings; without one, they go to the first device. A Python number in the target takes a
         stored number of its kind, and a number that was saved from Python comes back as one into
-        an abstract target.
+        an abstract target. Optimizer state keeps the floating dtypes that it is stored in: some
+        optimizers begin in others than they go on with.
 
         Args:
             load_directory: "run" (its latest step), "run@alias" or "run/steps/N".

@@ -38,7 +38,7 @@ from cairn.storage.training import (
     warn_of_left,
 )
 
-__all__ = ["StoredCheckpoint", "run_has_saved"]
+__all__ = ["StoredCheckpoint", "run_has_saved", "stored_float"]
 
 META_FORMAT = "cairn.meta"
 META_VERSION = 1
@@ -143,22 +143,32 @@ class StoredCheckpoint:
         """
         return {asset.name: read_asset(self.run.objects, asset) for asset in self.manifest.assets}
 
-    def targets(self, item: str, tree: Any) -> Any:
-        """Returns an abstract tree with the dtypes that the item is stored in.
+    def is_weak(self, item: str, path: str, target: Any) -> bool:
+        """Says whether a leaf was weakly typed when it was saved; of older steps, the target."""
+        if "weak" in self.meta:
+            return path in self.meta["weak"].get(item, ())
+        return bool(getattr(target, "weak_type", False))
+
+    def targets(self, item: str, tree: Any, *, stored_dtypes: bool = True) -> Any:
+        """Returns an abstract tree with the dtypes that the item is stored in, weak ones as such.
 
         Only floating leaves take the stored dtype, and only from a floating one: any other
         difference stays, for `check` to find.
+
+        Args:
+            item: the item.
+            tree: the tree.
+            stored_dtypes: False keeps its own dtypes.
         """
         stored = self.leaves(item)
 
         def as_stored(path: str, leaf: Any) -> Any:
             record = stored.get(path)
-            if record is None or is_key_dtype(leaf.dtype) or record.dtype.startswith("key<"):
+            if record is None or is_key_dtype(leaf.dtype):
                 return leaf
-            dtype = dtype_named(record.dtype)
-            if not (_is_float(leaf.dtype) and _is_float(dtype)):
-                return leaf
-            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding)
+            dtype = stored_float(leaf, record) if stored_dtypes else leaf.dtype
+            weak = self.is_weak(item, path, leaf)
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=leaf.sharding, weak_type=weak)
 
         leaves = [as_stored(named.path, named.leaf) for named in named_leaves(tree)]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves)
@@ -269,6 +279,12 @@ class StoredCheckpoint:
                 found=f"version {self.meta.get('version')!r}",
                 next_step="load it with the version of Cairn that saved it, or a newer one",
             )
+
+
+def stored_float(target: Any, record: LeafRecord) -> Any:
+    """Returns the dtype that a leaf is stored in, if both are floating; else that of the target."""
+    floating = _is_float(target.dtype) and _is_float_name(record.dtype)
+    return dtype_named(record.dtype) if floating else target.dtype
 
 
 def _is_float(dtype: Any) -> bool:

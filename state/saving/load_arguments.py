@@ -65,9 +65,8 @@ class LoadArguments:
         partition_rules: where leaves go; by default the config's, else the model's axis names.
         verbose: say on stderr what is loaded.
         step: the step to load, where the reference names only a run.
-        tx: the optimizer; by default rebuilt from the stored `tx_init`.
-        tx_init: JSON that rebuilds `tx`, kept with the state; without `tx` the optimizer is built
-            from it.
+        tx: the optimizer; by default built from `tx_init`, or else from the stored one.
+        tx_init: JSON that rebuilds `tx`, kept with the state.
         optimizer: "require" loads the optimizer state if the checkpoint holds one; "skip" leaves
             it out.
         fields: of a class that adds fields to `EasyDeLState`: targets by name, or a function that

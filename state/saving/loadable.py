@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import jax
+import numpy as np
 from flax import nnx
 
 from cairn.state.adapt import abstract_model
 from cairn.state.config import AutoEasyDeLConfig
 from cairn.state.errors import ConfigError
-from cairn.state.paths import tree_problems
+from cairn.state.paths import named_leaves, tree_problems
 
 __all__ = ["refuse_unloadable"]
 
@@ -25,21 +27,24 @@ _CHECKED: WeakKeyDictionary[type[Any], set[str]] = WeakKeyDictionary()
 """What was found loadable: model class -> the config and settings that it was built with."""
 
 
-def refuse_unloadable(model_class: type[Any], meta: Mapping[str, Any], tree: Any) -> None:
+def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
     """Raise if `load_state` would always refuse a checkpoint with this meta.
 
     The model is built from it without arrays, as a load does; of each class, config and settings
     once in a process. A module without a config is for a TrainState to load. A model may have other
-    leaves than its config gives it: then the log says that a load needs more than the checkpoint.
+    leaves than its config gives it: then the log says that a load needs more than the checkpoint;
+    and other attributes, such as a dropout's rate: then it says what they will be.
 
     Args:
-        model_class: class of the model.
+        model: the model.
         meta: what is stored of it.
         tree: its variables.
 
     Raises:
-        ConfigError: the model can't be built from what is stored.
+        ConfigError: the model can't be built from what is stored, or has variables that are no
+            arrays of JAX, and can't become one.
     """
+    model_class = type(model)
     config, settings = meta["config"], meta["module"]
     if config is None:
         return
@@ -59,7 +64,16 @@ def refuse_unloadable(model_class: type[Any], meta: Mapping[str, Any], tree: Any
             next_step="set the model_type of the config's own class, and let the model's "
             "__init__ take config, dtype, param_dtype, precision and rngs alone",
         ) from exc
+    _refuse_too_wide(model_class, tree)
     checked.add(key)
+    changed = _changed(_attributes(described), _attributes(model))
+    if changed:
+        logger.warning(
+            "the model has attributes that its config does not give it, and that are not saved; "
+            "load_state will build it anew: make them options of the config, or set them again "
+            "after a load (%s)",
+            "; ".join(changed),
+        )
     problems = tree_problems(nnx.state(described), tree)
     if problems:
         more = f" and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
@@ -69,3 +83,46 @@ def refuse_unloadable(model_class: type[Any], meta: Mapping[str, Any], tree: Any
             "; ".join(problems[:_SHOWN]),
             more,
         )
+
+
+def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
+    """Refuse numbers of Python and NumPy in dtypes of which JAX makes others: no load could fit."""
+    wide = {
+        named.path: np.asarray(named.leaf).dtype
+        for named in named_leaves(tree)
+        if not isinstance(named.leaf, jax.Array)
+    }
+    made = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
+    problems = [
+        f"{path}: {dtype}, of which JAX makes {made[path]}"
+        for path, dtype in sorted(wide.items())
+        if made[path] != dtype
+    ]
+    if problems:
+        raise ConfigError(
+            "load_state could not load this checkpoint",
+            path=f"save_state: {model_class.__name__}",
+            expected="variables that are arrays of JAX, as a load builds them",
+            found=f"{len(problems)} numbers or NumPy arrays that JAX holds in another dtype",
+            next_step="make them arrays in the model, such as nnx.Variable(jnp.asarray(0))",
+            problems=problems,
+        )
+
+
+def _attributes(model: Any) -> dict[str, Any]:
+    """The plain values that the modules of a model have as attributes, by path."""
+    return {
+        "/".join(map(str, (*path, name))): value
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Module)
+        for name, value in vars(node).items()
+        if not name.startswith("_") and type(value) in (bool, int, float, str, type(None))
+    }
+
+
+def _changed(built: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{path}: {own[path]!r}, and {built[path]!r} after a load"
+        for path in sorted(built.keys() & own.keys())
+        if built[path] != own[path]
+    ]

@@ -1,4 +1,8 @@
-"""Python numbers in a state: stored as arrays, and numbers again when they are loaded."""
+"""Python numbers in a state: stored as arrays, and numbers again when they are loaded.
+
+JAX makes arrays of such numbers that give way to the dtypes of others (weakly typed). Which those
+are is stored too, as it decides the dtype of what is computed with them.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cairn.state.paths import named_leaves
-from cairn.state.saving.checkpoint import StoredCheckpoint
+from cairn.state.saving.checkpoint import StoredCheckpoint, stored_float
 from cairn.storage.arrays import dtype_named
 from cairn.storage.runs import LeafRecord
+from cairn.storage.training import dtype_name
 
-__all__ = ["NumberForms", "python_numbers"]
+__all__ = ["NumberForms", "python_numbers", "weak_leaves"]
 
 _KINDS: Mapping[type, str] = {bool: "b", int: "iu", float: "f", complex: "c"}
 
@@ -29,15 +34,44 @@ def python_numbers(items: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
+def weak_leaves(items: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the paths of the arrays that are weakly typed, by item; items without any have none.
+
+    The meta of a checkpoint keeps them as `weak`.
+    """
+    # To name leaves takes longer than to look at them, and few states have a weak one.
+    return {
+        item: sorted(named.path for named in named_leaves(tree) if _is_weak(named.leaf))
+        for item, tree in items.items()
+        if any(map(_is_weak, jax.tree.leaves(tree)))
+    }
+
+
 class NumberForms:
     """How the leaves of one item are loaded into a target of arrays and numbers."""
 
-    def __init__(self, checkpoint: StoredCheckpoint, item: str, target: Any) -> None:
+    def __init__(
+        self, checkpoint: StoredCheckpoint, item: str, target: Any, *, stored_dtypes: bool = False
+    ) -> None:
+        """Look at the target beside what is stored.
+
+        Args:
+            checkpoint: the checkpoint.
+            item: the item.
+            target: a tree of arrays, abstract ones, and numbers.
+            stored_dtypes: floating arrays keep the floating dtype that they are stored in.
+        """
         stored = checkpoint.leaves(item)
         numbers = checkpoint.meta.get("python_numbers", {}).get(item, {})
         self._target = target
         self._forms = [
-            _form(named.leaf, stored.get(named.path), named.path in numbers)
+            _form(
+                named.leaf,
+                stored.get(named.path),
+                named.path in numbers,
+                checkpoint.is_weak(item, named.path, named.leaf),
+                stored_dtypes,
+            )
             for named in named_leaves(target)
         ]
 
@@ -76,15 +110,22 @@ class _Form(NamedTuple):
     like: Any = None
 
 
-def _form(leaf: Any, record: LeafRecord | None, from_python: bool) -> _Form:
+def _form(
+    leaf: Any, record: LeafRecord | None, from_python: bool, weak: bool, stored_dtypes: bool
+) -> _Form:
     number = leaf if type(leaf) in _KINDS else _number_of(leaf, from_python)
+    if number is not leaf and not from_python and record is not None and _is_alike(leaf, record):
+        number = None  # an array was saved, and is restored as one
     if number is not None and record is not None and _takes(number, record):
         # The dtype is the stored one by choice: a number has no other.
         check = np.zeros((), dtype_named(record.dtype))
         stays_array = isinstance(leaf, jax.Array) or (hasattr(leaf, "dtype") and not from_python)
         return _Form(check, number, leaf if stays_array else None)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        abstract = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        # What JAX may move has no place of its own.
+        place = leaf.sharding if getattr(leaf, "committed", True) else None
+        dtype = stored_float(leaf, record) if stored_dtypes and record is not None else leaf.dtype
+        abstract = jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=place, weak_type=weak)
         return _Form(abstract, abstract)
     return _Form(np.asarray(leaf), leaf)
 
@@ -110,6 +151,15 @@ def _takes(number: Any, record: LeafRecord) -> bool:
     return dtype_named(record.dtype).kind in _KINDS[type(number)]
 
 
+def _is_alike(leaf: Any, record: LeafRecord) -> bool:
+    return hasattr(leaf, "dtype") and dtype_name(leaf.dtype) == record.dtype
+
+
+def _is_weak(leaf: Any) -> bool:
+    return bool(getattr(leaf, "weak_type", False))
+
+
 def _weak(number: Any, like: Any) -> Any:
     # The number itself: an array that one process has would not go to the devices of others.
-    return jnp.asarray(number) if like.sharding is None else jax.device_put(number, like.sharding)
+    free = like.sharding is None or not getattr(like, "committed", True)
+    return jnp.asarray(number) if free else jax.device_put(number, like.sharding)

@@ -8,13 +8,11 @@ fit the target raises one error that lists every leaf of every item.
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 from cairn.state.adapt import PackedParam, abstract_model
@@ -27,7 +25,7 @@ from cairn.state.errors import (
     UnknownModelError,
 )
 from cairn.state.names import TaskType
-from cairn.state.optimizers import init_optimizer, optimizer_from_description
+from cairn.state.optimizers import given_optimizer, init_optimizer, optimizer_from_description
 from cairn.state.paths import is_variable, variable_paths
 from cairn.state.registry import find, shipped_decoder
 from cairn.state.saving.added_fields import field_targets, static_values
@@ -52,7 +50,6 @@ from cairn.storage.store import ObjectStore, StoreURI
 from cairn.storage.training import processes
 
 __all__ = [
-    "asked_optimizer",
     "is_pretrained",
     "is_run",
     "load_easydel_state",
@@ -129,10 +126,11 @@ def load_easydel_state(
     tx, tx_init = _optimizer(checkpoint, arguments, needed=with_optimizer)
     targets = {"model": nnx.merge_state(params, other)}
     if with_optimizer and tx is not None:
-        optimizer = init_optimizer(tx, params)
-        if arguments.param_dtype is None:
-            optimizer = checkpoint.targets("optimizer", optimizer)
-        targets["optimizer"] = optimizer
+        targets["optimizer"] = checkpoint.targets(
+            "optimizer",
+            init_optimizer(tx, params),
+            stored_dtypes=arguments.param_dtype is None,
+        )
     casts = frozenset(targets) if arguments.param_dtype is not None else frozenset[str]()
     make: Any = state_class
     abstract = make(
@@ -329,7 +327,7 @@ def _optimizer(
     checkpoint: StoredCheckpoint, arguments: LoadArguments, *, needed: bool
 ) -> tuple[Any, Any]:
     """Returns the optimizer and its description; (None, None) if there is none and none needed."""
-    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
+    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
     if tx is not None:
         return tx, tx_init
     tx_init = checkpoint.meta.get("tx_init")
@@ -339,23 +337,10 @@ def _optimizer(
         raise OptimizerError(
             path=checkpoint.uri,
             expected="the optimizer that the stored optimizer state belongs to",
-            found="neither tx= nor a stored description (tx_init)",
-            next_step="pass tx=, or optimizer='skip' to load without it",
+            found="neither tx= nor a description, given or stored (tx_init)",
+            next_step="pass tx= or tx_init=, or optimizer='skip' to load without it",
         )
     return None, None
-
-
-def asked_optimizer(
-    tx: optax.GradientTransformation | None, tx_init: Mapping[str, Any] | None
-) -> tuple[optax.GradientTransformation | None, Mapping[str, Any] | None]:
-    """Returns the optimizer that arguments ask for, built if they only describe it, and its JSON.
-
-    Raises:
-        OptimizerError: if the description names anything unknown.
-    """
-    if tx is None and tx_init is not None:
-        tx = optimizer_from_description(tx_init)
-    return tx, tx_init
 
 
 def _from_pretrained(
@@ -378,8 +363,8 @@ def _from_pretrained(
     model_class = arguments.model_class or shipped_decoder()
     _check_task(model_class, arguments.model_task)
     model = model_class.from_pretrained(reference, **arguments.for_pretrained())
-    tx, tx_init = asked_optimizer(arguments.tx, arguments.tx_init)
     whole: Any = state_class
+    tx, tx_init = given_optimizer(arguments.tx, arguments.tx_init)
     state: State = whole.create(
         model=apply_shard_fns(model, arguments.shard_fns),
         tx=tx,
@@ -454,7 +439,9 @@ def _trainable(checkpoint: StoredCheckpoint, model: Any) -> Any:
 
 
 def _abstract(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+    # What JAX may move has no place of its own.
+    place = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def _abstract_at(leaf: Any, place: Any) -> Any:

@@ -26,7 +26,7 @@ from cairn.state.registry import class_identity
 from cairn.state.saving.added_fields import field_forms
 from cairn.state.saving.checkpoint import META_FORMAT, META_VERSION
 from cairn.state.saving.loadable import refuse_unloadable
-from cairn.state.saving.number_forms import python_numbers
+from cairn.state.saving.number_forms import python_numbers, weak_leaves
 from cairn.state.saving.progress import say, size_text
 from cairn.state.sharding import leaf_bytes
 from cairn.state.weights import MERGED_ITEM
@@ -108,9 +108,10 @@ def save_easydel_state(
         "trainable": _unusual_split(model, state.graphstate),
         "tx_init": state.tx_init,
         "hyperparameters": state.hyperparameters,
+        "weak": weak_leaves(items),
     }
     if arguments.enable is None or arguments.enable:
-        refuse_unloadable(type(model), meta, tree)
+        refuse_unloadable(model, meta, tree)
     if state.added_fields:
         meta["fields"] = field_forms(state)
         meta["python_numbers"] = python_numbers({"fields": state.added_fields})
@@ -155,7 +156,7 @@ def check_loadable(state: Any) -> None:
     if hasattr(state, "graphstate"):
         model = state.merge(state.graphstate)
         tree = nnx.merge_state(state.graphstate, state.graphother)
-        refuse_unloadable(type(model), _description(model), tree)
+        refuse_unloadable(model, _description(model), tree)
 
 
 def _description(model: Any) -> dict[str, Any]:

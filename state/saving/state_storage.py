@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
+from cairn.state.optimizers import given_optimizer
 from cairn.state.registry import module_class, shipped_decoder
 from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
 from cairn.state.saving.state_loading import (
-    asked_optimizer,
     is_pretrained,
     load_easydel_state,
     load_module,
@@ -247,8 +247,8 @@ class StateStorageMixin:
             source: a Hugging Face folder, a GGUF file, a hub id ("owner/name", "hf://owner/name"),
                 or a checkpoint of a run.
             model_class: class of the model, by default the one decoder (or the one stored).
-            tx: an optimizer, whose state is made at once.
-            tx_init: JSON that rebuilds `tx`; without `tx` the optimizer is built from it.
+            tx: an optimizer, whose state is made at once; by default what `tx_init` describes.
+            tx_init: JSON that rebuilds `tx`.
             **arguments: those of the model's `from_pretrained`, or of `load_state` for a
                 checkpoint.
         """
@@ -258,7 +258,7 @@ class StateStorageMixin:
             )
         else:
             model = load_module(source, LoadArguments.checked(arguments, model_class=model_class))
-        tx, tx_init = asked_optimizer(tx, tx_init)
+        tx, tx_init = given_optimizer(tx, tx_init)
         state_class: Any = cls
         created: Self = state_class.create(
             model=model, tx=tx, tx_init=tx_init, init_opt_state=tx is not None

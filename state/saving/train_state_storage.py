@@ -8,7 +8,7 @@ import jax
 
 from cairn.state.errors import ArgumentError, OptimizerError, OptimizerNotFoundError
 from cairn.state.saving.checkpoint import StoredCheckpoint
-from cairn.state.saving.number_forms import NumberForms, python_numbers
+from cairn.state.saving.number_forms import NumberForms, python_numbers, weak_leaves
 from cairn.state.saving.state_saving import SaveArguments, store
 from cairn.state.sharding import home_of, place_step
 from cairn.storage.training import SaveHandle
@@ -43,6 +43,7 @@ def save_train_state(
         "config": None,
         "tx_init": None,
         "python_numbers": python_numbers(items),
+        "weak": weak_leaves(items),
     }
     return store(state.step, save_directory, items, meta, arguments)
 
@@ -69,7 +70,11 @@ def load_train_state(
         targets["optimizer"] = _as_item(target.opt_state)
     if jax.tree.leaves(target.added_fields) or "fields" in checkpoint.items:
         targets["fields"] = target.added_fields
-    forms = {item: NumberForms(checkpoint, item, tree) for item, tree in targets.items()}
+    # An optimizer may give its state another dtype in its first step than it began with.
+    forms = {
+        item: NumberForms(checkpoint, item, tree, stored_dtypes=item == "optimizer")
+        for item, tree in targets.items()
+    }
     checkpoint.check({item: form.check for item, form in forms.items()})
     positions = checkpoint.positions(iterators, resumes=optimizer == "require")
     finished = {

@@ -53,8 +53,8 @@ def load(
         reference: "run", "run@alias" or "run/steps/N", such as "gs://bucket/runs/my-run".
         target: what was given to `Checkpointer.save`, or the like of it: modules, `nnx.State`,
             optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a `jax.Array` (an array
-            of that sharding is made; without sharding on the first local device), a NumPy array
-            or scalar, or a Python number. Nothing in the target is changed.
+            of that sharding is made; without sharding on the first local device; weakly typed if
+            it is), a NumPy array or scalar, or a Python number. Nothing in the target is changed.
         step: which, where the reference names only the run: its number, "best:METRIC:min",
             "best:METRIC:max", or an alias; by default the latest.
         only: a regular expression: of leaves whose path, such as "model/layers/0/kernel", has a

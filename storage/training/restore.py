@@ -36,6 +36,7 @@ from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
 from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
+from cairn.storage.training.weak_types import weakly_typed
 
 __all__ = [
     "FittedItem",
@@ -68,6 +69,7 @@ class TargetLeaf(NamedTuple):
         sharding: where to put it; None for leaves that stay on the host.
         scalar: the type of scalar to make (Python's or NumPy's); None for arrays.
         committed: False if JAX may move it to where other arguments of a computation are.
+        weak: the array gives way to the dtypes of others, as one made of a Python number does.
     """
 
     shape: tuple[int, ...]
@@ -75,12 +77,18 @@ class TargetLeaf(NamedTuple):
     sharding: jax.sharding.Sharding | None
     scalar: type | None
     committed: bool = True
+    weak: bool = False
 
     def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, cast: bool) -> list[str]:
         """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
         problems = []
         if tuple(stored.shape) != self.shape:
             problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
+        elif isinstance(getattr(self.sharding, "mesh", None), jax.sharding.AbstractMesh):
+            problems.append(
+                "expected a sharding on devices, found one on an AbstractMesh, which has none "
+                "(jax.eval_shape makes such of explicit axes); give it one on the Mesh itself"
+            )
         elif self.sharding is not None:
             try:
                 if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
@@ -137,7 +145,8 @@ class TargetLeaf(NamedTuple):
             return self.scalar(item) if self.dtype is None else item
         if self.sharding is None and self.dtype is not None:
             return np.asarray(value).astype(self.dtype, copy=False)
-        return value if value.dtype == self.dtype else value.astype(self.dtype)
+        value = value if value.dtype == self.dtype else value.astype(self.dtype)
+        return weakly_typed(value) if self.weak else value
 
 
 class PlacedLeaf:
@@ -244,7 +253,8 @@ def target_leaf(leaf: Any) -> TargetLeaf:
         if sharding is None:
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
             committed = False
-        return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed)
+        weak = bool(getattr(leaf, "weak_type", False))  # typed keys know nothing of it
+        return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed, weak)
     if isinstance(leaf, np.ndarray):
         reason = why_no_plain_array(leaf)
         if reason is not None:

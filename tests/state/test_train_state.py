@@ -484,3 +484,75 @@ def test_load_or_create_never_begins_anew_where_another_s_checkpoints_are(tmp_pa
     ocp.save(tmp_path / "plain" / "3", {"w": np.ones(3)})
     with pytest.raises(ValueError, match="checkpoints that no run lists: 3"):
         TrainState.load_or_create(tmp_path / "plain", lambda: pytest.fail("was created"))
+
+
+def test_what_jax_may_move_it_may_move_after_a_load(tmp_path):
+    """Else the first step after it compiles again, and takes no batch that is on a mesh."""
+    step = jax.jit(lambda state, grads: state.apply_gradients(grads=grads))
+    fresh = MyState.create(params=params(), tx=TX, epoch=5)
+    grads = grads_like(params())
+    state = step(fresh, grads)
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    expected, compiled = step(state, grads), step._cache_size()
+    loaded = MyState.load_state(tmp_path / "r", state)
+    assert not any(leaf.committed for leaf in jax.tree.leaves(loaded))
+    assert_bit_equal(step(loaded, grads), expected)
+    assert step._cache_size() == compiled
+    on_mesh = NamedSharding(make_mesh((1, 8, 1, 1)), PartitionSpec())
+    assert_bit_equal(
+        step(loaded, jax.device_put(grads, on_mesh)), step(state, jax.device_put(grads, on_mesh))
+    )
+    bound = jax.device_put(state, jax.devices()[1])
+    for leaf in jax.tree.leaves(MyState.load_state(tmp_path / "r", bound)):
+        assert leaf.committed
+        assert leaf.devices() == {jax.devices()[1]}
+
+
+def gives_way():
+    """An optimizer whose state is made of Python numbers, until one of them is a float32."""
+
+    def update(grads, state, params):
+        updates = jax.tree.map(lambda leaf: -leaf * state["rate"] * state["scales"][0], grads)
+        count, seen = state["count"] + 1, jnp.asarray(1.0, jnp.float32)
+        return updates, {**state, "count": count, "seen": seen}
+
+    start = {"rate": 0.5, "count": 0, "scales": jnp.full((2,), 0.5), "seen": 0.0}
+    return optax.GradientTransformation(lambda params: start, update)
+
+
+def test_numbers_that_give_way_to_bfloat16_do_so_after_a_load(tmp_path):
+    """A float32 in their place would make the parameters float32, from the next step on."""
+    tx = gives_way()
+    step = jax.jit(lambda state, grads: state.apply_gradients(grads=grads))
+    weights = {"w": jnp.ones((4,), jnp.bfloat16)}
+    fresh = TrainState.create(params=weights, tx=tx)
+    state = step(fresh, weights)
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    for target in (fresh, state, jax.eval_shape(lambda: TrainState.create(params=weights, tx=tx))):
+        loaded = TrainState.load_state(tmp_path / "r", target)
+        kinds = {name: leaf.weak_type for name, leaf in loaded.opt_state.items()}
+        assert kinds == {"rate": True, "count": True, "scales": True, "seen": False}
+        assert_bit_equal(step(loaded, weights), step(state, weights))
+
+
+def test_an_optimizer_whose_moments_became_float32_goes_on_from_a_fresh_target(tmp_path):
+    """Optax makes moments like the parameters, and float32 in the step that a float32 decay is."""
+    tx = optax.inject_hyperparams(optax.adam, hyperparam_dtype=jnp.float32)(learning_rate=1e-2)
+
+    def create():
+        return TrainState.create(params={"w": jnp.ones((4,), jnp.bfloat16)}, tx=tx)
+
+    state = create()
+    for _ in range(2):
+        state = state.apply_gradients(grads=state.params)
+    assert create().opt_state.inner_state[0].mu["w"].dtype == jnp.bfloat16
+    assert state.opt_state.inner_state[0].mu["w"].dtype == jnp.float32
+    state.save_state(tmp_path / "r", verbose=False).wait()
+    loaded = TrainState.load_or_create(tmp_path / "r", create)
+    assert_bit_equal(loaded, state)
+    grads = loaded.params
+    assert_bit_equal(loaded.apply_gradients(grads=grads), state.apply_gradients(grads=grads))
+    with pytest.raises(TreeMismatchError, match=r"model/w: expected float32\[4\], stored as bfl"):
+        TrainState.load_state(
+            tmp_path / "r", TrainState.create(params={"w": jnp.ones((4,))}, tx=tx)
+        )

@@ -45,7 +45,8 @@ def abstract(tree: Any, on: Mesh | None = None) -> Any:
         sharding = leaf.sharding
         if on is not None and isinstance(sharding, NamedSharding):
             sharding = NamedSharding(on, sharding.spec)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
     return jax.tree.map(describe, tree)
 
@@ -66,3 +67,23 @@ def assert_same(found: Any, expected: Any) -> None:
     """Equal containers, paths, dtypes, shapes and bits."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     assert raws(found) == raws(expected)
+
+
+def traits(leaf: Any) -> tuple[Any, ...]:
+    """All that can be told of a leaf: its type, its bits, and what JAX knows of it."""
+    if not isinstance(leaf, jax.Array):
+        return (type(leaf), raw(leaf))
+    weak = getattr(leaf, "weak_type", False)  # typed keys know nothing of it
+    return (jax.Array, raw(leaf), str(leaf.dtype), weak, leaf.committed, leaf.sharding)
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Equal containers, and leaves that nothing tells apart."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True)
+    unlike = [
+        f"{jax.tree_util.keystr(path)}: {traits(one)} instead of {traits(other)}"
+        for (path, one), other in pairs
+        if traits(one) != traits(other)
+    ]
+    assert not unlike, "\n".join(unlike)

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -52,6 +53,16 @@ class Fuller(EasyDeLBaseModule):
     def __init__(self, config, size, rngs, **settings):
         super().__init__(config=config, **settings)
         self.linear = nnx.Linear(size, size, rngs=rngs)
+
+
+class Counting(MyModel):
+    """Keeps numbers that are no arrays."""
+
+    def __init__(self, config, **settings):
+        super().__init__(config, **settings)
+        self.count = nnx.Variable(0)
+        self.seen = nnx.Variable(np.zeros(2))
+        self.narrow = nnx.Variable(np.zeros(2, np.float32))
 
 
 class Plain(nnx.Module):
@@ -149,3 +160,37 @@ def test_a_model_unlike_its_config_is_saved_and_the_log_says_what_a_load_needs(t
     )
     assert isinstance(loaded.model, MyModel)
     assert isinstance(loaded.model.config, MyModelConfig)
+
+
+def test_variables_that_jax_holds_in_another_dtype_are_refused_at_the_first_save(tmp_path):
+    """Each save of them would succeed, and no load."""
+    state = EasyDeLState.create(model=Counting(MyModelConfig(), rngs=nnx.Rngs(0)))
+    with pytest.raises(ConfigError, match="load_state could not load this") as caught:
+        state.save_state(tmp_path / "run", verbose=False)
+    assert caught.value.problems == (
+        "count: int64, of which JAX makes int32",
+        "seen: float64, of which JAX makes float32",
+    )
+    assert not (tmp_path / "run").exists()
+    model = state.merge(state.graphstate)
+    model.count, model.seen = nnx.Variable(jnp.asarray(3)), nnx.Variable(jnp.ones(2))
+    counted = EasyDeLState.create(model=model)
+    counted.save_state(tmp_path / "run", wait=True, verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "run", model_class=Counting, verbose=False)
+    assert loaded.model.count.get_value() == 3
+
+
+def test_attributes_that_the_config_does_not_give_are_told_of_at_the_first_save(tmp_path, caplog):
+    """They are static, and a load builds the model anew."""
+    model = my_model()
+    model.noise.rate = 0.25
+    model.eval()
+    state = model.to_state(optax.sgd(0.1))
+    for step in (1, 2):
+        state.save_state(tmp_path / "run", step=step, wait=True, verbose=False)
+    (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "make them options of the config, or set them again after a load" in said
+    assert "noise/deterministic: True, and False after a load" in said
+    assert "noise/rate: 0.25, and 0.0 after a load" in said
+    loaded = EasyDeLState.load_state(tmp_path / "run", optimizer="skip", verbose=False)
+    assert loaded.model.noise.rate == 0.0

@@ -374,11 +374,28 @@ def test_an_optimizer_that_no_json_describes_must_be_given_again(tmp_path):
     tx = optax.sgd(1e-2, momentum=0.9)
     state = my_model().to_state(tx)
     state.save_state(tmp_path / "r", verbose=False, wait=True)
-    with pytest.raises(OptimizerError, match="pass tx=, or optimizer='skip'"):
+    with pytest.raises(OptimizerError, match="pass tx= or tx_init=, or optimizer='skip'"):
         EasyDeLState.load_state(tmp_path / "r", verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "r", tx=tx, verbose=False)
     assert_bit_equal(loaded.opt_state, state.opt_state)
     assert EasyDeLState.load_state(tmp_path / "r", optimizer="skip", verbose=False).tx is None
+    described = {"name": "sgd", "learning_rate": 1e-2, "momentum": 0.9}
+    built = EasyDeLState.load_state(tmp_path / "r", tx_init=described, verbose=False)
+    assert_bit_equal(built.opt_state, state.opt_state)
+    assert built.tx_init == described
+
+
+def test_an_optimizer_described_at_a_load_takes_the_place_of_the_stored_one(trained):
+    slower = {**TX_INIT, "learning_rate": 1e-9}
+    loaded = EasyDeLState.load_state(trained.run, tx_init=slower, **SAME_MESH)
+    assert loaded.tx_init == slower
+    assert loaded.tx is make_optimizer(**slower)[0]
+    assert_bit_equal(loaded.opt_state, EasyDeLState.load_state(trained.run, **SAME_MESH).opt_state)
+    fresh = EasyDeLState.from_pretrained(trained.run, tx_init=slower, **SAME_MESH)
+    assert fresh.tx is loaded.tx
+    assert int(host(fresh.opt_state)["0/count"]) == 0
+    with pytest.raises(OptimizerError, match="optimizer: expected one of"):
+        EasyDeLState.load_state(trained.run, tx_init={"name": "adamx"}, **SAME_MESH)
 
 
 def test_load_or_create_serves_first_start_and_restart(sgd_state, tmp_path):
@@ -491,6 +508,9 @@ def test_a_hugging_face_folder_is_the_first_state_of_a_training(hugging_face_fol
     assert int(state.step) == 0
     assert_bit_equal(state.graphstate, model.graphstate)
     assert dict(mesh_of(state.opt_state).shape) == {"dp": 2, "fsdp": 4, "tp": 1, "sp": 1}
+    described = EasyDeLState.load_state(folder, tx_init=TX_INIT, **SAME_MESH)
+    assert described.tx is TX
+    assert_bit_equal(described.opt_state, state.opt_state)
     device = jax.devices()[2]
     alone = EasyDeLState.load_state(folder, device=device, verbose=False)
     assert {leaf.device for leaf in jax.tree.leaves(alone.graphstate)} == {device}

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
 from cairn.storage.arrays.dtypes import dtype_named
@@ -158,6 +158,44 @@ def test_numbers_and_numpy_scalars_come_back_as_what_the_target_is(step):
     assert {name: type(leaf) for name, leaf in found.items()} == {
         name: type(leaf) for name, leaf in tree.items()
     }
+
+
+@pytest.mark.parametrize("axis_types", [AxisType.Auto, AxisType.Explicit])
+def test_what_gives_way_to_other_dtypes_still_does_after_a_restore(step, axis_types):
+    """Else a learning rate made of a Python number turns bfloat16 parameters into float32."""
+    devices = jax.make_mesh((8,), ("dp",), axis_types=(axis_types,))
+    tree = {
+        "rate": jnp.asarray(0.1),
+        "count": jnp.asarray(3),
+        "odd": jnp.asarray(float("nan")) * -1,
+        "flat": jax.device_put(jnp.full((8, 2), 0.5), NamedSharding(devices, PartitionSpec("dp"))),
+        "none": jnp.full((0, 2), 0.5),
+        "fixed": jnp.float32(0.1),
+    }
+    uri = step(model=tree)
+    for target in (tree, abstract(tree)):
+        found = restore_item(uri, "model", target)
+        assert_same(found, tree)
+        weak = {name for name, leaf in found.items() if leaf.weak_type}
+        assert weak == {"rate", "count", "odd", "flat", "none"}
+        assert found["flat"].sharding == tree["flat"].sharding
+        assert not any(found[name].committed for name in ("rate", "none")) or target is not tree
+    with jax.numpy_dtype_promotion("standard"):
+        assert (found["rate"] * jnp.ones(2, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_a_target_on_a_mesh_without_devices_is_told_from_one_that_does_not_fit(step):
+    explicit = jax.make_mesh((8,), ("dp",), axis_types=(AxisType.Explicit,))
+    place = NamedSharding(explicit, PartitionSpec("dp"))
+    tree = {"w": jax.device_put(floats(8, 2), place)}
+    uri = step(model=tree)
+    described = jax.eval_shape(lambda: tree)
+    with pytest.raises(TreeMismatchError, match="w: expected a sharding on devices, found one on"):
+        restore_item(uri, "model", described)
+    on_devices = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), described
+    )
+    assert_same(restore_item(uri, "model", on_devices), tree)
 
 
 def test_arrays_without_elements_come_back(step):
