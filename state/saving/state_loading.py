@@ -337,8 +337,8 @@ def _optimizer(
         raise OptimizerError(
             path=checkpoint.uri,
             expected="the optimizer that the stored optimizer state belongs to",
-            found="neither tx= nor a description, given or stored (tx_init)",
-            next_step="pass tx= or tx_init=, or optimizer='skip' to load without it",
+            found="neither tx= nor a stored description (tx_init)",
+            next_step="pass tx=, or tx_init=, or optimizer='skip' to load without it",
         )
     return None, None
 

@@ -311,25 +311,28 @@ ROPES = st.sampled_from(
         ),
     ]
 )
-DECODERS = st.builds(
-    DecoderConfig,
-    vocab_size=st.just(96),
-    hidden_size=st.just(32),
-    intermediate_size=st.sampled_from([40, 48]),
-    num_hidden_layers=st.just(2),
-    num_attention_heads=st.just(4),
-    num_key_value_heads=st.sampled_from([None, 2, 4]),
-    head_dim=st.sampled_from([None, 16]),
-    max_position_embeddings=st.just(64),
-    hidden_act=st.sampled_from(["silu", "gelu_pytorch_tanh"]),
-    rope=ROPES,
-    attention_bias=st.just(False),
-    mlp_bias=st.booleans(),
-    tie_word_embeddings=st.booleans(),
-    initializer_range=st.just(0.3),
-    scan_layers=st.booleans(),
-    remat=st.booleans(),
-    sharding_axis_dims=st.sampled_from([(2, 4, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1)]),
+DECODERS = st.booleans().flatmap(
+    lambda biased: st.builds(  # transformers has a bias on all four projections, or on none
+        DecoderConfig,
+        vocab_size=st.just(96),
+        hidden_size=st.just(32),
+        intermediate_size=st.sampled_from([40, 48]),
+        num_hidden_layers=st.just(2),
+        num_attention_heads=st.just(4),
+        num_key_value_heads=st.sampled_from([None, 2, 4]),
+        head_dim=st.sampled_from([None, 16]),
+        max_position_embeddings=st.just(64),
+        hidden_act=st.sampled_from(["silu", "gelu_tanh"]),
+        rope=ROPES,
+        attention_bias=st.just(biased),
+        attention_out_bias=st.just(biased),
+        mlp_bias=st.booleans(),
+        tie_word_embeddings=st.booleans(),
+        initializer_range=st.just(0.3),
+        scan_layers=st.booleans(),
+        remat=st.booleans(),
+        sharding_axis_dims=st.sampled_from([(2, 4, 1, 1), (1, 8, 1, 1), (2, 2, 2, 1)]),
+    )
 )
 
 

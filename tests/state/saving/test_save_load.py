@@ -374,7 +374,7 @@ def test_an_optimizer_that_no_json_describes_must_be_given_again(tmp_path):
     tx = optax.sgd(1e-2, momentum=0.9)
     state = my_model().to_state(tx)
     state.save_state(tmp_path / "r", verbose=False, wait=True)
-    with pytest.raises(OptimizerError, match="pass tx= or tx_init=, or optimizer='skip'"):
+    with pytest.raises(OptimizerError, match="pass tx=, or tx_init=, or optimizer='skip'"):
         EasyDeLState.load_state(tmp_path / "r", verbose=False)
     loaded = EasyDeLState.load_state(tmp_path / "r", tx=tx, verbose=False)
     assert_bit_equal(loaded.opt_state, state.opt_state)
