@@ -158,6 +158,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._leaving: set[int] = set()  # of these, not listed
         self._doomed: deque[KnownStep] = deque()  # of these, for process 0 to delete
         self._outcomes: deque[tuple[int, bool]] = deque()  # of which, whether they are gone
+        self._callback = getattr(self._options.async_options, "post_finalization_callback", None)
         self._callback_error: Exception | None = None
         self.reload()
 
@@ -244,8 +245,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Whether `save` would save this step, by Orbax's own policies. All processes call this."""
         if self._options.read_only:
             return False
-        latest = self.latest_step()
-        if latest is not None and latest >= step:
+        steps = self._steps()
+        if steps and steps[-1].step >= step:
             return False
         checks = self._options.enable_should_save_is_saving_in_progress_check
         context = policies.DecisionContext(
@@ -254,7 +255,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             multiprocessing_options=self._options.multiprocessing_options,
         )
         now = KnownStep(step, datetime.now(UTC), None)
-        return bool(self._saves.should_save(now, self._steps(), context=context))
+        return bool(self._saves.should_save(now, steps, context=context))
 
     def save(
         self,
@@ -390,8 +391,7 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """Once no save is under way; one that failed is raised on all processes, or on none."""
         processes.together(lambda: self._end(self._checkpointer.wait_until_finished))
         self._hear_deleted()
-        finished = self._options.async_options
-        if finished is not None and finished.post_finalization_callback is not None:
+        if self._callback is not None:
             try:
                 processes.together(self._raise_callback_error)
             except Exception:
@@ -418,10 +418,9 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         """In the background, once a save has ended."""
         if handle.state is not SaveState.DURABLE:
             return
-        finished = self._options.async_options
-        if finished is not None and finished.post_finalization_callback is not None:
+        if self._callback is not None:
             try:
-                finished.post_finalization_callback()
+                self._callback()
             except Exception as exc:  # as with Orbax, nothing is deleted then
                 self._callback_error = exc
                 return

@@ -7,6 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from cairn.storage.arrays import META_ITEM
 from cairn.storage.drop_in.item_args import SINGLE_ITEM, Kind
 from cairn.storage.runs import Run, StepInfo
 from cairn.storage.training import open_step, read_meta, stored_tree
@@ -16,7 +17,6 @@ __all__ = ["StoredItems", "as_meta"]
 _META_KEY: Final = "checkpoint_manager"
 """Where in a step's JSON the manager keeps what is no tree."""
 
-_META_ITEM: Final = "meta"
 _UNNAMED: Final = ("default", "")
 """Folders in which Orbax has an item without a name."""
 
@@ -59,7 +59,7 @@ class StoredItems:
         self.single: bool = own.get("single", False)
         self.custom_metadata: dict[str, Any] = own.get("custom_metadata", {})
         self.run_metadata: dict[str, Any] = own.get("metadata", {})
-        trees = [name for name in self._reader.names() if name not in (_META_ITEM, *self.json)]
+        trees = [name for name in self._reader.names() if name not in (META_ITEM, *self.json)]
         self.kinds: dict[str, Kind] = {
             **dict.fromkeys(trees, "tree"),
             **dict.fromkeys(self.json, "json"),
@@ -71,7 +71,7 @@ class StoredItems:
             own: dict[str, Any] = read_meta(self._reader).get(_META_KEY, {})
             return own
         meta = self._reader.meta()  # by item, unless "meta" is the only one
-        named = {_META_ITEM: meta} if {*self._plain.json_files} == {_META_ITEM} else meta
+        named = {META_ITEM: meta} if {*self._plain.json_files} == {META_ITEM} else meta
         return {"json": named, "single": self._plain.trees.get(SINGLE_ITEM) in _UNNAMED}
 
     @property

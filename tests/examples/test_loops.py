@@ -3,13 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.devices import xla_flags
+from tests.programs.program import run as run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs/howto/checkpoint-manager.md"
@@ -31,13 +30,10 @@ def patched(text, diff):
 
 
 def run(place, module, folder, until):
-    ended = subprocess.run(
-        [sys.executable, "-m", module, str(folder), str(until)],
+    ended = run_program(
+        ["-m", module, str(folder), str(until)],
         cwd=place,
-        env={**os.environ, "XLA_FLAGS": xla_flags(4), "PYTHONPATH": f"{place}:{REPOSITORY}"},
-        capture_output=True,
-        text=True,
-        check=False,
+        env={**os.environ, "XLA_FLAGS": xla_flags(4)},
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -4,8 +4,6 @@ import datetime
 import functools
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from cairn import (
     verify_step,
 )
 from tests.devices import xla_flags
+from tests.programs.program import run as run_program
 from tests.storage.states import assert_same, mesh
 
 args = ocp.args
@@ -599,13 +598,7 @@ with CheckpointManager({str(tmp_path / "run")!r}) as manager:
     found = manager.restore(1, args=args.StandardRestore(placed))
     assert np.array_equal(found["w"], np.arange(8)), found
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "XLA_FLAGS": xla_flags(4)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(["-c", code], env={**os.environ, "XLA_FLAGS": xla_flags(4)})
     assert done.returncode == 0, done.stderr
 
 

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from cairn import CheckpointManager, TreeMismatchError, UnsupportedFormatError
 from tests.devices import xla_flags
+from tests.programs.program import run as run_program
 from tests.storage.states import assert_same
 
 args = ocp.args
@@ -139,13 +138,7 @@ with CheckpointManager({str(tmp_path / "run")!r}) as manager:
         found = manager.restore(1, args=wanted)["w"]
         assert found.sharding == place and np.array_equal(found, np.arange(8)), wanted
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "XLA_FLAGS": xla_flags(4)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_program(["-c", code], env={**os.environ, "XLA_FLAGS": xla_flags(4)})
     assert done.returncode == 0, done.stderr
 
 
