@@ -1,4 +1,4 @@
-"""A loop that checkpoints as MaxText does: an Orbax manager of one named item, restored by specs.
+"""A loop that checkpoints as MaxText does: a state restored by specs, and the place in its data.
 
 The calls are those of MaxText/checkpointing.py and MaxText/train.py at commit 0137dd1.
 
@@ -7,6 +7,7 @@ The calls are those of MaxText/checkpointing.py and MaxText/train.py at commit 0
 
 import sys
 
+import grain.python as grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,7 @@ from flax.training import train_state
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import CheckpointManager, CheckpointManagerOptions
 
-FEATURES, BATCH, PERIOD = 16, 8, 2
+FEATURES, BATCH, PERIOD, EXAMPLES = 16, 8, 2, 1000
 
 
 class Network(nn.Module):
@@ -30,11 +31,31 @@ class Network(nn.Module):
 def create_manager(folder, use_async=True):
     return CheckpointManager(
         epath.Path(folder),
-        item_names=("items",),
+        item_names=("items", "iter"),
         options=CheckpointManagerOptions(
             create=True, save_interval_steps=PERIOD, enable_async_checkpointing=use_async
         ),
     )
+
+
+class Noise(grain.RandomMapTransform):
+    """An example made of its number, with noise that its position decides."""
+
+    def random_map(self, element, rng):
+        return (np.full(FEATURES, element / EXAMPLES) + rng.normal(size=FEATURES)).astype("float32")
+
+
+def create_data_iterator():
+    sampler = grain.IndexSampler(
+        EXAMPLES, shuffle=True, seed=0, num_epochs=1, shard_options=grain.NoSharding()
+    )
+    loader = grain.DataLoader(
+        data_source=grain.RangeDataSource(0, EXAMPLES, 1),
+        sampler=sampler,
+        operations=[Noise(), grain.Batch(BATCH)],
+        worker_count=0,
+    )
+    return iter(loader)
 
 
 def create_state():
@@ -54,7 +75,7 @@ def shardings_of(state, mesh):
     return jax.tree.map(lambda leaf: NamedSharding(mesh, spec(leaf)), state)
 
 
-def load_state_if_possible(manager, abstract):
+def load_state_if_possible(manager, data_iterator, abstract):
     latest_step = manager.latest_step()
     if latest_step is None:
         return None
@@ -67,7 +88,18 @@ def load_state_if_possible(manager, abstract):
     return manager.restore(
         latest_step,
         args=orbax.checkpoint.args.Composite(
-            items=orbax.checkpoint.args.PyTreeRestore(item=abstract, restore_args=restore_args)
+            items=orbax.checkpoint.args.PyTreeRestore(item=abstract, restore_args=restore_args),
+            iter=grain.PyGrainCheckpointRestore(data_iterator),
+        ),
+    )
+
+
+def save_checkpoint(manager, step, state, data_iterator):
+    return manager.save(
+        step,
+        args=orbax.checkpoint.args.Composite(
+            items=orbax.checkpoint.args.PyTreeSave(item=state),
+            iter=grain.PyGrainCheckpointSave(data_iterator),
         ),
     )
 
@@ -87,19 +119,15 @@ def train(folder, until):
     shardings = shardings_of(abstract, mesh)
     abstract = jax.tree.map(lambda leaf, at: leaf.update(sharding=at), abstract, shardings)
     manager = create_manager(folder)
-    restored = load_state_if_possible(manager, abstract)
-    state = (
-        jax.jit(create_state, out_shardings=shardings)() if restored is None else restored["items"]
-    )
+    data_iterator = create_data_iterator()
+    restored = load_state_if_possible(manager, data_iterator, abstract)
+    if restored is None:
+        state = jax.jit(create_state, out_shardings=shardings)()
+    else:
+        state, data_iterator = restored["items"], restored["iter"]
     for step in range(int(state.step), until):
-        batch = jax.random.normal(jax.random.key(step), (BATCH, FEATURES))
-        state, loss = train_step(state, batch)
-        if manager.save(
-            step,
-            args=orbax.checkpoint.args.Composite(
-                items=orbax.checkpoint.args.PyTreeSave(item=state)
-            ),
-        ):
+        state, loss = train_step(state, next(data_iterator))
+        if save_checkpoint(manager, step, state, data_iterator):
             print(f"saved step {step}, loss {float(loss):.4f}", file=sys.stderr)
         if manager.reached_preemption(step):
             manager.wait_until_finished()
