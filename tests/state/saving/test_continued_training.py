@@ -5,6 +5,7 @@
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,17 +32,34 @@ from tests.storage.states import assert_alike, raw
 
 DTYPES = st.sampled_from(["float32", "bfloat16"])
 MESHES = st.sampled_from([None, (2, 4, 1, 1), (1, 8, 1, 1)])
+MOST_MAPS = 30_000  # of a process: each compiled program takes some of the kernel's 65,530
 
 
 def drawn(*, short: int, long: int) -> Any:
     """How many examples; those of the short run are the same each time, and compiled already."""
-    return settings(
-        deadline=None,
-        database=None,
-        phases=[Phase.explicit, Phase.generate],  # each example compiles: to shrink takes minutes
-        max_examples=trials(short=short, long=long),
-        derandomize=not is_long(),
-    )
+
+    def made(test: Any) -> Any:
+        inner = test.hypothesis.inner_test
+
+        @functools.wraps(inner)
+        def with_room(*args: Any, **kwargs: Any) -> None:
+            if Path("/proc/self/maps").read_bytes().count(b"\n") > MOST_MAPS:
+                jax.clear_caches()
+            inner(*args, **kwargs)
+
+        test.hypothesis.inner_test = with_room
+        return settings(
+            deadline=None,
+            database=None,
+            phases=[
+                Phase.explicit,
+                Phase.generate,
+            ],  # each example compiles: to shrink takes minutes
+            max_examples=trials(short=short, long=long),
+            derandomize=not is_long(),
+        )(test)
+
+    return made
 
 
 def placed(mesh):
