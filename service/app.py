@@ -1,7 +1,8 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.catalog import Catalog, Index
+from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages
 from cairn.service.http import (
     BodyLimit,
@@ -34,6 +35,8 @@ from cairn.service.routes import (
     verify,
 )
 from cairn.service.settings import Settings, load_settings
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -106,18 +109,28 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(settings.prepare)
     catalog = await run_in_threadpool(Catalog.open, settings.database_url)
     engine: JobEngine | None = None
+    index = Index(catalog)
+    scanner = Scanner(index, settings.root_uris, settings.scan_seconds)
     try:
         app.state.catalog = catalog
-        app.state.index = Index(catalog)
+        app.state.index = index
+        scanner.start()
         app.state.jobs = None
         if app.state.launch_jobs:
-            engine = await run_in_threadpool(launch, settings)
+            changed = partial(_refresh, index, settings)
+            engine = await run_in_threadpool(partial(launch, settings, changed=changed))
             app.state.jobs = engine
         yield
     finally:
         if engine is not None:
             await run_in_threadpool(engine.close)
+        await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _refresh(index: Index, settings: Settings, root: str, run: str) -> None:
+    with suppress(RunNotFoundError):  # a fork that came to nothing
+        index.refresh_run(root, Run(settings.root_uris[root] / run))
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -121,3 +121,19 @@ def get_run(root: RootName, run: RunName, settings: SettingsDependency) -> Run:
 
 
 RunDependency = Annotated[Run, Depends(get_run)]
+
+
+def get_run_uri(root: RootName, run: RunName, settings: SettingsDependency) -> StoreURI:
+    """Where the run that the path names is, or would be; the store is not asked."""
+    return confine(root_uri(settings, root), run)
+
+
+RunURIDependency = Annotated[StoreURI, Depends(get_run_uri)]
+Refresh = Annotated[
+    bool,
+    Query(
+        description="Look at the store first. Otherwise the answer is what the catalog knows: what "
+        "was done through this server, what jobs have announced, and what `scan_seconds` ago at "
+        "most was in the store."
+    ),
+]

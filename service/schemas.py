@@ -175,6 +175,15 @@ class CheckpointList(Page):
     checkpoints: list[Checkpoint]
 
 
+class AnnounceRequest(Request):
+    """A step that a job has saved."""
+
+    step: int = Field(ge=0, le=LARGEST_NUMBER)
+    attempt: int | None = Field(
+        default=None, ge=0, le=LARGEST_NUMBER, description="The attempt that saved it."
+    )
+
+
 class Alias(Response):
     """A name that points at a step; its ETag is its sequence number in quotes."""
 

@@ -41,6 +41,12 @@ class Settings(BaseSettings):
     port: int = Field(
         default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."
     )
+    scan_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="How often the store is looked at for what nobody announced; 0: never.",
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
@@ -56,9 +56,16 @@ class Catalog:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """A session whose changes commit together when the block ends, or not at all."""
+    def write(self, run: tuple[str, str] | None = None) -> Iterator[Session]:
+        """A session whose changes commit together when the block ends, or not at all.
+
+        Args:
+            run: Root and name of the run whose rows it writes: one session at a time does.
+        """
         with Session(self._writer, expire_on_commit=False) as session, session.begin():
+            if run is not None and self.engine.dialect.name == "postgresql":
+                key = func.hashtextextended("/".join(run), 0)
+                session.execute(select(func.pg_advisory_xact_lock(key)))
             yield session
 
     def close(self) -> None:

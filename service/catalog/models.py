@@ -1,7 +1,7 @@
 """Tables of the catalog. All but `audit_events` can be rebuilt from the store."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     JSON,
@@ -13,10 +13,14 @@ from sqlalchemy import (
     Integer,
     MetaData,
     String,
+    Text,
     TypeDecorator,
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+RecordKind = Literal["manifest", "annotation", "deletion"]
+"""The records of a step."""
 
 
 class UTCDateTime(TypeDecorator[datetime]):
@@ -50,6 +54,19 @@ class Base(DeclarativeBase):
     )
 
 
+class RootRow(Base):
+    """A store root, and when it was looked at."""
+
+    __tablename__ = "roots"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    uri: Mapped[str] = mapped_column(String(4096))
+    # When the last look at all of its runs began that came to an end.
+    scanned: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    # Why the last look did not.
+    problem: Mapped[str | None] = mapped_column(Text)
+
+
 class RunRow(Base):
     """A run of a root."""
 
@@ -70,10 +87,17 @@ class RunRow(Base):
     problems: Mapped[list[str]] = mapped_column(JSON)
     # Another number with every write of the run's rows.
     revision: Mapped[int] = mapped_column(BigInteger)
+    # What the store looked like before its records were read; None: it had changed just then.
+    stamp: Mapped[str | None] = mapped_column(String(64))
+    # When a step that is being written counts as abandoned, unless its writer is heard of.
+    due: Mapped[datetime | None] = mapped_column(UTCDateTime)
 
 
 class CheckpointRow(Base):
-    """A manifest of a run: one step as one attempt saved it."""
+    """One step as one attempt saved it, or is saving it: what its records say.
+
+    Without a manifest, a step has no time, no size and no digest.
+    """
 
     __tablename__ = "checkpoints"
     __table_args__ = (
@@ -86,18 +110,22 @@ class CheckpointRow(Base):
     step: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int] = mapped_column(BigInteger)
     state: Mapped[str] = mapped_column(String(16))
-    created: Mapped[datetime] = mapped_column(UTCDateTime)
-    nbytes: Mapped[int] = mapped_column(BigInteger)
-    leaves: Mapped[int] = mapped_column(Integer)
+    created: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    nbytes: Mapped[int | None] = mapped_column(BigInteger)
+    leaves: Mapped[int | None] = mapped_column(Integer)
     items: Mapped[list[str]] = mapped_column(JSON)
     iterators: Mapped[dict[str, int]] = mapped_column(JSON)
-    manifest_digest: Mapped[str] = mapped_column(String(80))
+    manifest_digest: Mapped[str | None] = mapped_column(String(80))
     model_type: Mapped[str | None] = mapped_column(String(128))
     # Of an adopted checkpoint: the folder of its files.
     source: Mapped[str | None] = mapped_column(String(4096))
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     # A metric that is no finite number is kept as text: JSON has no other place for it.
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
+    # Of a step in the trash, what its tombstone says.
+    deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # Of each of its records, what tells whether it has changed since it was read.
+    stamps: Mapped[dict[RecordKind, str | None]] = mapped_column(JSON)
 
 
 class AliasRow(Base):

@@ -1,12 +1,12 @@
 """Pages of the catalog, as the API gives them out."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RunRow
-from cairn.service.schemas import Checkpoint, CheckpointState, Lineage, Run
+from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import step_dir
 
 
@@ -63,17 +63,48 @@ def step_rows(session: Session, run: RunRow, step: int) -> list[CheckpointRow]:
     return list(session.scalars(query))
 
 
-def alias_names(session: Session, run: RunRow) -> dict[tuple[int, int], list[str]]:
-    """Aliases of a run, sorted, by the (step, attempt) that they point at."""
-    query = select(AliasRow).where(AliasRow.run_id == run.id).order_by(AliasRow.alias)
+def alias_names(
+    session: Session, run: RunRow, checkpoints: Iterable[CheckpointRow]
+) -> dict[tuple[int, int], list[str]]:
+    """Aliases of a run, sorted, by the (step, attempt) of those of its checkpoints."""
+    steps = {row.step for row in checkpoints}
+    query = select(AliasRow.step, AliasRow.attempt, AliasRow.alias).where(
+        AliasRow.run_id == run.id, AliasRow.step.in_(steps)
+    )
     named: dict[tuple[int, int], list[str]] = {}
-    for row in session.scalars(query):
-        named.setdefault((row.step, row.attempt), []).append(row.alias)
+    for step, attempt, alias in session.execute(query.order_by(AliasRow.alias)):
+        named.setdefault((step, attempt), []).append(alias)
     return named
 
 
-def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoint:
-    """One checkpoint as the API gives it out."""
+def aliases(session: Session, run: RunRow) -> list[Alias]:
+    """Aliases of a run, by name."""
+    query = select(AliasRow).where(AliasRow.run_id == run.id).order_by(AliasRow.alias)
+    return [
+        Alias(
+            alias=row.alias,
+            step=row.step,
+            attempt=row.attempt,
+            manifest_digest=row.manifest_digest,
+            by=row.by,
+            reason=row.reason,
+            at=row.at,
+            sequence=row.sequence,
+        )
+        for row in session.scalars(query)
+    ]
+
+
+def checkpoint(
+    run: RunRow, row: CheckpointRow, named: Mapping[tuple[int, int], list[str]]
+) -> Checkpoint:
+    """One checkpoint as the API gives it out.
+
+    Args:
+        run: Its run.
+        row: The checkpoint.
+        named: Aliases by the (step, attempt) that they name.
+    """
     return Checkpoint(
         root=run.root,
         run=run.name,
@@ -88,9 +119,10 @@ def checkpoint(run: RunRow, row: CheckpointRow, aliases: list[str]) -> Checkpoin
         iterators=row.iterators,
         manifest_digest=row.manifest_digest,
         model_type=row.model_type,
-        aliases=aliases,
+        aliases=named.get((row.step, row.attempt), []),
         labels=row.labels,
         metrics={name: float(value) for name, value in row.metrics.items()},
+        deletion=None if row.deletion is None else Deletion.model_validate(row.deletion),
     )
 
 

@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.snapshot import take_snapshot
-from cairn.service.catalog.stamps import Stamp, take_stamp
+from cairn.service.catalog.stamps import take_stamp
+from cairn.service.errors import NotReadyError
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,
@@ -21,11 +23,14 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.runs import Run, list_runs
-from cairn.storage.store import StoreURI
+from cairn.storage.store import StoreURI, open_files, utc_now
 
 logger = logging.getLogger(__name__)
 
+_SHOWN: Final = 3
 RUNS_AT_ONCE: Final = 8
+FIRST_SCAN_SECONDS: Final = 10
+"""How long who asks for a list waits for the first look at a root."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,6 @@ class _Turn:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
-    stamp: Stamp | None = None
-    revision: int | None = None
 
 
 class Index:
@@ -58,25 +61,26 @@ class Index:
         self.catalog = catalog
         self._tickets = itertools.count(1)
         self._guard = threading.Lock()
+        self._scanning: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._turns: defaultdict[tuple[str, StoreURI], _Turn] = defaultdict(_Turn)
 
-    def refresh_run(self, root: str, run: Run) -> None:
-        """Read one run anew. Only new manifests are opened; nothing is if its folders rest.
+    def refresh_run(self, root: str, run: Run, *, anew: bool = False) -> None:
+        """Read one run anew: those of its records that have changed, and none if its folders rest.
+
+        Args:
+            root: Name of the root.
+            run: The run.
+            anew: Read all of its records, whatever the catalog has.
 
         Raises:
             RunNotFoundError: It is gone; so are its rows now.
         """
-        with self._turn(root, run.uri) as turn:
-            if turn is None:
-                return
-            stamp = take_stamp(run.uri)
-            with self.catalog.read() as session:
-                row = rows.find_run(session, root, run.uri.name)
-                ours = row is not None and row.revision == turn.revision
-                if ours and stamp is not None and stamp == turn.stamp:
-                    return
-            turn.revision = self._read_run(root, run)
-            turn.stamp = stamp if stamp is not None and stamp.settled else None
+        with self._turn(root, run.uri, always=anew) as turn:
+            # Whoever writes first wins. One of two who were first since this began has looked at
+            # the store since then: the second, who knew of what the first had written.
+            if turn is not None and not self._read_run(root, run, anew=anew):
+                while not self._read_run(root, run, anew=anew) and anew:
+                    pass
 
     def refresh_runs(self, roots: Mapping[str, StoreURI], runs: Iterable[tuple[str, str]]) -> None:
         """Read several runs, given as (root, name), anew, some at a time.
@@ -90,24 +94,23 @@ class Index:
             for _ in pool.map(lambda one: self._try_run(one[0], roots[one[0]] / one[1]), runs):
                 pass
 
-    def refresh_root(self, root: str, uri: StoreURI) -> list[str]:
+    def refresh_root(self, root: str, uri: StoreURI, *, emptied: bool = False) -> list[str]:
         """Take in runs that are new in a root, and drop those that are gone; names of all.
 
+        Args:
+            root: Its name.
+            uri: Where it is.
+            emptied: A root that has nothing in it any more was emptied on purpose.
+
         Raises:
-            StoreUnavailableError: The root does not answer.
+            StoreUnavailableError: The root does not answer, or is not where it was.
         """
         with self.catalog.read() as session:  # first: what is known later may be newer than a list
-            known = rows.run_uris(session, root)
-        try:
-            names = list_runs(uri)
-        except NotFoundError as exc:
-            raise StoreUnavailableError(
-                "the root does not exist",
-                path=uri,
-                expected="a bucket that this server may list",
-                found="none",
-                next_step="Create it, or correct CAIRN_ROOT.",
-            ) from exc
+            known = {name: one.uri for name, one in rows.known_runs(session, root).items()}
+        ours = [name for name, at in known.items() if at == str(uri / name)]
+        names = _list_runs(uri, ours)
+        if ours and not names and not emptied:
+            _refuse_gone(uri, ours)
         there = {name: str(uri / name) for name in names}
         gone = [name for name, at in known.items() if there.get(name) != at]
         if gone:
@@ -116,6 +119,57 @@ class Index:
         new = [(root, name) for name, at in there.items() if known.get(name) != at]
         self.refresh_runs({root: uri}, new)
         return names
+
+    def scan(self, root: str, uri: StoreURI) -> None:
+        """Look at every run of a root, and note when that was.
+
+        Raises:
+            StoreUnavailableError: The root does not answer, or is not where it was.
+        """
+        began = utc_now()
+        try:
+            names = self.refresh_root(root, uri)
+            with self.catalog.read() as session:
+                known = rows.known_runs(session, root)
+            changed = [name for name in names if not _rests(known.get(name), uri / name)]
+            self.refresh_runs({root: uri}, [(root, name) for name in changed])
+        except StoreUnavailableError as exc:
+            self._note_scan(root, uri, None, str(exc))
+            raise
+        self._note_scan(root, uri, began, None)
+
+    def scan_in_turn(self, root: str, uri: StoreURI, seconds: float) -> None:
+        """Look at every run of a root, unless somebody has done so in the last `seconds`.
+
+        Raises:
+            StoreUnavailableError: The root does not answer, or is not where it was.
+        """
+        with self._scanning[root]:
+            last = self._last_scan(root, uri)
+            if last is None or (utc_now() - last).total_seconds() >= seconds:
+                self.scan(root, uri)
+
+    def ensure_scanned(self, roots: Mapping[str, StoreURI]) -> None:
+        """Have every root looked at once: a list must not leave out what nobody has looked for.
+
+        Raises:
+            NotReadyError: It takes longer than a caller should wait.
+            StoreUnavailableError: A root does not answer.
+        """
+        for root, uri in roots.items():
+            if self._last_scan(root, uri) is not None:
+                continue
+            if not self._scanning[root].acquire(timeout=FIRST_SCAN_SECONDS):
+                raise NotReadyError(
+                    f"root {root!r}: its runs are being read for the first time. Try again later; "
+                    "`/readyz` says when it is done.",
+                    headers={"Retry-After": str(FIRST_SCAN_SECONDS)},
+                )
+            try:
+                if self._last_scan(root, uri) is None:
+                    self.scan(root, uri)
+            finally:
+                self._scanning[root].release()
 
     def rebuild(self, roots: Mapping[str, StoreURI]) -> Rebuilt:
         """Read everything anew; the audit trail stays.
@@ -126,38 +180,58 @@ class Index:
         with self.catalog.write() as session:
             rows.keep_roots(session, roots)
         for root, uri in roots.items():
-            for name in self.refresh_root(root, uri):
+            began = utc_now()
+            for name in self.refresh_root(root, uri, emptied=True):
                 self._try_run(root, uri / name, anew=True)
+            self._note_scan(root, uri, began, None)
         with self.catalog.read() as session:
             return Rebuilt(*rows.count(session))
 
+    def _last_scan(self, root: str, uri: StoreURI) -> datetime | None:
+        with self.catalog.read() as session:
+            found = rows.find_root(session, root)
+        return found.scanned if found is not None and found.uri == str(uri) else None
+
+    def _note_scan(
+        self, root: str, uri: StoreURI, began: datetime | None, problem: str | None
+    ) -> None:
+        with self.catalog.write() as session:
+            rows.write_root(session, root, uri, scanned=began, problem=problem)
+
     def _try_run(self, root: str, uri: StoreURI, *, anew: bool = False) -> None:
         try:
-            if not anew:
-                self.refresh_run(root, Run(uri))
-                return
-            with self._turn(root, uri, always=True):
-                self._read_run(root, Run(uri), anew=True)
+            self.refresh_run(root, Run(uri), anew=anew)
         except RunNotFoundError:
             return  # deleted since it was listed
         except StoreUnavailableError:
             raise
         except StorageError as exc:
             logger.warning("the catalog leaves %s as it was: %s", uri, exc)
+            with self.catalog.write((root, uri.name)) as session:
+                rows.write_problem(session, root, uri, str(exc))
 
-    def _read_run(self, root: str, run: Run, *, anew: bool = False) -> int:
-        """Make the rows of a run what the store says; their revision."""
+    def _read_run(self, root: str, run: Run, *, anew: bool) -> bool:
+        """Make the rows of a run what the store says; False if somebody has written meanwhile."""
+        name = run.uri.name
+        with self.catalog.read() as session:
+            known = rows.known_run(session, root, name)
+        stamp = take_stamp(run.uri)
+        if known is not None and not anew and known.is_now(run.uri, stamp):
+            return True
         try:
             info = run.info()
         except RunNotFoundError:
-            with self.catalog.write() as session:
-                rows.delete_runs(session, root, [run.uri.name])
+            with self.catalog.write((root, name)) as session:
+                if rows.known_run(session, root, name) != known:
+                    return False
+                rows.delete_runs(session, root, [name])
             raise
         with self.catalog.read() as session:
-            known = set() if anew else rows.known_keys(session, root, run.uri, info)
-        snapshot = take_snapshot(run, info, known)
-        with self.catalog.write() as session:
-            return rows.write_run(session, root, run.uri, snapshot)
+            same = known is not None and known.is_of(run.uri, info) and not anew
+            steps = rows.known_steps(session, root, name) if same else {}
+        snapshot = take_snapshot(run, info, steps)
+        with self.catalog.write((root, name)) as session:
+            return rows.write_run(session, root, run.uri, snapshot, stamp=stamp, known=known)
 
     @contextlib.contextmanager
     def _turn(self, root: str, uri: StoreURI, *, always: bool = False) -> Iterator[_Turn | None]:
@@ -173,3 +247,40 @@ class Index:
                 begun = next(self._tickets)
             yield turn
             turn.begun = begun  # not reached after an error: the next caller tries for itself
+
+
+def _rests(known: rows.Known | None, run: StoreURI) -> bool:
+    """Whether a look at a folder is enough, which is cheap on a disk only."""
+    return known is not None and run.scheme == "file" and known.is_now(run, take_stamp(run))
+
+
+def _list_runs(uri: StoreURI, known: list[str]) -> list[str]:
+    try:
+        return list_runs(uri, known=known)
+    except NotFoundError as exc:
+        raise StoreUnavailableError(
+            "the root does not exist",
+            path=uri,
+            expected="a bucket that this server may list",
+            found="none",
+            next_step="Create it, or correct CAIRN_ROOT.",
+        ) from exc
+
+
+def _refuse_gone(uri: StoreURI, known: list[str]) -> None:
+    """Raise if a root that had runs has nothing any more: it was moved, or is not mounted.
+
+    Raises:
+        StoreUnavailableError: So it is.
+    """
+    if open_files(uri).list():
+        return
+    shown = ", ".join(sorted(known)[:_SHOWN])
+    raise StoreUnavailableError(
+        "the root is not where it was",
+        path=uri,
+        expected=f"{len(known)} runs: {shown}{', …' * (len(known) > _SHOWN)}",
+        found="nothing",
+        next_step="Mount it, or correct CAIRN_ROOT; if they were deleted on purpose, run `cairn "
+        "index rebuild`.",
+    )

@@ -1,30 +1,28 @@
 """Reads and writes the catalog's rows of runs; knows nothing of the store."""
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.models import AliasRow, CheckpointRow, RunRow
-from cairn.service.catalog.snapshot import Checkpoint, Key, Snapshot
+from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState
-from cairn.storage.runs import Alias, Annotation, RunInfo
-from cairn.storage.store import StoreURI, from_rfc3339
+from cairn.storage.runs import Alias, RunInfo
+from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
+_KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
 _REVISION_BITS: Final = 62
+_AT_ONCE: Final = 500  # rows named in one statement
 
 
 def find_run(session: Session, root: str, name: str) -> RunRow | None:
     """The row of a run."""
     return session.scalar(select(RunRow).where(RunRow.root == root, RunRow.name == name))
-
-
-def run_uris(session: Session, root: str) -> dict[str, str]:
-    """URI of every known run of a root, by name."""
-    query = select(RunRow.name, RunRow.uri).where(RunRow.root == root)
-    return dict(session.execute(query).all())
 
 
 def count(session: Session) -> tuple[int, int, int]:
@@ -36,13 +34,55 @@ def count(session: Session) -> tuple[int, int, int]:
     return runs, checkpoints, aliases
 
 
-def known_keys(session: Session, root: str, uri: StoreURI, info: RunInfo) -> set[Key]:
-    """The manifests of a run that are in the catalog; none if it is another run of that name."""
-    run = find_run(session, root, uri.name)
-    if run is None or not _same(run, uri, info):
-        return set()
-    query = select(CheckpointRow.step, CheckpointRow.attempt).where(CheckpointRow.run_id == run.id)
-    return set(session.execute(query))
+@dataclass(frozen=True)
+class Known:
+    """What the catalog has of a run.
+
+    Attributes:
+        revision: Of its rows.
+        stamp: What the store looked like before they were read.
+        due: When they will not be right any more, though nothing changes.
+        created: When the run was.
+        uri: Its folder.
+    """
+
+    revision: int
+    stamp: str | None
+    due: datetime | None
+    created: datetime
+    uri: str
+
+    def is_now(self, uri: StoreURI, stamp: str | None) -> bool:
+        """Whether it would be the same if it were read now, given what the store looks like."""
+        rests = stamp is not None and (self.uri, self.stamp) == (str(uri), stamp)
+        return rests and (self.due is None or utc_now() < self.due)
+
+    def is_of(self, uri: StoreURI, info: RunInfo) -> bool:
+        """Whether it is of this run, and not of a deleted one that had its name."""
+        return self.uri == str(uri) and self.created == from_rfc3339(info.created)
+
+
+def known_run(session: Session, root: str, name: str) -> Known | None:
+    """What the catalog has of a run."""
+    query = select(*_KNOWN).where(RunRow.root == root, RunRow.name == name)
+    found = session.execute(query).first()
+    return None if found is None else Known(*found)
+
+
+def known_runs(session: Session, root: str) -> dict[str, Known]:
+    """What the catalog has of every run of a root, by name."""
+    query = select(RunRow.name, *_KNOWN).where(RunRow.root == root)
+    return {row[0]: Known(*row[1:]) for row in session.execute(query)}
+
+
+def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
+    """The steps of a run, and the stamps of their records."""
+    query = (
+        select(CheckpointRow.step, CheckpointRow.attempt, CheckpointRow.stamps)
+        .join(RunRow, RunRow.id == CheckpointRow.run_id)
+        .where(RunRow.root == root, RunRow.name == name)
+    )
+    return {(step, attempt): stamps for step, attempt, stamps in session.execute(query)}
 
 
 def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
@@ -52,19 +92,88 @@ def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
 
 
 def keep_roots(session: Session, roots: Iterable[str]) -> None:
-    """Drop the runs of all other roots."""
-    session.execute(delete(RunRow).where(RunRow.root.not_in(list(roots))))
+    """Drop all other roots, with their runs."""
+    kept = list(roots)
+    session.execute(delete(RunRow).where(RunRow.root.not_in(kept)))
+    session.execute(delete(RootRow).where(RootRow.name.not_in(kept)))
 
 
-def write_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> int:
-    """Make the rows of one run equal to a snapshot of it; their new revision.
+def find_root(session: Session, name: str) -> RootRow | None:
+    """The row of a root, if it was ever looked at."""
+    return session.get(RootRow, name)
 
-    Whoever finds another revision than it wrote knows that another process wrote since, perhaps
-    from an older snapshot.
+
+def write_root(
+    session: Session, name: str, uri: StoreURI, *, scanned: datetime | None, problem: str | None
+) -> None:
+    """Note a look at all runs of a root.
+
+    Args:
+        session: Of the catalog, for writing.
+        name: Of the root.
+        uri: Where it is.
+        scanned: When the look began; None: it failed, and the one before is still the last.
+        problem: Why it failed.
     """
-    run = _write_info(session, root, uri, snapshot)
-    _write_checkpoints(session, run, snapshot)
-    write_aliases(session, run, snapshot.aliases)
+    row = session.get(RootRow, name)
+    if row is None:
+        row = RootRow(name=name, uri=str(uri), scanned=None)
+        session.add(row)
+    if row.uri != str(uri):
+        row.uri, row.scanned = str(uri), None
+    row.problem = problem
+    if scanned is not None:
+        row.scanned = scanned
+
+
+def write_run(
+    session: Session,
+    root: str,
+    uri: StoreURI,
+    snapshot: Snapshot,
+    *,
+    stamp: str | None,
+    known: Known | None,
+) -> bool:
+    """Make the rows of one run equal to a snapshot of it; what is so already is not written.
+
+    Args:
+        session: Of the catalog, for writing.
+        root: Name of the root.
+        uri: The run.
+        snapshot: What the store says.
+        stamp: What the store looked like before.
+        known: What the catalog had then.
+
+    Returns:
+        Whether it was done: not if somebody has written since, perhaps from a newer snapshot.
+    """
+    if known_run(session, root, uri.name) != known:
+        return False
+    run = _fill_run(session, root, uri, snapshot)
+    if _write_checkpoints(session, run, snapshot):
+        _add_up(session, run)
+        run.revision = _new_revision()
+    if _write_aliases(session, run, snapshot.aliases):
+        run.revision = _new_revision()
+    run.stamp, run.due = stamp, snapshot.due
+    if session.is_modified(run):
+        run.revision = _new_revision()
+    return True
+
+
+def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> None:
+    """Note why a run can't be read any more; what was known of it stays."""
+    row = find_run(session, root, uri.name)
+    if row is not None and row.uri == str(uri) and row.problems != [problem]:
+        row.problems, row.stamp, row.revision = [problem], None, _new_revision()
+
+
+def _new_revision() -> int:
+    return secrets.randbits(_REVISION_BITS)  # never one of a row that had this name
+
+
+def _add_up(session: Session, run: RunRow) -> None:
     listed = session.execute(
         select(
             func.max(CheckpointRow.step),
@@ -72,13 +181,13 @@ def write_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
             func.coalesce(func.sum(CheckpointRow.nbytes), 0),
         ).where(CheckpointRow.run_id == run.id, CheckpointRow.state == CheckpointState.LISTED)
     ).one()
-    run.latest_step, run.checkpoint_count, run.nbytes = listed
-    run.revision = secrets.randbits(_REVISION_BITS)  # never one of a row that had this name
-    return run.revision
+    latest, number, nbytes = listed
+    run.latest_step, run.checkpoint_count, run.nbytes = latest, number, int(nbytes or 0)
 
 
-def write_aliases(session: Session, run: RunRow, aliases: Collection[Alias]) -> None:
-    """Make the alias rows of a run equal to these."""
+def _write_aliases(session: Session, run: RunRow, aliases: Collection[Alias]) -> bool:
+    """Whether any was not as it is now."""
+    changed = False
     present = {
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
@@ -88,8 +197,10 @@ def write_aliases(session: Session, run: RunRow, aliases: Collection[Alias]) -> 
             row = AliasRow(run_id=run.id, alias=alias.alias)
             session.add(row)
         _fill_alias(row, alias)
+        changed |= session.is_modified(row)
     for row in present.values():
         session.delete(row)
+    return changed or bool(present)
 
 
 def write_alias(session: Session, run: RunRow, alias: Alias) -> None:
@@ -99,6 +210,7 @@ def write_alias(session: Session, run: RunRow, alias: Alias) -> None:
     )
     if row is not None and row.sequence >= alias.sequence:
         return  # a refresh has seen a later move already
+    run.revision = _new_revision()  # who has read the store before reads it again
     if alias.deleted:
         if row is not None:
             session.delete(row)
@@ -109,22 +221,10 @@ def write_alias(session: Session, run: RunRow, alias: Alias) -> None:
     _fill_alias(row, alias)
 
 
-def write_annotations(
-    session: Session, annotated: Iterable[tuple[CheckpointRow, Annotation]]
-) -> None:
-    """Note labels and metrics that have changed in the store."""
-    for row, annotation in annotated:
-        session.execute(
-            update(CheckpointRow)
-            .where(CheckpointRow.id == row.id)
-            .values(**annotation.model_dump(mode="json"))
-        )
-
-
-def _write_info(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:
+def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:
     info = snapshot.info
     row = find_run(session, root, uri.name)
-    if row is not None and not _same(row, uri, info):
+    if row is not None and (row.uri, row.created) != (str(uri), from_rfc3339(info.created)):
         session.delete(row)
         session.flush()
         row = None
@@ -144,16 +244,14 @@ def _write_info(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) 
     row.labels = info.labels
     row.problems = list(snapshot.problems)
     row.lineage = None if info.lineage is None else info.lineage.model_dump(mode="json")
+    if session.is_modified(row):
+        row.revision = _new_revision()
     session.flush()
     return row
 
 
-def _same(row: RunRow, uri: StoreURI, info: RunInfo) -> bool:
-    """Whether a row is of this run, and not of a deleted one that had its name."""
-    return row.uri == str(uri) and row.created == from_rfc3339(info.created)
-
-
-def _write_checkpoints(session: Session, run: RunRow, snapshot: Snapshot) -> None:
+def _write_checkpoints(session: Session, run: RunRow, snapshot: Snapshot) -> bool:
+    """Whether anything was not as the snapshot has it."""
     present = {
         (step, attempt): (row_id, state)
         for row_id, step, attempt, state in session.execute(
@@ -162,43 +260,31 @@ def _write_checkpoints(session: Session, run: RunRow, snapshot: Snapshot) -> Non
             ).where(CheckpointRow.run_id == run.id)
         )
     }
-    stale = [row_id for key, (row_id, _) in present.items() if key not in snapshot.states]
-    stale += [present[key][0] for key in snapshot.added if key in present]
-    for row_id in stale:
-        session.execute(delete(CheckpointRow).where(CheckpointRow.id == row_id))
-    moved = [
-        {"id": present[key][0], "state": state.value}
-        for key, state in snapshot.states.items()
-        if key in present and key not in snapshot.added and present[key][1] != state.value
-    ]
-    if moved:
-        session.execute(update(CheckpointRow), moved)
-    added = [
-        _values(run, checkpoint, snapshot.states[key], snapshot.annotations[key])
-        for key, checkpoint in snapshot.added.items()
-    ]
+    changed = False
+    added: list[Columns] = []
+    wanted: dict[int, Columns] = {}
+    for key, state in snapshot.states.items():
+        columns = {"state": state.value, **snapshot.changed.get(key, {})}
+        if key not in present:
+            added.append({"run_id": run.id, "step": key[0], "attempt": key[1], **columns})
+        elif key in snapshot.changed or present[key][1] != state.value:
+            wanted[present[key][0]] = columns
+    for some in _parts(list(wanted)):
+        for row in session.scalars(select(CheckpointRow).where(CheckpointRow.id.in_(some))):
+            for name, value in wanted[row.id].items():
+                setattr(row, name, value)
+            changed |= session.is_modified(row)
+    gone = [row_id for key, (row_id, _) in present.items() if key not in snapshot.states]
+    for some in _parts(gone):
+        session.execute(delete(CheckpointRow).where(CheckpointRow.id.in_(some)))
     if added:
         session.execute(insert(CheckpointRow), added)
+    return changed or bool(gone or added)
 
 
-def _values(
-    run: RunRow, checkpoint: Checkpoint, state: CheckpointState, annotation: Annotation
-) -> dict[str, object]:
-    return {
-        "run_id": run.id,
-        "step": checkpoint.step,
-        "attempt": checkpoint.attempt,
-        "state": state.value,
-        "created": checkpoint.created,
-        "nbytes": checkpoint.nbytes,
-        "leaves": checkpoint.leaves,
-        "items": list(checkpoint.items),
-        "iterators": dict(checkpoint.iterators),
-        "manifest_digest": checkpoint.manifest_digest,
-        "model_type": checkpoint.model_type,
-        "source": checkpoint.source,
-        **annotation.model_dump(mode="json"),
-    }
+def _parts(ids: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(ids), _AT_ONCE):
+        yield ids[start : start + _AT_ONCE]
 
 
 def _fill_alias(row: AliasRow, alias: Alias) -> None:

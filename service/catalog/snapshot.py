@@ -1,49 +1,60 @@
 """What the store says about one run, read with as few requests as can be."""
 
+import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Final
 
-from cairn.service.schemas import CheckpointState
+from cairn.service.catalog.models import RecordKind as Kind
+from cairn.service.catalog.stamps import record_stamps
+from cairn.service.schemas import CheckpointState, Deletion
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import (
     UNREADABLE,
     Alias,
     Annotation,
-    History,
     Manifest,
     Run,
     RunInfo,
+    StepState,
+    Tombstone,
     annotation_file,
     judge_records,
     manifest_file,
     parse_record,
+    read_lease,
+    trash_file,
 )
 from cairn.storage.store import from_rfc3339, sha256_of
 
 logger = logging.getLogger(__name__)
 
 Key = tuple[int, int]
-"""(step, attempt): names one manifest of a run."""
+"""(step, attempt): names one step of a run."""
 
-NO_ANNOTATION = Annotation()
+Stamps = Mapping[Kind, str | None]
+"""Of the records of a step, as they were when they were read; "" of one that is not there."""
 
+Columns = dict[str, Any]
+"""Columns of a checkpoint's row, by name."""
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What the catalog keeps of a manifest."""
-
-    step: int
-    attempt: int
-    created: datetime
-    nbytes: int
-    leaves: int
-    items: tuple[str, ...]
-    iterators: Mapping[str, int]
-    manifest_digest: str
-    model_type: str | None
-    source: str | None
+_FILES: Final = {"manifest": manifest_file, "annotation": annotation_file, "deletion": trash_file}
+_EMPTY: Final[Mapping[Kind, Columns]] = {
+    "manifest": {
+        "created": None,
+        "nbytes": None,
+        "leaves": None,
+        "items": [],
+        "iterators": {},
+        "manifest_digest": None,
+        "model_type": None,
+        "source": None,
+    },
+    "annotation": Annotation().model_dump(mode="json", include={"labels", "metrics"}),
+    "deletion": {"deletion": None},
+}
 
 
 @dataclass(frozen=True)
@@ -52,67 +63,133 @@ class Snapshot:
 
     Attributes:
         info: The run's own record.
-        states: Every manifest there is, and where its step stands.
-        added: Those manifests that were asked for, read.
-        annotations: Labels and metrics of the manifests in `added`.
+        states: Every step there is, and where it stands.
+        changed: Of steps whose records are new or have changed the columns that say so, `stamps`
+            among them; of a new step all.
         aliases: Every alias.
         problems: What is wrong with records of the run; what they say is left out.
+        due: When a step that is being written counts as abandoned.
     """
 
     info: RunInfo
     states: Mapping[Key, CheckpointState]
-    added: Mapping[Key, Checkpoint]
-    annotations: Mapping[Key, Annotation]
+    changed: Mapping[Key, Columns]
     aliases: tuple[Alias, ...]
     problems: tuple[str, ...] = ()
+    due: datetime | None = None
 
 
-def take_snapshot(run: Run, info: RunInfo, known: Collection[Key]) -> Snapshot:
-    """Read a run: names of all manifests, and those manifests that are not `known`.
+def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snapshot:
+    """Read a run: names of all records, and those of them that have changed.
 
     A record that cannot be read is left out and named; the others do not suffer from it.
+
+    Args:
+        run: The run.
+        info: Its own record.
+        known: The steps that the catalog has, and the stamps of their records.
     """
+    stamps = record_stamps(run)  # first: what changes while it is read is read again
     history = run.history()
-    keys = set(history.published)
-    added, problems = _read_manifests(run, keys.difference(known))
-    problems |= history.problems
+    due = _lease_end(run)
+    unpublished = {(one.step, one.attempt): one.state for one in run.unpublished(history)}
+    seen = _Records(run, stamps, known, dict(history.problems))
+    seen.read("manifest", history.published)
+    readable = [key for key in history.published if manifest_file(*key) not in seen.problems]
+    # Judged among all: one that can't be read has overwritten others all the same.
+    states = unpublished | dict(history.states(readable))
+    states = {key: state for key, state in states.items() if key not in seen.gone}
+    seen.read("annotation", [key for key in readable if key in states])
+    seen.read("deletion", [key for key in states if states[key] is StepState.TRASHED])
+    seen.forget_others()
     aliases, unreadable = run.aliases.judge()
-    annotations, unreadable_too = _judge_annotations(run, added)
-    problems |= unreadable | unreadable_too
+    problems = seen.problems | unreadable
     for error in problems.values():
         logger.warning("left out of the catalog: %s", error)
     return Snapshot(
         info=info,
-        states=_states(history, keys.intersection({*known, *added})),
-        added=added,
-        annotations=annotations,
+        states={key: CheckpointState(state.value) for key, state in states.items()},
+        changed={
+            key: {"stamps": {}, **_ALL_EMPTY} | seen.columns.get(key, {})
+            if key not in known
+            else seen.columns[key]
+            for key in states
+            if key not in known or key in seen.columns
+        },
         aliases=tuple(aliases),
         problems=tuple(str(problems[name]) for name in sorted(problems)),
+        due=due if StepState.IN_FLIGHT in unpublished.values() else None,
     )
 
 
-def read_annotations(run: Run, keys: Iterable[Key]) -> dict[Key, Annotation]:
-    """Labels and metrics of these steps, as they are in the store now."""
-    found, unreadable = _judge_annotations(run, keys)
-    for error in unreadable.values():
-        logger.warning("labels and metrics left out: %s", error)
-    return found
+class _Records:
+    """The records of a run's steps: reads those that have changed.
+
+    Attributes:
+        columns: What was read, and the stamps of all records of its step.
+        problems: What is wrong with records, by name.
+        gone: Steps whose manifest was deleted since it was listed.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        stamps: Mapping[str, str | None],
+        known: Mapping[Key, Stamps],
+        problems: dict[str, StorageError],
+    ) -> None:
+        self.columns: dict[Key, Columns] = {}
+        self.problems = problems
+        self.gone: set[Key] = set()
+        self._run = run
+        self._stamps = stamps
+        self._known = known
+        self._current: dict[Kind, set[Key]] = {}
+
+    def read(self, kind: Kind, keys: Iterable[Key]) -> None:
+        """Read those records of the steps `keys` that have changed."""
+        self._current[kind] = set(keys)
+        names = {_FILES[kind](*key): key for key in self._current[kind]}
+        if kind == "manifest":  # one that was listed an instant ago may not be in this list yet
+            stamps = {name: self._stamps.get(name) for name in names}
+        else:
+            stamps = {name: self._stamps.get(name, "") for name in names}
+        changed = [
+            name
+            for name, key in names.items()
+            if stamps[name] is None or stamps[name] != self._known.get(key, {}).get(kind)
+        ]
+        found, unreadable = _PARSERS[kind](self._run, [one for one in changed if stamps[one] != ""])
+        self.problems |= unreadable
+        for name in changed:
+            if name in found or kind != "manifest":
+                stamp = None if name in unreadable else stamps[name]  # to be named again
+                self._note(names[name], kind, found.get(name, _EMPTY[kind]), stamp)
+            elif name not in unreadable:
+                self.gone.add(names[name])
+
+    def forget_others(self) -> None:
+        """Note that steps do not have records any more that they had."""
+        for key, stamps in self._known.items():
+            for kind in stamps:
+                if key not in self._current[kind]:
+                    self._note(key, kind, _EMPTY[kind], None)
+
+    def _note(self, key: Key, kind: Kind, columns: Columns, stamp: str | None) -> None:
+        noted = self.columns.setdefault(key, {"stamps": dict(self._known.get(key, {}))})
+        noted.update(columns)
+        if key in self._current[kind]:
+            noted["stamps"][kind] = stamp
+        else:
+            del noted["stamps"][kind]
 
 
-def _judge_annotations(
-    run: Run, keys: Iterable[Key]
-) -> tuple[dict[Key, Annotation], dict[str, StorageError]]:
-    names = {annotation_file(step, attempt): (step, attempt) for step, attempt in keys}
-    found, unreadable = judge_records(run.objects, names, Annotation.parse)
-    return {key: found.get(name, NO_ANNOTATION) for name, key in names.items()}, unreadable
+Found = tuple[dict[str, Columns], dict[str, StorageError]]
 
 
-def _read_manifests(
-    run: Run, keys: Iterable[Key]
-) -> tuple[dict[Key, Checkpoint], dict[str, StorageError]]:
+def _manifests(run: Run, names: Iterable[str]) -> Found:
     """What the catalog keeps of each, and what is wrong with those that can't be read."""
-    names = {manifest_file(step, attempt): (step, attempt) for step, attempt in keys}
-    read: dict[Key, Checkpoint] = {}
+    read: dict[str, Columns] = {}
     unreadable: dict[str, StorageError] = {}
     for name, found in run.objects.read_many(names).items():
         if found is None:  # deleted since it was listed
@@ -122,21 +199,45 @@ def _read_manifests(
         except UNREADABLE as exc:
             unreadable[name] = exc
             continue
-        read[names[name]] = Checkpoint(
-            step=manifest.step,
-            attempt=manifest.attempt,
-            created=from_rfc3339(manifest.created),
-            nbytes=manifest.nbytes,
-            leaves=manifest.leaf_count,
-            items=manifest.items,
-            iterators=manifest.iterators,
-            manifest_digest=sha256_of(found.value),
-            model_type=manifest.model.model_type if manifest.model else None,
-            source=manifest.source,
-        )
+        read[name] = {
+            "created": from_rfc3339(manifest.created),
+            "nbytes": manifest.nbytes,
+            "leaves": manifest.leaf_count,
+            "items": list(manifest.items),
+            "iterators": dict(manifest.iterators),
+            "manifest_digest": sha256_of(found.value),
+            "model_type": manifest.model.model_type if manifest.model else None,
+            "source": manifest.source,
+        }
     return read, unreadable
 
 
-def _states(history: History, read: Collection[Key]) -> dict[Key, CheckpointState]:
-    # Judged among all: one that can't be read has overwritten others all the same.
-    return {key: CheckpointState(state.value) for key, state in history.states(read)}
+def _annotations(run: Run, names: Iterable[str]) -> Found:
+    found, unreadable = judge_records(run.objects, names, Annotation.parse)
+    kept = {"labels", "metrics"}
+    return {
+        name: one.model_dump(mode="json", include=kept) for name, one in found.items()
+    }, unreadable
+
+
+def _tombstones(run: Run, names: Iterable[str]) -> Found:
+    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
+    kept = set(Deletion.model_fields)
+    return {
+        name: {"deletion": one.model_dump(mode="json", include=kept)} for name, one in found.items()
+    }, unreadable
+
+
+_PARSERS: Final[Mapping[Kind, Callable[[Run, Iterable[str]], Found]]] = {
+    "manifest": _manifests,
+    "annotation": _annotations,
+    "deletion": _tombstones,
+}
+_ALL_EMPTY: Final = {name: value for one in _EMPTY.values() for name, value in one.items()}
+
+
+def _lease_end(run: Run) -> datetime | None:
+    with contextlib.suppress(*UNREADABLE):
+        lease = read_lease(run.objects)
+        return None if lease is None else from_rfc3339(lease.expires)
+    return None

@@ -1,50 +1,68 @@
-"""A cheap way to see that nothing changed in a run on a local disk: its folders' times.
+"""What tells without reading them whether a run's records have changed.
 
-Everything that changes what is listed (a manifest, an alias, an attempt, a tombstone) comes into
-its folder by a new name or a rename, and either moves the folder's modification time.
+Everything that changes what is listed (a manifest, a label, an alias, an attempt, a tombstone, a
+step that is begun) comes into its folder by a new name or a rename. On a disk either moves the
+folder's modification time; a bucket tells the generation of every object that it lists.
 """
 
+import hashlib
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final
 
-from cairn.storage.runs import ALIASES, ATTEMPTS, MANIFESTS, RUN_FILE, TRASH
-from cairn.storage.store import StoreURI
-
-# A change within one tick of the file system's clock leaves no trace in a time taken between; the
-# coarsest clock in use (FAT) has ticks of two seconds.
-SETTLED_NANOSECONDS: Final = 2_500_000_000
-_WATCHED: Final = (
-    RUN_FILE,
-    MANIFESTS,
-    ATTEMPTS,
+from cairn.storage.runs import (
     ALIASES,
+    ANNOTATIONS,
+    ATTEMPTS,
+    MANIFESTS,
+    RUN_FILE,
     TRASH,
+    Run,
 )
+from cairn.storage.store import SETTLED_NANOSECONDS, StoreURI
+
+_RECORDS: Final = (MANIFESTS, ANNOTATIONS, TRASH)
+_FOLDERS: Final = (*_RECORDS, ALIASES, ATTEMPTS)
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What the folders looked like; equal stamps of which the first was settled mean no change.
+def take_stamp(run: StoreURI) -> str | None:
+    """The stamp of a run: an equal one, taken later, means that nothing has changed.
 
-    Attributes:
-        times: Inode and modification time of every watched name; None: it does not exist.
-        settled: The last change was long enough before this look.
+    None if the store tells nothing, or something was changed just now.
     """
+    if run.scheme == "file":
+        return _times(run)
+    return _generations(Run(run)) if run.scheme == "gs" else None
 
-    times: tuple[tuple[int, int] | None, ...]
-    settled: bool = field(compare=False)
+
+def record_stamps(run: Run) -> dict[str, str | None]:
+    """Of every manifest, annotation and tombstone of a run, by name."""
+    return {
+        name: stamp for folder in _RECORDS for name, stamp in run.objects.stamps(folder).items()
+    }
 
 
-def take_stamp(run: StoreURI) -> Stamp | None:
-    """The stamp of a run; None for a store whose folders tell nothing."""
-    if run.scheme != "file":
+def _times(run: StoreURI) -> str | None:
+    newest = time.time_ns() - SETTLED_NANOSECONDS
+    times = list(_looks(run.local_path))
+    if any(look is not None and look[1] > newest for look in times):
         return None
-    now = time.time_ns()
-    times = tuple(_look(os.path.join(run.local_path, name)) for name in _WATCHED)
-    newest = max((entry[1] for entry in times if entry is not None), default=0)
-    return Stamp(times, settled=newest < now - SETTLED_NANOSECONDS)
+    return _digest(times)
+
+
+def _looks(folder: str) -> Iterator[tuple[int, int] | None]:
+    """Inode and modification time of every watched name; None: it does not exist."""
+    for name in (RUN_FILE, *_FOLDERS):
+        yield _look(os.path.join(folder, name))
+    attempts = os.path.join(folder, ATTEMPTS)
+    try:
+        names = sorted(os.listdir(attempts))
+    except OSError:
+        return
+    for name in names:
+        if not name.endswith(".json"):
+            yield _look(os.path.join(attempts, name))
 
 
 def _look(path: str) -> tuple[int, int] | None:
@@ -53,3 +71,14 @@ def _look(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+def _generations(run: Run) -> str:
+    info = run.objects.read(RUN_FILE)
+    listed = [list(run.objects.stamps(folder).items()) for folder in _FOLDERS]
+    steps = [run.objects.folders(attempt) for attempt in run.objects.folders(ATTEMPTS)]
+    return _digest([info and info.generation, listed, steps])
+
+
+def _digest(seen: object) -> str:
+    return hashlib.sha256(repr(seen).encode()).hexdigest()

@@ -60,8 +60,8 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
     if address.step is not None:
         return address.run, address.step
     if address.alias is not None:
-        return address.run, client.alias(address.run, address.alias, root=root).step
-    latest = client.run(address.run, root=root).latest_step
+        return address.run, client.alias(address.run, address.alias, root=root, refresh=True).step
+    latest = client.run(address.run, root=root, refresh=True).latest_step
     if latest is None:
         raise AddressError(
             f"{address.run}: expected a run with a checkpoint, found none listed. "

@@ -70,18 +70,32 @@ class Client(CleanUpConnection):
         """Every root of the server."""
         return self._get(RootList, "/v1/roots").roots
 
-    def runs(self, *, root: str | None = None, page_size: int = 100) -> Iterator[Run]:
-        """Every run, by root and name; pages are fetched as needed."""
+    def runs(
+        self, *, root: str | None = None, page_size: int = 100, refresh: bool = False
+    ) -> Iterator[Run]:
+        """Every run, by root and name; pages are fetched as needed.
+
+        Args:
+            root: Of this root only.
+            page_size: Runs per request.
+            refresh: Have the server look at the store first, here as below.
+        """
         path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
-        for page in self._pages(RunList, path, page_size=page_size):
+        for page in self._pages(RunList, path, page_size=page_size, refresh=refresh or None):
             yield from page.runs
 
-    def run(self, run: str, *, root: str = DEFAULT_ROOT) -> Run:
+    def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """One run."""
-        return self._get(Run, run_path(root, run))
+        return self._get(Run, run_path(root, run), refresh=refresh or None)
 
     def checkpoints(
-        self, run: str, *, root: str = DEFAULT_ROOT, state: str = "listed", page_size: int = 100
+        self,
+        run: str,
+        *,
+        root: str = DEFAULT_ROOT,
+        state: str = "listed",
+        page_size: int = 100,
+        refresh: bool = False,
     ) -> Iterator[Checkpoint]:
         """Checkpoints of a run, highest step first; pages are fetched as needed.
 
@@ -90,22 +104,48 @@ class Client(CleanUpConnection):
             root: Name of its root.
             state: One state, or `all`.
             page_size: Checkpoints per request.
+            refresh: Have the server look at the store first.
         """
         path = f"{run_path(root, run)}/checkpoints"
-        for page in self._pages(CheckpointList, path, page_size=page_size, state=state):
+        look = refresh or None
+        for page in self._pages(
+            CheckpointList, path, page_size=page_size, state=state, refresh=look
+        ):
             yield from page.checkpoints
 
-    def checkpoint(self, run: str, step: int, *, root: str = DEFAULT_ROOT) -> Checkpoint:
+    def checkpoint(
+        self, run: str, step: int, *, root: str = DEFAULT_ROOT, refresh: bool = False
+    ) -> Checkpoint:
         """One checkpoint."""
-        return self._get(Checkpoint, step_path(root, run, step))
+        return self._get(Checkpoint, step_path(root, run, step), refresh=refresh or None)
 
-    def aliases(self, run: str, *, root: str = DEFAULT_ROOT) -> list[Alias]:
+    def announce(
+        self, run: str, step: int, *, attempt: int | None = None, root: str = DEFAULT_ROOT
+    ) -> Checkpoint:
+        """Tell the server of a step that was saved: it looks at the store, and lists have it.
+
+        Args:
+            run: Name of the run.
+            step: The step.
+            attempt: Of several attempts at it, this one.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 404 if the store has no such step.
+        """
+        body = {"step": step, "attempt": attempt}
+        return self._send(Checkpoint, "POST", f"{run_path(root, run)}/checkpoints", body)
+
+    def aliases(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> list[Alias]:
         """Aliases of a run, by name."""
-        return self._get(AliasList, f"{run_path(root, run)}/aliases").aliases
+        path = f"{run_path(root, run)}/aliases"
+        return self._get(AliasList, path, refresh=refresh or None).aliases
 
-    def alias(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> Alias:
+    def alias(
+        self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
+    ) -> Alias:
         """Where an alias points; its `sequence` is what `promote` expects."""
-        return self._get(Alias, alias_path(root, run, alias))
+        return self._get(Alias, alias_path(root, run, alias), refresh=refresh or None)
 
     def alias_history(self, run: str, alias: str, *, root: str = DEFAULT_ROOT) -> AliasHistory:
         """Where an alias pointed, newest first."""

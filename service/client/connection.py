@@ -15,7 +15,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:8321"
 DEFAULT_ROOT: Final = "default"
 
 Body = TypeVar("Body", bound=BaseModel)
-Parameter = str | int | float | None
+Parameter = str | int | float | bool | None
 
 
 class Connection:

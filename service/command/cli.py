@@ -112,11 +112,15 @@ def runs(
     root: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this root of the store.")
     ] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
 ) -> None:
-    """List runs."""
+    """List runs.
+
+    The server looks at the store every few seconds: a run that nobody has announced is listed then.
+    """
     with Client(url) as client:
-        found = list(client.runs(root=root))
+        found = list(client.runs(root=root, refresh=refresh))
         list_runs(console, found)
     name_problems(errors, found)
 
@@ -133,8 +137,9 @@ def checkpoints(
     """List the checkpoints of a run, highest step first."""
     check_run_name(run)
     with Client(url) as client:
+        problems = [client.run(run, root=root, refresh=True)]
         list_checkpoints(console, client.checkpoints(run, root=root, state=state))
-        name_problems(errors, [client.run(run, root=root)])
+        name_problems(errors, problems)
 
 
 @app.command()
@@ -161,7 +166,7 @@ def promote(
     check_run_name(run)
     with Client(url) as client:
         if not create and expect is None:
-            present = {found.alias: found for found in client.aliases(run, root=root)}
+            present = {found.alias: found for found in client.aliases(run, root=root, refresh=True)}
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(run, step, alias, expect=expect, reason=reason, root=root)
     print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")

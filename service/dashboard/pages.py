@@ -13,7 +13,7 @@ from cairn.service.dependencies import (
     IndexDependency,
     PageToken,
     RootName,
-    RunDependency,
+    RunURIDependency,
     SettingsDependency,
 )
 from cairn.service.routes import get_run, list_all_runs, list_checkpoints
@@ -60,16 +60,16 @@ def runs_page(
 def run_page(
     request: Request,
     root: RootName,
-    run: RunDependency,
+    uri: RunURIDependency,
     index: IndexDependency,
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Checkpoints of one run, each with a button that exports it to PyTorch."""
-    page = list_checkpoints(root, run, index, CheckpointState.LISTED, ROWS, page_token)
+    page = list_checkpoints(root, uri, index, CheckpointState.LISTED, ROWS, page_token)
     return _page(
         request,
         "run.html",
-        run=get_run(root, run, index),
+        run=get_run(root, uri, index),
         checkpoints=page.checkpoints,
         next_page_token=page.next_page_token,
     )

@@ -84,11 +84,14 @@ class JobKind:
         run: Does the work through the context's steps; its return value is the result.
         abandon: Given (roots, request, operation id), removes what a cancelled or failed
             operation left unpublished. Idempotent.
+        changed: Given the request, the name of the run whose lists the job changes; None: it
+            changes none.
     """
 
     name: str
     run: Callable[[JobContext, Request], Result]
     abandon: Callable[[Mapping[str, StoreURI], Request, str], None]
+    changed: Callable[[Request], str] | None = None
 
 
 def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:

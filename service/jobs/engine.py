@@ -124,6 +124,7 @@ class JobEngine:
         kinds: What can be started.
         concurrency: Jobs that run at once in this process.
         lock: Held while the engine runs, so that no other process has its name.
+        changed: Told of each run, by root and name, whose lists a job has changed.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class JobEngine:
         kinds: Mapping[str, JobKind],
         concurrency: int = 2,
         lock: ExecutorLock | None = None,
+        changed: Callable[[str, str], None] | None = None,
     ) -> None:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
@@ -145,6 +147,7 @@ class JobEngine:
         self._executor_id = executor_id
         self._concurrency = concurrency
         self._lock_of_name = lock
+        self._changed = changed
 
     def launch(self) -> None:
         """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
@@ -363,7 +366,9 @@ class JobEngine:
 
     def _run(self, kind: JobKind, execution: Execution, request: Request) -> Result:
         try:
-            return kind.run(execution, request)
+            result = kind.run(execution, request)
+            self._tell(kind, request)
+            return result
         except Exception as exc:
             failure = execution.failure(exc)
 
@@ -373,7 +378,17 @@ class JobEngine:
                 return {}
 
             execution.step("clean up", clean_up)
+            self._tell(kind, request)  # it may have done a part
             raise failure from exc
+
+    def _tell(self, kind: JobKind, request: Request) -> None:
+        """Tell of the run that a job has changed, before the operation counts as ended."""
+        if kind.changed is None or self._changed is None:
+            return
+        try:
+            self._changed(request["root"], kind.changed(request))
+        except Exception:
+            logger.exception("%s: lists are behind until the store is looked at", request["root"])
 
     def _abandon(self, kind: JobKind, request: Request, operation_id: str) -> None:
         try:
@@ -449,8 +464,12 @@ _current: JobEngine | None = None
 _current_lock = threading.Lock()
 
 
-def launch(settings: Settings) -> JobEngine:
+def launch(settings: Settings, *, changed: Callable[[str, str], None] | None = None) -> JobEngine:
     """Start the job engine of this process.
+
+    Args:
+        settings: Of the server.
+        changed: Told of each run, by root and name, whose lists a job has changed.
 
     Raises:
         JobsBusyError: It has one already, or another process has its executor id.
@@ -462,6 +481,7 @@ def launch(settings: Settings) -> JobEngine:
         roots=settings.root_uris,
         kinds=KINDS,
         lock=ExecutorLock(settings.data_dir, settings.executor_id),
+        changed=changed,
     )
     try:
         engine.launch()

@@ -4,11 +4,19 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
+from cairn.service import actions
 from cairn.service.catalog import note_alias
-from cairn.service.dependencies import AliasName, CatalogDependency, RootName, RunDependency
+from cairn.service.dependencies import (
+    AliasName,
+    CatalogDependency,
+    IndexDependency,
+    Refresh,
+    RootName,
+    RunDependency,
+    RunURIDependency,
+)
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import ActorDependency, ExpectationDependency, etag, problem_responses
-from cairn.service.promotion import alias_body, delete_alias
 from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
 from cairn.storage.store import from_rfc3339
 
@@ -16,17 +24,26 @@ router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/aliases", tags=["alia
 
 
 @router.get("", responses=problem_responses(404))
-def list_aliases(run: RunDependency) -> AliasList:
-    """Aliases of a run, by name, as the store has them now."""
-    return AliasList(aliases=[alias_body(alias) for alias in run.aliases.list()])
+def list_aliases(
+    root: RootName, uri: RunURIDependency, index: IndexDependency, refresh: Refresh = False
+) -> AliasList:
+    """Aliases of a run, by name."""
+    return AliasList(aliases=actions.list_aliases(index, root, uri, refresh=refresh))
 
 
 @router.get("/{alias}", responses=problem_responses(404))
-def get_alias(run: RunDependency, alias: AliasName, response: Response) -> Alias:
+def get_alias(
+    root: RootName,
+    uri: RunURIDependency,
+    alias: AliasName,
+    index: IndexDependency,
+    response: Response,
+    refresh: Refresh = False,
+) -> Alias:
     """One alias; its ETag is what a promotion gives back in If-Match."""
-    found = run.aliases.require(alias)
+    found = actions.get_alias(index, root, uri, alias, refresh=refresh)
     response.headers["ETag"] = etag(found.sequence)
-    return alias_body(found)
+    return found
 
 
 @router.delete("/{alias}", status_code=204, responses=problem_responses(404, 412, 428))
@@ -42,7 +59,7 @@ def remove_alias(
     if expect.sequence is None:
         field, detail = "header.if-none-match", "a deletion needs If-Match with the alias's ETag"
         raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
-    tombstone = delete_alias(run, alias, by=actor, expect=expect.sequence)
+    tombstone = actions.delete_alias(run, alias, by=actor, expect=expect.sequence)
     note_alias(catalog, root=root, run=run, actor=actor, alias=tombstone)
 
 

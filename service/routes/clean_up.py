@@ -5,11 +5,11 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from cairn.service.actions import judge, plan_body, stored_policy
 from cairn.service.catalog import note_deletion
 from cairn.service.dependencies import CatalogDependency, IdempotencyKey, RootName, RunDependency
 from cairn.service.http import ActorDependency, problem_responses
 from cairn.service.jobs import JobsDependency, accepted, gc, get_jobs, retention
-from cairn.service.retention_plan import judge, plan_body, stored_policy
 from cairn.service.schemas import (
     ApplyRetentionRequest,
     CollectGarbageRequest,

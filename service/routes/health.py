@@ -23,7 +23,7 @@ router: Final = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-def health(request: Request) -> Health:
+async def health(request: Request) -> Health:
     """The server answers."""
     return Health(version=request.app.version)
 

@@ -1,22 +1,23 @@
 """Roots and runs."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from fastapi import APIRouter
 
-from cairn.service.catalog import queries
+from cairn.service import actions
 from cairn.service.dependencies import (
     IndexDependency,
     PageSize,
     PageToken,
+    Refresh,
     RootName,
-    RunDependency,
+    RunURIDependency,
     SettingsDependency,
     root_uri,
 )
 from cairn.service.http import decode_token, encode_token, problem_responses
 from cairn.service.schemas import Root, RootList, Run, RunList
-from cairn.storage.errors import RunNotFoundError
 from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"])
@@ -35,9 +36,10 @@ def list_all_runs(
     index: IndexDependency,
     page_size: PageSize = 50,
     page_token: PageToken = None,
+    refresh: Refresh = False,
 ) -> RunList:
     """Runs of every root, by root and name."""
-    return _page(index, settings.root_uris, "runs", page_size, page_token)
+    return _page(index, settings.root_uris, "runs", page_size, page_token, refresh=refresh)
 
 
 @router.get("/roots/{root}/runs", responses=problem_responses(404))
@@ -47,41 +49,31 @@ def list_runs(
     index: IndexDependency,
     page_size: PageSize = 50,
     page_token: PageToken = None,
+    refresh: Refresh = False,
 ) -> RunList:
     """Runs of one root, by name."""
     roots = {root: root_uri(settings, root)}
-    return _page(index, roots, f"runs of {root}", page_size, page_token)
+    return _page(index, roots, f"runs of {root}", page_size, page_token, refresh=refresh)
 
 
 @router.get("/roots/{root}/runs/{run}", responses=problem_responses(404))
-def get_run(root: RootName, run: RunDependency, index: IndexDependency) -> Run:
+def get_run(
+    root: RootName, uri: RunURIDependency, index: IndexDependency, refresh: Refresh = False
+) -> Run:
     """One run."""
-    index.refresh_run(root, run)
-    with index.catalog.read() as session:
-        found = queries.runs(session, [(root, run.uri.name)])
-    if not found:
-        raise RunNotFoundError(
-            "no such run", path=run.uri, expected="a run", found="one that was just deleted"
-        )
-    return found[0]
+    return actions.get_run(index, root, uri, refresh=refresh)
 
 
 def _page(
     index: IndexDependency,
-    roots: dict[str, StoreURI],
+    roots: Mapping[str, StoreURI],
     listing: str,
     page_size: int,
     token: str | None,
+    *,
+    refresh: bool,
 ) -> RunList:
-    start = decode_token(listing, token, kinds=(str, str))
-    for root, uri in roots.items():
-        index.refresh_root(root, uri)
-    with index.catalog.read() as session:
-        names = queries.run_names(session, roots, start, page_size + 1)
-    index.refresh_runs(roots, names[:page_size])
-    with index.catalog.read() as session:
-        found = queries.runs(session, names[:page_size])
-    more = len(names) > page_size
-    return RunList(
-        runs=found, next_page_token=encode_token(listing, names[page_size - 1]) if more else None
-    )
+    after = decode_token(listing, token, kinds=(str, str))
+    runs, more = actions.list_runs(index, roots, after=after, limit=page_size, refresh=refresh)
+    last = (runs[-1].root, runs[-1].name) if more else None
+    return RunList(runs=runs, next_page_token=None if last is None else encode_token(listing, last))

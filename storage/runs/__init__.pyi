@@ -25,6 +25,7 @@ from .records.exports import withdraw_export as withdraw_export
 from .records.index_writer import PlacedShard as PlacedShard
 from .records.index_writer import make_index as make_index
 from .records.layout import ALIASES as ALIASES
+from .records.layout import ANNOTATIONS as ANNOTATIONS
 from .records.layout import ATTEMPTS as ATTEMPTS
 from .records.layout import COMMIT_FILE as COMMIT_FILE
 from .records.layout import INDEX_FILE as INDEX_FILE

@@ -499,9 +499,13 @@ class Run:
         found += self._without_manifest(history)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
-    def unpublished(self) -> list[StepInfo]:
-        """Every step that has a folder and no manifest, by step and attempt."""
-        found = self._without_manifest(self.history())
+    def unpublished(self, history: History | None = None) -> list[StepInfo]:
+        """Every step that has a folder and no manifest, by step and attempt.
+
+        Args:
+            history: of the run, if it has been read just now.
+        """
+        found = self._without_manifest(self.history() if history is None else history)
         return sorted(found, key=lambda info: (info.step, info.attempt))
 
     def manifest(self, info: StepInfo) -> Manifest:
@@ -697,10 +701,14 @@ def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, St
     return run, run.resolve(ref)
 
 
-def list_runs(root: StoreURI | str | os.PathLike[str]) -> list[str]:
+def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:
     """Names of the runs directly below `root`, sorted; folders of other names are left out.
 
     One that has lost its `run.json` is told by its lease.
+
+    Args:
+        root: the folder that has them.
+        known: names that are taken for runs wherever there is a folder: nothing of them is read.
     """
     parsed = parse_uri(root)
     names = [
@@ -709,8 +717,8 @@ def list_runs(root: StoreURI | str | os.PathLike[str]) -> list[str]:
         if entry.is_dir and is_run_name(entry.name)
     ]
     objects = ObjectStore.open(parsed)
-    found = objects.read_many(f"{name}/{RUN_FILE}" for name in names)
-    others = [name for name in names if found[f"{name}/{RUN_FILE}"] is None]
+    found = objects.read_many(f"{name}/{RUN_FILE}" for name in names if name not in known)
+    others = [name for name in names if found.get(f"{name}/{RUN_FILE}", name) is None]
     leases = objects.read_many(f"{name}/{LEASE_FILE}" for name in others)
     no_runs = {name for name in others if leases[f"{name}/{LEASE_FILE}"] is None}
     return sorted(set(names) - no_runs)

@@ -22,6 +22,7 @@ from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry
 from .files import Files as Files
+from .files_local import SETTLED_NANOSECONDS as SETTLED_NANOSECONDS
 from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
 from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore

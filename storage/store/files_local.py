@@ -7,9 +7,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from typing_extensions import override
 
@@ -17,7 +18,11 @@ from cairn.storage.errors import InvalidURIError, NotFoundError
 from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, mapped
 
-__all__ = ["TEMPORARY_PREFIX", "LocalFiles"]
+__all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
+
+SETTLED_NANOSECONDS: Final = 2_500_000_000
+"""A change within one tick of a file system's clock leaves no trace in a time that was taken
+between; the coarsest clock in use (FAT) has ticks of two seconds."""
 
 TEMPORARY_PREFIX = ".cairn-tmp-"
 """Files under this prefix are being written; no listing shows them."""
@@ -45,6 +50,24 @@ class LocalFiles(Files):
                 return []
             entries = [entry for item in shown if (entry := _entry(item)) is not None]
         return sorted(entries)
+
+    def stamps(self, rel: str = "") -> dict[str, str | None]:
+        """By name what tells, without reading it, whether a file in a folder has changed.
+
+        None where that can't be told, since it was changed just now.
+        """
+        folder = self._folder(rel)
+        newest = time.time_ns() - SETTLED_NANOSECONDS
+        found: dict[str, str | None] = {}
+        with mapped(folder):
+            try:
+                with os.scandir(folder) as items:
+                    for item in items:
+                        if self._is_shown(item) and (known := _stamp(item, newest)):
+                            found[item.name] = known[0]
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        return found
 
     @override
     def walk(self, rel: str = "") -> builtins.list[Entry]:
@@ -154,6 +177,19 @@ class LocalFiles(Files):
         root = os.path.realpath(self.uri.local_path)
         real = os.path.realpath(item.path)
         return os.path.exists(real) and os.path.commonpath((root, real)) == root
+
+
+def _stamp(item: os.DirEntry[str], newest: int) -> tuple[str | None] | None:
+    """The stamp of a file; None if it is a folder, or was removed since it was read."""
+    try:
+        if item.is_dir():
+            return None
+        status = item.stat()
+    except FileNotFoundError:
+        return None
+    changed = status.st_ctime_ns  # a file may be put in its place with any time of modification
+    known = f"{changed:x}-{status.st_ino:x}-{status.st_size:x}"
+    return (None,) if changed > newest else (known,)
 
 
 def _entry(item: os.DirEntry[str]) -> Entry | None:

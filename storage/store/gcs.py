@@ -70,7 +70,7 @@ def limit_etils() -> None:
 
 
 def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
-    """The pages of a listing: `items` of name, size and crc32c, and `prefixes`.
+    """The pages of a listing: `items` of name, size, crc32c and generation, and `prefixes`.
 
     Args:
         uri: a folder in the bucket, for its name and the error.
@@ -80,7 +80,7 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     Raises:
         StoreUnavailableError: the store gives no answer, or refuses.
     """
-    fields = "nextPageToken,prefixes,items(name,size,crc32c)"
+    fields = "nextPageToken,prefixes,items(name,size,crc32c,generation)"
     query: dict[str, Any] = {"prefix": prefix or None, "fields": fields, **options}
     while True:
         fs = filesystem(uri)

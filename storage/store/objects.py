@@ -339,6 +339,33 @@ class ObjectStore:
         names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
         return sorted(name for name in names if not name.endswith("/"))
 
+    def stamps(self, prefix: str) -> dict[str, str | None]:
+        """What tells, without reading them, whether objects directly in a folder have changed.
+
+        Args:
+            prefix: the folder; names are whole keys, which start with it.
+
+        Returns:
+            By name a text that is another one after every change; None if that can't be told, since
+            the store does not say, or the object was changed just now.
+        """
+        folder = f"{prefix.removesuffix('/')}/"
+        if self.uri.scheme == "file":
+            found = LocalFiles(self.uri).stamps(folder)
+            return {f"{folder}{name}": stamp for name, stamp in found.items()}
+        if self.uri.scheme != "gs":
+            return dict.fromkeys(self.children(folder))
+        root = f"{self.uri.path}/" if self.uri.path else ""
+        pages = listed_pages(self.uri, f"{root}{folder}", delimiter="/")
+        items = {
+            item["name"][len(root) :]: item for page in pages for item in page.get("items", ())
+        }
+        return {
+            name: str(item["generation"])
+            for name, item in sorted(items.items())
+            if not name.endswith("/")
+        }
+
     def folders(self, prefix: str) -> builtins.list[str]:
         """Names of the folders directly in the folder `prefix`, sorted; none ends in "/".
 

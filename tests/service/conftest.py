@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(root: Path, tmp_path: Path) -> Settings:
-    return Settings(root=str(root), data_dir=tmp_path / "data")
+    return Settings(root=str(root), data_dir=tmp_path / "data", scan_seconds=0)
 
 
 @pytest.fixture

@@ -157,7 +157,9 @@ def test_two_servers_share_one_store(root, tmp_path):
             headers={"If-None-Match": "*"},
         )
         assert moved.status_code == 200
-        assert two.get(f"{path}/checkpoints/2").json()["aliases"] == ["production"]
+        fresh = {"refresh": True}
+        found = two.get(f"{path}/checkpoints/2", params=fresh).json()
+        assert found["aliases"] == ["production"]
         assert one.get(f"{path}/checkpoints").json() == two.get(f"{path}/checkpoints").json()
 
 
@@ -172,6 +174,8 @@ def test_control_plane_over_a_bucket(gcs, tmp_path):
         assert http.get("/v1/runs").json()["runs"] == []
         for step in (3, 6):
             trainer.save(step, {"model": tree}, meta={}, metrics={"loss": 1 / step}).wait()
+            announced = http.post(f"{path}/checkpoints", json={"step": step})
+            assert announced.json()["step"] == step
             listed = http.get(f"{path}/checkpoints").json()["checkpoints"]
             assert listed[0]["step"] == step
         assert listed[0]["uri"] == f"{gcs.bucket_uri}/runs/tiny/attempts/1/6"

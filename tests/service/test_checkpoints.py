@@ -82,11 +82,33 @@ def test_pages_hold_every_step_once_while_new_ones_arrive(http, root):
     assert third["next_page_token"] is None
 
 
-def test_step_saved_a_moment_ago_is_in_the_next_list(http, root):
+def test_step_saved_a_moment_ago_is_in_the_next_list_that_looks(http, root):
     run = make_run(root / "run", [1])
     for step in range(2, 6):  # faster than the clock of any file system
         publish(run, 1, step)
-        assert steps(http)[0] == step
+        assert steps(http, refresh=True)[0] == step
+
+
+def test_step_that_was_announced_is_in_the_next_list(http, root):
+    run = make_run(root / "run", [1])
+    assert steps(http) == [1]
+    publish(run, 1, 2)
+    assert steps(http) == [1]
+    answer = http.post(CHECKPOINTS, json={"step": 2})
+    assert (answer.status_code, answer.json()["state"]) == (200, "listed")
+    assert steps(http) == [2, 1]
+
+
+def test_announcement_of_what_is_not_in_the_store_changes_nothing(http, root):
+    make_run(root / "run", [1])
+    answer = http.post(CHECKPOINTS, json={"step": 7})
+    assert (answer.status_code, answer.json()["type"]) == (
+        404,
+        "urn:cairn:problem:step-not-found",
+    )
+    assert steps(http) == [1]
+    nowhere = "/v1/roots/default/runs/none/checkpoints"
+    assert http.post(nowhere, json={"step": 7}).status_code == 404
 
 
 def test_manifests_are_opened_once(http, root, monkeypatch):
@@ -100,8 +122,8 @@ def test_manifests_are_opened_once(http, root, monkeypatch):
         lambda self, keys: read_many(self, [opened.append(key) or key for key in keys]),
     )
     publish(run, 1, 7)
-    assert steps(http)[0] == 7
-    assert opened == [manifest_file(7, 1)]
+    assert steps(http, refresh=True)[0] == 7
+    assert opened.count(manifest_file(7, 1)) == 1
 
 
 def test_half_written_step_is_never_listed(http, root):
@@ -118,7 +140,7 @@ def test_step_set_aside_by_a_rollback_can_be_asked_for(http, root):
     run = make_run(root / "run", [1, 2, 3])
     assert steps(http) == [3, 2, 1]
     add_steps(run, [2], base_step=1)
-    assert steps(http) == [2, 1]
+    assert steps(http, refresh=True) == [2, 1]
     answer = http.get(CHECKPOINTS, params={"state": "all"}).json()["checkpoints"]
     assert [(entry["step"], entry["attempt"], entry["state"]) for entry in answer] == [
         (3, 1, "set_aside"),
@@ -135,7 +157,7 @@ def test_trashed_step_can_be_asked_for(http, root):
     run = make_run(root / "run", [1, 2])
     assert steps(http) == [2, 1]
     trash(run, 2)
-    assert steps(http) == [1]
+    assert steps(http, refresh=True) == [1]
     assert steps(http, state="trashed") == [2]
     assert http.get(f"{CHECKPOINTS}/2").json()["state"] == "trashed"
 
@@ -144,7 +166,7 @@ def test_step_whose_manifest_is_gone_is_not_listed(http, root):
     run = make_run(root / "run", [1, 2])
     assert steps(http) == [2, 1]
     run.objects.delete(manifest_file(1, 1))
-    assert steps(http) == [2]
+    assert steps(http, refresh=True) == [2]
     assert steps(http, state="unverified") == [1]
     assert http.get(f"{CHECKPOINTS}/1").json()["state"] == "unverified"
 
@@ -175,7 +197,7 @@ def test_changed_labels_are_in_the_next_list(http, root):
     annotate(run, 1, labels={"eval": "running"})
     assert http.get(CHECKPOINTS).json()["checkpoints"][0]["labels"] == {"eval": "running"}
     annotate(run, 1, labels={"eval": "passed"}, metrics={"loss": 2})
-    entry = http.get(CHECKPOINTS).json()["checkpoints"][0]
+    entry = http.get(CHECKPOINTS, params={"refresh": True}).json()["checkpoints"][0]
     assert (entry["labels"], entry["metrics"]) == ({"eval": "passed"}, {"loss": 2.0})
 
 

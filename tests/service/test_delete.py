@@ -198,7 +198,8 @@ def test_step_whose_bytes_are_going_cannot_be_had_back(http, run):
     assert tombstone.expires == expires
     assert begin_removal(run, (6, 1), now=utc_now(), keeps=lambda tombstone: False)
     refused(undelete(http, 6), 404, "step-not-found", "too late to undelete")
-    assert http.get(f"{STEPS}/6").json()["deletion"]["removing"] is True
+    found = http.get(f"{STEPS}/6", params={"refresh": True}).json()
+    assert found["deletion"]["removing"] is True
 
 
 def test_step_without_a_manifest_is_left_to_the_collector(http, run):

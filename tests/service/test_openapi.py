@@ -12,6 +12,7 @@ from tests.service.conftest import BASE_URL, PEER
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
+    "announce_checkpoint",
     "apply_retention",
     "cancel_operation",
     "collect_run_garbage",

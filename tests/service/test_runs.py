@@ -83,20 +83,28 @@ def test_pages_hold_every_run_once(http, root):
     assert pages == 3
 
 
-def test_new_run_and_new_step_are_in_the_next_list(http, root):
+def test_new_run_and_new_step_are_in_the_next_list_that_looks(http, root):
     assert names(http.get("/v1/runs")) == []
     run = make_run(root / "run", [1])
-    assert http.get("/v1/runs").json()["runs"][0]["latest_step"] == 1
+    fresh = {"refresh": True}
+    assert http.get("/v1/runs", params=fresh).json()["runs"][0]["latest_step"] == 1
     add_steps(run, [2], base_step=1)
-    assert http.get("/v1/runs").json()["runs"][0]["latest_step"] == 2
+    assert http.get("/v1/runs").json()["runs"][0]["latest_step"] == 1
+    assert http.get("/v1/runs", params=fresh).json()["runs"][0]["latest_step"] == 2
 
 
-def test_run_that_is_gone_is_not_in_the_next_list(http, root):
+def test_run_that_is_gone_is_not_in_the_next_list_that_looks(http, root):
     make_run(root / "run", [1])
-    assert names(http.get("/v1/runs")) == [("default", "run")]
+    make_run(root / "other", [1])
+    assert names(http.get("/v1/runs")) == [("default", "other"), ("default", "run")]
     shutil.rmtree(root / "run")
-    assert http.get("/v1/roots/default/runs/run").status_code == 404
-    assert names(http.get("/v1/runs")) == []
+    fresh = {"refresh": True}
+    assert http.get("/v1/roots/default/runs/run", params=fresh).status_code == 404
+    assert names(http.get("/v1/runs")) == [("default", "other")]
+    make_run(root / "run", [1])
+    assert names(http.get("/v1/runs", params=fresh)) == [("default", "other"), ("default", "run")]
+    shutil.rmtree(root / "other")
+    assert names(http.get("/v1/runs", params=fresh)) == [("default", "run")]
 
 
 def test_folders_that_are_no_runs_are_left_out(http, root):

@@ -62,4 +62,4 @@ def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str)
     """Nothing: what was removed is gone, and the rest is found again."""
 
 
-GC: Final = JobKind(KIND, _run, _abandon)
+GC: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

@@ -104,4 +104,8 @@ def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str)
         abandon_fork(target, by=writer_id(operation_id))
 
 
-RESTORE: Final = JobKind(KIND, _run, _abandon)
+def _changed(request: Request) -> str:
+    return str(request["target"] if request["mode"] == FORK else request["run"])
+
+
+RESTORE: Final = JobKind(KIND, _run, _abandon, _changed)

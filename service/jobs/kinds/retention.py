@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cairn.service.deletion import read_deletions
+from cairn.service.actions import policy_text, read_deletions, stored_policy
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
-from cairn.service.retention_plan import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy
 from cairn.storage.runs import Run, StepInfo, apply_retention
 from cairn.storage.store import StoreURI
@@ -87,4 +86,4 @@ def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str)
     """Nothing: what was deleted until then stays deleted, and can be undeleted."""
 
 
-RETENTION: Final = JobKind(KIND, _run, _abandon)
+RETENTION: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))

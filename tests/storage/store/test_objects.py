@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -84,6 +85,29 @@ def test_children_are_one_level(objects):
         objects.write(key, b"1")
     assert objects.children("a/") == objects.children("a") == ["a/1.json", "a/2.json"]
     assert objects.children("absent") == []
+
+
+def test_stamps_tell_what_has_changed_without_reading_it(objects, monkeypatch):
+    for key in ("a/one", "a/two", "a/b/deep"):
+        objects.write(key, b"1")
+    later = time.time_ns() + 60_000_000_000
+    assert set(objects.stamps("a/")) == {"a/one", "a/two"}
+    monkeypatch.setattr("cairn.storage.store.files_local.time.time_ns", lambda: later)
+    before = objects.stamps("a")
+    assert objects.stamps("a") == before
+    objects.write("a/two", b"2")
+    after = objects.stamps("a")
+    assert after["a/one"] == before["a/one"]
+    tells = objects.uri.scheme in ("file", "gs")
+    assert (after["a/two"] != before["a/two"]) is tells
+    assert (None in before.values()) is not tells
+    assert objects.stamps("none") == {}
+
+
+def test_a_stamp_taken_just_after_a_change_tells_nothing(tmp_path):
+    objects = ObjectStore.open(tmp_path)
+    objects.write("a/one", b"1")
+    assert objects.stamps("a") == {"a/one": None}
 
 
 def test_deleting_a_prefix_leaves_its_neighbours(objects):

@@ -1,0 +1,16 @@
+from .deletion import delete as delete
+from .deletion import read_deletions as read_deletions
+from .deletion import undelete as undelete
+from .listing import get_alias as get_alias
+from .listing import get_checkpoint as get_checkpoint
+from .listing import get_run as get_run
+from .listing import list_aliases as list_aliases
+from .listing import list_checkpoints as list_checkpoints
+from .listing import list_runs as list_runs
+from .promotion import alias_body as alias_body
+from .promotion import delete_alias as delete_alias
+from .promotion import promote as promote
+from .retention_plan import judge as judge
+from .retention_plan import plan_body as plan_body
+from .retention_plan import policy_text as policy_text
+from .retention_plan import stored_policy as stored_policy

@@ -1,0 +1,214 @@
+"""Runs, checkpoints and aliases as the catalog has them; read from the store anew if that is asked.
+
+What the catalog does not know is looked for in the store before it is said not to exist.
+"""
+
+from collections.abc import Mapping
+
+from cairn.service.actions.deletion import deletion_body, read_deletions
+from cairn.service.catalog import Index, RunRow, queries, rows
+from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
+from cairn.storage.errors import AliasNotFoundError, RunNotFoundError
+from cairn.storage.runs import Run as StoredRun
+from cairn.storage.runs import StepInfo, StepState
+from cairn.storage.store import StoreURI, from_rfc3339
+
+Key = tuple[str | int, ...]
+"""Where a page begins: after the entry of this key; (): at the first."""
+
+
+def list_runs(
+    index: Index, roots: Mapping[str, StoreURI], *, after: Key, limit: int, refresh: bool
+) -> tuple[list[Run], bool]:
+    """The next runs, by root and name; whether there are more.
+
+    Args:
+        index: The catalog.
+        roots: Those that are meant.
+        after: Root and name of the last one that is known already.
+        limit: At most so many.
+        refresh: Look at the store first.
+
+    Raises:
+        NotReadyError: A root is being read for the first time.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    if refresh:
+        for root, uri in roots.items():
+            index.refresh_root(root, uri)
+    else:
+        index.ensure_scanned(roots)
+    with index.catalog.read() as session:
+        names = queries.run_names(session, roots, after, limit + 1)
+    if refresh:
+        index.refresh_runs(roots, names[:limit])
+    with index.catalog.read() as session:
+        return queries.runs(session, names[:limit]), len(names) > limit
+
+
+def get_run(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> Run:
+    """One run.
+
+    Raises:
+        RunNotFoundError: There is none.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    _find(index, root, uri, refresh=refresh)
+    with index.catalog.read() as session:
+        found = queries.runs(session, [(root, uri.name)])
+    if not found:
+        raise _gone(uri)
+    return found[0]
+
+
+def list_checkpoints(
+    index: Index,
+    root: str,
+    uri: StoreURI,
+    *,
+    state: CheckpointState | None,
+    before: Key,
+    limit: int,
+    refresh: bool,
+) -> tuple[list[Checkpoint], bool]:
+    """The next checkpoints of a run, highest step first; whether there are more.
+
+    Args:
+        index: The catalog.
+        root: Name of the run's root.
+        uri: The run.
+        state: Only those in this state; None: in any.
+        before: Step and attempt of the last one that is known already.
+        limit: At most so many.
+        refresh: Look at the store first.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    run = _find(index, root, uri, refresh=refresh)
+    with index.catalog.read() as session:
+        found = queries.checkpoint_rows(session, run, state=state, before=before, limit=limit + 1)
+        named = queries.alias_names(session, run, found)
+    page = [queries.checkpoint(run, row, named) for row in found[:limit]]
+    return page, len(found) > limit
+
+
+def get_checkpoint(
+    index: Index,
+    root: str,
+    uri: StoreURI,
+    step: int,
+    *,
+    attempt: int | None = None,
+    refresh: bool,
+) -> Checkpoint:
+    """One step, whatever its state.
+
+    Args:
+        index: The catalog.
+        root: Name of the run's root.
+        uri: The run.
+        step: Its number.
+        attempt: Of several attempts at it this one; None: the one that is listed, or the last.
+        refresh: Look at the store first.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError: There is none.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    run = _find(index, root, uri, refresh=refresh)
+    with index.catalog.read() as session:
+        saved = {row.attempt: row for row in queries.step_rows(session, run, step)}
+        named = queries.alias_names(session, run, saved.values())
+    listed = [number for number, row in saved.items() if row.state == CheckpointState.LISTED]
+    if attempt is None and saved:
+        attempt = listed[0] if listed else max(saved)
+    if attempt in saved:
+        return queries.checkpoint(run, saved[attempt], named)
+    if not refresh:
+        return get_checkpoint(index, root, uri, step, attempt=attempt, refresh=True)
+    return _from_store(run, StoredRun(uri), step, attempt)
+
+
+def list_aliases(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> list[Alias]:
+    """Aliases of a run, by name.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    run = _find(index, root, uri, refresh=refresh)
+    with index.catalog.read() as session:
+        return queries.aliases(session, run)
+
+
+def get_alias(index: Index, root: str, uri: StoreURI, alias: str, *, refresh: bool) -> Alias:
+    """One alias.
+
+    Raises:
+        RunNotFoundError, AliasNotFoundError: There is none.
+        StoreUnavailableError: The store is needed, and does not answer.
+    """
+    for found in list_aliases(index, root, uri, refresh=refresh):
+        if found.alias == alias:
+            return found
+    if not refresh:
+        return get_alias(index, root, uri, alias, refresh=True)
+    StoredRun(uri).aliases.require(alias)  # says what there is, and what is wrong with it
+    raise AliasNotFoundError(
+        "no such alias", path=uri, expected=alias, found="one that was set just now"
+    )
+
+
+def _find(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> RunRow:
+    if refresh:
+        index.refresh_run(root, StoredRun(uri))
+    for known in (False, True):
+        with index.catalog.read() as session:
+            row = rows.find_run(session, root, uri.name)
+        if row is not None and row.uri == str(uri):
+            return row
+        if not known:
+            index.refresh_run(root, StoredRun(uri))
+    raise _gone(uri)
+
+
+def _from_store(row: RunRow, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
+    """A step that the catalog leaves out, as its manifest can't be read."""
+    if attempt is None:
+        return _body(row, run, run.step(step))  # raises, unless it was published just now
+    deletions = read_deletions(run, [(step, attempt)])
+    held = run.step_attempts().get(step) == attempt
+    kept = StepState.LISTED if held else StepState.SET_ASIDE
+    body = _body(row, run, StepInfo(step, attempt, StepState.TRASHED if deletions else kept))
+    tombstone = deletions.get((step, attempt))
+    deletion = None if tombstone is None else deletion_body(tombstone)
+    return body.model_copy(update={"deletion": deletion})
+
+
+def _body(row: RunRow, run: StoredRun, info: StepInfo) -> Checkpoint:
+    return Checkpoint(
+        root=row.root,
+        run=row.name,
+        step=info.step,
+        attempt=info.attempt,
+        state=CheckpointState(info.state.value),
+        uri=str(run.orbax_uri(info)),
+        created=None if info.created is None else from_rfc3339(info.created),
+        bytes=info.nbytes,
+        leaves=None,
+        items=[],
+        iterators={},
+        manifest_digest=info.manifest_digest,
+        model_type=None,
+        aliases=[],
+        labels={},
+        metrics={},
+    )
+
+
+def _gone(uri: StoreURI) -> RunNotFoundError:
+    return RunNotFoundError(
+        "no such run", path=uri, expected="a run", found="one that was just deleted"
+    )

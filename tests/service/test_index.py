@@ -1,0 +1,244 @@
+"""The catalog as an index: what it answers alone, when it is behind, and when the store is gone."""
+
+import shutil
+import threading
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cairn.service.app import create_app
+from cairn.service.catalog import Catalog, Index, rows
+from cairn.service.catalog.scanner import Scanner
+from cairn.service.settings import Settings
+from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.runs.run import Run
+from cairn.storage.store.objects import ObjectStore
+from cairn.storage.store.uri import parse_uri
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.stores import annotate, begin_saving, make_run, publish, trash
+
+RUN = "/v1/roots/default/runs/run"
+SECONDS = 30.0
+
+
+@pytest.fixture
+def index(settings):
+    settings.prepare()
+    catalog = Catalog.open(settings.database_url)
+    yield Index(catalog)
+    catalog.close()
+
+
+def latest(index, name="run", root="default"):
+    with index.catalog.read() as session:
+        row = rows.find_run(session, root, name)
+    return None if row is None else row.latest_step
+
+
+def wait_for(condition):
+    ends = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_what_is_known_is_read_without_the_store(http, root, monkeypatch):
+    run = make_run(root / "run", [1, 2, 3])
+    annotate(run, 3, labels={"eval": "passed"})
+    assert http.delete(f"{RUN}/checkpoints/1").is_success
+    begin_saving(run, 4)
+    headers = {"If-None-Match": "*"}
+    http.post(f"{RUN}/checkpoints/2:promote", json={"alias": "best"}, headers=headers)
+    assert http.get("/v1/runs").is_success  # the first looks at every run
+    paths = (
+        "/v1/runs",
+        "/v1/roots/default/runs",
+        RUN,
+        f"{RUN}/checkpoints",
+        f"{RUN}/checkpoints?state=all",
+        *(f"{RUN}/checkpoints/{step}" for step in (1, 2, 3, 4)),
+        f"{RUN}/aliases",
+        f"{RUN}/aliases/best",
+    )
+    before = [http.get(f"{path}{'&' if '?' in path else '?'}refresh=true") for path in paths]
+
+    def asked(*_args, **_more):
+        raise AssertionError("the store was asked")
+
+    for name in ("read", "read_many", "parse_many", "list", "children", "folders", "stamps"):
+        monkeypatch.setattr(ObjectStore, name, asked)
+    for path, answer in zip(paths, before, strict=True):
+        again = http.get(path)
+        assert (again.status_code, again.json()) == (200, answer.json())
+    states = {one["step"]: one["state"] for one in before[4].json()["checkpoints"]}
+    assert states == {4: "in_flight", 3: "listed", 2: "listed", 1: "trashed"}
+    assert before[4].json()["checkpoints"][3]["deletion"]["by"] == "loopback"
+
+
+def test_what_the_catalog_does_not_know_is_looked_for(http, root):
+    assert http.get("/v1/runs").json()["runs"] == []
+    make_run(root / "run", [1])
+    assert http.get(f"{RUN}/checkpoints/1").json()["state"] == "listed"
+    publish(Run.open(root / "run"), 1, 2)
+    assert http.get(f"{RUN}/checkpoints/2").json()["state"] == "listed"
+    assert [one["step"] for one in http.get(f"{RUN}/checkpoints").json()["checkpoints"]] == [2, 1]
+
+
+def test_a_scan_finds_what_nobody_announced(index, root):
+    uri = parse_uri(root)
+    run = make_run(root / "run", [1])
+    index.scan("default", uri)
+    assert latest(index) == 1
+    publish(run, 1, 2)
+    make_run(root / "new", [5])
+    index.scan("default", uri)
+    assert (latest(index), latest(index, "new")) == (2, 5)
+    shutil.rmtree(root / "new")
+    index.scan("default", uri)
+    assert (latest(index), latest(index, "new")) == (2, None)
+
+
+def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root):
+    scanner = Scanner(index, {"default": parse_uri(root)}, 0.01)
+    scanner.start()
+    run = make_run(root / "run", [1])
+    wait_for(lambda: latest(index) == 1)
+    publish(run, 1, 2)
+    wait_for(lambda: latest(index) == 2)
+    scanner.close()
+    publish(run, 1, 3)
+    assert latest(index) == 2
+
+
+def test_a_scan_that_fails_is_told_and_tried_again(index, root, monkeypatch, caplog):
+    scanner = Scanner(index, {"default": parse_uri(root)}, 0.01)
+    refresh, failed = index.refresh_root, threading.Event()
+
+    def failing(*args, **more):
+        if not failed.is_set():
+            failed.set()
+            raise ZeroDivisionError
+        return refresh(*args, **more)
+
+    monkeypatch.setattr(index, "refresh_root", failing)
+    make_run(root / "run", [1])
+    scanner.start()
+    wait_for(lambda: latest(index) == 1)
+    scanner.close()
+    assert "root default was not looked at" in caplog.text
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder"])
+def test_a_root_that_is_gone_empties_no_list(http, root, left):
+    make_run(root / "run", [1])
+    before = http.get("/v1/runs").json()
+    assert len(before["runs"]) == 1
+    root.rename(root.parent / "moved")
+    if left == "an empty folder":  # what is mounted there is not
+        root.mkdir()
+    answer = http.get("/v1/runs", params={"refresh": True})
+    assert answer.status_code == 503
+    assert "expected 1 runs: run" in answer.json()["detail"]
+    assert http.get("/v1/runs").json() == before
+    assert http.get(f"{RUN}/checkpoints").json()["checkpoints"][0]["step"] == 1
+
+
+def test_a_run_that_can_no_longer_be_read_stays_as_it_was_and_is_named(index, root):
+    make_run(root / "run", [1])
+    index.scan("default", parse_uri(root))
+    (root / "run/run.json").write_text("{half")
+    index.scan("default", parse_uri(root))
+    with index.catalog.read() as session:
+        row = rows.find_run(session, "default", "run")
+    assert row.latest_step == 1
+    assert "run/run.json" in row.problems[0]
+
+
+def test_labels_and_deletions_that_changed_are_read_again_and_others_are_not(
+    index, root, monkeypatch
+):
+    run = make_run(root / "run", range(1, 6))
+    for step in range(1, 6):
+        annotate(run, step, labels={"eval": "running"})
+    later = time.time_ns() + 60_000_000_000
+    monkeypatch.setattr("cairn.storage.store.files_local.time.time_ns", lambda: later)
+    monkeypatch.setattr("cairn.service.catalog.stamps.time.time_ns", lambda: later)
+    index.refresh_run("default", run)
+    annotate(run, 3, labels={"eval": "passed"})
+    trash(run, 5)
+    read = []
+    parse_many = ObjectStore.parse_many
+
+    def counted(self, keys, parse):
+        keys = list(keys)
+        read.extend(keys)
+        return parse_many(self, keys, parse)
+
+    monkeypatch.setattr(ObjectStore, "parse_many", counted)
+    index.refresh_run("default", run)
+    assert [one for one in read if one.startswith("annotations/")] == ["annotations/3.1.json"]
+    assert "trash/5.1.json" in read
+    read.clear()
+    index.refresh_run("default", run)
+    assert read == []
+
+
+def test_a_step_counts_as_abandoned_once_its_writer_is_not_heard_of(http, root, monkeypatch):
+    run = make_run(root / "run", [1])
+    begin_saving(run, 2)
+    path = f"{RUN}/checkpoints/2"
+    assert http.get(path).json()["state"] == "in_flight"
+    with http.app.state.index.catalog.read() as session:
+        due = rows.find_run(session, "default", "run").due
+    assert due is not None
+    monkeypatch.setattr("cairn.service.catalog.rows.utc_now", lambda: due)
+    monkeypatch.setattr("cairn.storage.runs.run.Run.clock", lambda _self: due, raising=False)
+    run.objects.delete("lease.json")
+    assert http.get(path, params={"refresh": True}).json()["state"] == "abandoned"
+
+
+def test_two_control_planes_on_one_catalog_both_see_what_either_did(root, settings):
+    run = make_run(root / "run", [1, 2])
+    apps = [create_app(settings, jobs=False) for _ in range(2)]
+    with (
+        TestClient(apps[0], base_url=BASE_URL, client=PEER) as one,
+        TestClient(apps[1], base_url=BASE_URL, client=PEER) as two,
+    ):
+        headers = {"If-None-Match": "*"}
+        body = {"alias": "best"}
+        assert two.get("/v1/runs").json()["runs"][0]["latest_step"] == 2
+        assert one.post(f"{RUN}/checkpoints/1:promote", json=body, headers=headers).is_success
+        assert two.get(f"{RUN}/aliases").json()["aliases"][0]["step"] == 1
+        publish(run, 1, 3)
+        assert two.post(f"{RUN}/checkpoints", json={"step": 3}).is_success
+        assert one.get(RUN).json()["latest_step"] == 3
+
+
+def test_a_root_that_takes_long_to_be_read_first_is_not_shown_in_part(http, root, monkeypatch):
+    make_run(root / "run", [1])
+    monkeypatch.setattr("cairn.service.catalog.refresh.FIRST_SCAN_SECONDS", 0.05)
+    scanning = http.app.state.index._scanning["default"]
+    with scanning:
+        answer = http.get("/v1/runs")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "0.05")
+    assert len(http.get("/v1/runs").json()["runs"]) == 1
+
+
+def test_a_store_that_does_not_answer_is_told_by_the_list_that_looks_only(http, root, monkeypatch):
+    make_run(root / "run", [1])
+    assert http.get("/v1/runs").is_success
+
+    def silent(*_args, **_more):
+        raise StoreUnavailableError("the store does not answer", path=root)
+
+    monkeypatch.setattr("cairn.service.catalog.refresh.list_runs", silent)
+    assert http.get("/v1/runs", params={"refresh": True}).status_code == 503
+    assert len(http.get("/v1/runs").json()["runs"]) == 1
+
+
+def test_settings_say_how_often_the_store_is_looked_at(root, tmp_path):
+    settings = Settings(root=str(root), data_dir=tmp_path / "data", scan_seconds=0.05)
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+        make_run(root / "run", [1])
+        wait_for(lambda: http.get("/v1/runs").json()["runs"])
