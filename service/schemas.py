@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -18,6 +18,22 @@ class Request(BaseModel):
     """Base of request bodies: an unknown field is an error, not a silence."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_text(cls, value: Any) -> Any:
+        if not is_plain(value):
+            raise ValueError("expected text without NUL and without half of a surrogate pair")
+        return value
+
+
+def is_plain(value: Any) -> bool:
+    """Whether all text in a JSON value is such as every database and every file can hold."""
+    if isinstance(value, str):
+        return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
+    if isinstance(value, dict):
+        return all(is_plain(one) for pair in value.items() for one in pair)
+    return all(map(is_plain, value)) if isinstance(value, list) else True
 
 
 class Response(BaseModel):

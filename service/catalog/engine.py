@@ -37,6 +37,7 @@ class Catalog:
         catalog = cls(_create_engine(url))
         try:
             with catalog._writer.begin() as connection:
+                _lock(connection, "cairn migrations")
                 upgrade(connection)
         except DBAPIError as exc:
             catalog.close()
@@ -63,9 +64,8 @@ class Catalog:
             run: Root and name of the run whose rows it writes: one session at a time does.
         """
         with Session(self._writer, expire_on_commit=False) as session, session.begin():
-            if run is not None and self.engine.dialect.name == "postgresql":
-                key = func.hashtextextended("/".join(run), 0)
-                session.execute(select(func.pg_advisory_xact_lock(key)))
+            if run is not None:
+                _lock(session.connection(), "/".join(run))
             yield session
 
     def close(self) -> None:
@@ -92,6 +92,16 @@ def _create_engine(url: str) -> Engine:
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _lock(connection: Connection, what: str) -> None:
+    """Wait for whoever else has a lock of this name, until the transaction ends.
+
+    In SQLite a transaction that writes has locked out all others already.
+    """
+    if connection.dialect.name == "postgresql":
+        key = func.hashtextextended(what, 0)
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:

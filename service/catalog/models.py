@@ -40,6 +40,23 @@ class UTCDateTime(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=value.tzinfo or UTC)
 
 
+class PlainText(TypeDecorator[str]):
+    """Text of the store, as every database can hold it: without NUL, and cut to what fits."""
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self._length = length
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """NUL becomes U+FFFD: what is shown of one alias must not keep a run from being listed."""
+        if value is None:
+            return None
+        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")[: self._length]
+
+
 class Base(DeclarativeBase):
     """Constraint names are fixed, so that migrations can name them on every database."""
 
@@ -59,8 +76,8 @@ class RootRow(Base):
 
     __tablename__ = "roots"
 
-    name: Mapped[str] = mapped_column(String(128), primary_key=True)
-    uri: Mapped[str] = mapped_column(String(4096))
+    name: Mapped[str] = mapped_column(PlainText(128), primary_key=True)
+    uri: Mapped[str] = mapped_column(PlainText(4096))
     # When the last look at all of its runs began that came to an end.
     scanned: Mapped[datetime | None] = mapped_column(UTCDateTime)
     # Why the last look did not.
@@ -74,9 +91,9 @@ class RunRow(Base):
     __table_args__ = (UniqueConstraint("root", "name"),)
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
-    root: Mapped[str] = mapped_column(String(128))
-    name: Mapped[str] = mapped_column(String(128))
-    uri: Mapped[str] = mapped_column(String(4096))
+    root: Mapped[str] = mapped_column(PlainText(128))
+    name: Mapped[str] = mapped_column(PlainText(128))
+    uri: Mapped[str] = mapped_column(PlainText(4096))
     created: Mapped[datetime] = mapped_column(UTCDateTime)
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     lineage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -116,9 +133,9 @@ class CheckpointRow(Base):
     items: Mapped[list[str]] = mapped_column(JSON)
     iterators: Mapped[dict[str, int]] = mapped_column(JSON)
     manifest_digest: Mapped[str | None] = mapped_column(String(80))
-    model_type: Mapped[str | None] = mapped_column(String(128))
+    model_type: Mapped[str | None] = mapped_column(PlainText(128))
     # Of an adopted checkpoint: the folder of its files.
-    source: Mapped[str | None] = mapped_column(String(4096))
+    source: Mapped[str | None] = mapped_column(PlainText(4096))
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     # A metric that is no finite number is kept as text: JSON has no other place for it.
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
@@ -136,12 +153,12 @@ class AliasRow(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id", ondelete="CASCADE"))
-    alias: Mapped[str] = mapped_column(String(128))
+    alias: Mapped[str] = mapped_column(PlainText(128))
     step: Mapped[int] = mapped_column(BigInteger)
     attempt: Mapped[int] = mapped_column(BigInteger)
     manifest_digest: Mapped[str | None] = mapped_column(String(80))
-    by: Mapped[str] = mapped_column(String(256))
-    reason: Mapped[str] = mapped_column(String(2000))
+    by: Mapped[str] = mapped_column(PlainText(256))
+    reason: Mapped[str] = mapped_column(PlainText(2000))
     at: Mapped[datetime] = mapped_column(UTCDateTime)
     sequence: Mapped[int] = mapped_column(BigInteger)
 
@@ -154,8 +171,8 @@ class AuditRow(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     at: Mapped[datetime] = mapped_column(UTCDateTime)
-    actor: Mapped[str] = mapped_column(String(256))
+    actor: Mapped[str] = mapped_column(PlainText(256))
     action: Mapped[str] = mapped_column(String(64))
-    root: Mapped[str] = mapped_column(String(128))
-    run: Mapped[str] = mapped_column(String(128))
+    root: Mapped[str] = mapped_column(PlainText(128))
+    run: Mapped[str] = mapped_column(PlainText(128))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)

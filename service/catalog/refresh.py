@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from sqlalchemy.exc import DataError
+
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.snapshot import take_snapshot
@@ -205,6 +207,8 @@ class Index:
             return  # deleted since it was listed
         except StoreUnavailableError:
             raise
+        except DataError as exc:  # of one run, which must not keep the others from being read
+            logger.error("the catalog leaves %s as it was: %s", uri, exc.orig)
         except StorageError as exc:
             logger.warning("the catalog leaves %s as it was: %s", uri, exc)
             with self.catalog.write((root, uri.name)) as session:

@@ -1,9 +1,14 @@
-"""A query parameter that an operation does not have is refused: `?atempt=1` must not delete all."""
+"""A query parameter that an operation does not have is refused: `?atempt=1` must not delete all.
+
+So is text in a path or a query that no database can hold.
+"""
 
 from difflib import get_close_matches
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+
+from cairn.service.schemas import is_plain
 
 __all__ = ["refuse_unknown_parameters"]
 
@@ -14,6 +19,19 @@ def refuse_unknown_parameters(request: Request) -> None:
     Raises:
         RequestValidationError: it has others; all are named.
     """
+    odd = [
+        {
+            "type": "odd_text",
+            "loc": (place, name),
+            "msg": "expected text without NUL and without half of a surrogate pair",
+            "input": value,
+        }
+        for place, given in (("path", request.path_params), ("query", request.query_params))
+        for name, value in given.items()
+        if not is_plain(value)
+    ]
+    if odd:
+        raise RequestValidationError(odd)
     if not request.query_params:
         return
     known = _parameters(request)

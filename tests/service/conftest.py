@@ -9,9 +9,25 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
+from tests.service.databases import PostgreSQL, running_postgresql
 
 BASE_URL = "http://127.0.0.1:8321"
 PEER = ("127.0.0.1", 50000)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgreSQL]:
+    with running_postgresql() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database, of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/catalog.sqlite"
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.create()
 
 
 @pytest.fixture

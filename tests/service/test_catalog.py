@@ -26,8 +26,8 @@ from tests.service.stores import add_steps, annotate, make_run, publish, trash
 
 
 @pytest.fixture
-def catalog(tmp_path):
-    catalog = Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")
+def catalog(database_url):
+    catalog = Catalog.open(database_url)
     yield catalog
     catalog.close()
 
@@ -140,30 +140,30 @@ def test_migrations_go_down_and_up_again(catalog):
     assert "runs" in inspect(catalog.engine).get_table_names()
 
 
-def test_sqlite_waits_for_writers_and_keeps_references(catalog):
+def test_sqlite_waits_for_writers_and_keeps_references(tmp_path):
+    catalog = Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")
     with catalog.read() as session:
         connection = session.connection()
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+    catalog.close()
 
 
-def test_servers_that_start_together_migrate_once(tmp_path):
-    url = f"sqlite:///{tmp_path}/catalog.sqlite"
+def test_servers_that_start_together_migrate_once(database_url):
     with ThreadPoolExecutor(4) as pool:
-        catalogs = list(pool.map(lambda _: Catalog.open(url), range(4)))
+        catalogs = list(pool.map(lambda _: Catalog.open(database_url), range(4)))
     for catalog in catalogs:
         catalog.close()
 
 
-def test_catalog_of_a_newer_version_is_left_alone(tmp_path):
-    url = f"sqlite:///{tmp_path}/catalog.sqlite"
-    catalog = Catalog.open(url)
+def test_catalog_of_a_newer_version_is_left_alone(database_url):
+    catalog = Catalog.open(database_url)
     with catalog.write() as session:
         session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     catalog.close()
     with pytest.raises(SettingsError, match=r"CAIRN_DATABASE_URL: .*made by a newer Cairn"):
-        Catalog.open(url)
+        Catalog.open(database_url)
 
 
 def test_file_that_is_no_database_is_refused(tmp_path):
@@ -372,11 +372,11 @@ def test_run_indexed_while_a_root_is_listed_stays(index, root, monkeypatch):
         assert rows.find_run(session, "default", "new") is not None
 
 
-def test_older_state_written_by_another_process_is_mended(index, root, monkeypatch, tmp_path):
+def test_older_state_written_by_another_process_is_mended(index, root, monkeypatch, database_url):
     """A slow `cairn index rebuild` on the database of a running server."""
     run = make_run(root / "run", [1])
     index.refresh_run("default", run)
-    other = Index(Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite"))
+    other = Index(Catalog.open(database_url))
     with monkeypatch.context() as patched:
 
         def slow_snapshot(*args):

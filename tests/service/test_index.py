@@ -1,5 +1,6 @@
 """The catalog as an index: what it answers alone, when it is behind, and when the store is gone."""
 
+import json
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ from cairn.service.catalog import Catalog, Index, rows
 from cairn.service.catalog.scanner import Scanner
 from cairn.service.settings import Settings
 from cairn.storage.errors import StoreUnavailableError
+from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
@@ -20,6 +22,12 @@ from tests.service.stores import annotate, begin_saving, make_run, publish, tras
 
 RUN = "/v1/roots/default/runs/run"
 SECONDS = 30.0
+
+
+@pytest.fixture
+def settings(root, tmp_path, database_url):
+    data = tmp_path / "data"
+    return Settings(root=str(root), data_dir=data, database_url=database_url, scan_seconds=0)
 
 
 @pytest.fixture
@@ -99,7 +107,8 @@ def test_a_scan_finds_what_nobody_announced(index, root):
     assert (latest(index), latest(index, "new")) == (2, None)
 
 
-def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root):
+def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root, monkeypatch):
+    monkeypatch.setattr("cairn.service.catalog.scanner.REST", 1)
     scanner = Scanner(index, {"default": parse_uri(root)}, 0.01)
     scanner.start()
     run = make_run(root / "run", [1])
@@ -112,6 +121,7 @@ def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root):
 
 
 def test_a_scan_that_fails_is_told_and_tried_again(index, root, monkeypatch, caplog):
+    monkeypatch.setattr("cairn.service.catalog.scanner.REST", 1)
     scanner = Scanner(index, {"default": parse_uri(root)}, 0.01)
     refresh, failed = index.refresh_root, threading.Event()
 
@@ -242,3 +252,32 @@ def test_settings_say_how_often_the_store_is_looked_at(root, tmp_path):
     with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
         make_run(root / "run", [1])
         wait_for(lambda: http.get("/v1/runs").json()["runs"])
+
+
+def test_text_that_a_database_cannot_hold_keeps_no_run_from_being_listed(http, root):
+    for name in ("a", "b"):
+        run = make_run(root / name, [1], labels={"team": "nlp\0", "x\0": "y"})
+        annotate(run, 1, labels={"eval\0": "\0"}, metrics={"lo\0ss": 0.5})
+        AliasWriter(run.objects).move(
+            "best", step=1, attempt=1, expect=None, by="me\0", reason=f"so{chr(0)}{'long' * 9000}"
+        )
+    runs = http.get("/v1/runs").json()["runs"]
+    assert [run["name"] for run in runs] == ["a", "b"]
+    assert runs[0]["labels"] == {"team": "nlp\0", "x\0": "y"}
+    (alias,) = http.get("/v1/roots/default/runs/a/aliases").json()["aliases"]
+    assert (alias["by"], len(alias["reason"])) == ("me\N{REPLACEMENT CHARACTER}", 2000)
+
+
+@pytest.mark.parametrize("text", ["\0", "\ud800"])
+def test_text_that_no_database_can_hold_is_refused_at_the_border(http, root, text):
+    make_run(root / "run", [1])
+    headers = {"If-None-Match": "*", "Content-Type": "application/json"}
+    body = json.dumps({"alias": "best", "reason": f"a{text}"})
+    answer = http.post(f"{RUN}/checkpoints/1:promote", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert "expected text without NUL" in answer.json()["detail"]
+    if text == "\0":
+        answer = http.delete(f"{RUN}/checkpoints/1", params={"reason": "a\0"})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.reason")
+        assert http.get("/v1/operations/a%00").status_code == 422
+    assert http.get(f"{RUN}/checkpoints/1").json()["state"] == "listed"
