@@ -6,6 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
@@ -13,8 +14,10 @@ from starlette.concurrency import run_in_threadpool
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages
 from cairn.service.http import (
+    AT_ONCE,
     BodyLimit,
     LoopbackGuard,
+    StoreTurns,
     describe_api,
     install_handlers,
     problem_responses,
@@ -114,6 +117,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         app.state.catalog = catalog
         app.state.index = index
+        app.state.turns = StoreTurns()
+        # As many threads as silent stores can hold, and those that all else needs.
+        current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(settings.root_uris)
         scanner.start()
         app.state.jobs = None
         if app.state.launch_jobs:

@@ -170,7 +170,7 @@ def _find(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> RunRow:
         if row is not None and row.uri == str(uri):
             return row
         if not known:
-            index.refresh_run(root, StoredRun(uri))
+            index.look_for(root, StoredRun(uri))
     raise _gone(uri)
 
 

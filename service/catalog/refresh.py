@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +26,15 @@ from cairn.storage.errors import (
     StoreUnavailableError,
 )
 from cairn.storage.runs import Run, list_runs
-from cairn.storage.store import StoreURI, open_files, utc_now
+from cairn.storage.store import StoreURI, open_files, own_seconds_left, silence, utc_now
 
 logger = logging.getLogger(__name__)
 
 _SHOWN: Final = 3
 RUNS_AT_ONCE: Final = 8
+LOOKS_AT_ONCE: Final = 12
+"""Runs of one root, unknown so far, that are looked for at a time."""
+
 FIRST_SCAN_SECONDS: Final = 10
 """How long who asks for a list waits for the first look at a root."""
 
@@ -64,6 +68,9 @@ class Index:
         self._tickets = itertools.count(1)
         self._guard = threading.Lock()
         self._scanning: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._looks: defaultdict[str, threading.Semaphore] = defaultdict(
+            lambda: threading.Semaphore(LOOKS_AT_ONCE)
+        )
         self._turns: defaultdict[tuple[str, StoreURI], _Turn] = defaultdict(_Turn)
 
     def refresh_run(self, root: str, run: Run, *, anew: bool = False) -> None:
@@ -83,6 +90,25 @@ class Index:
             if turn is not None and not self._read_run(root, run, anew=anew):
                 while not self._read_run(root, run, anew=anew) and anew:
                     pass
+
+    def look_for(self, root: str, run: Run) -> None:
+        """Read one run that the catalog does not know, unless too many are being looked for.
+
+        Raises:
+            RunNotFoundError: There is none.
+            NotReadyError: The store is slow, and others wait for it already.
+        """
+        looks = self._looks[root]
+        if not looks.acquire(blocking=False):
+            raise NotReadyError(
+                f"{run.uri}: not known, and the store is too slow to look for it: {LOOKS_AT_ONCE} "
+                "others are being looked for. Try again later.",
+                headers={"Retry-After": "5"},
+            )
+        try:
+            self.refresh_run(root, run)
+        finally:
+            looks.release()
 
     def refresh_runs(self, roots: Mapping[str, StoreURI], runs: Iterable[tuple[str, str]]) -> None:
         """Read several runs, given as (root, name), anew, some at a time.
@@ -243,7 +269,10 @@ class Index:
         with self._guard:
             arrived = next(self._tickets)
             turn = self._turns[root, uri]
-        with turn.lock:
+        began, left = time.monotonic(), own_seconds_left()
+        if not turn.lock.acquire(timeout=-1 if left is None else left):
+            raise silence(uri, time.monotonic() - began, "none; others wait for it too")
+        try:
             if turn.begun > arrived and not always:
                 yield None
                 return
@@ -251,6 +280,8 @@ class Index:
                 begun = next(self._tickets)
             yield turn
             turn.begun = begun  # not reached after an error: the next caller tries for itself
+        finally:
+            turn.lock.release()
 
 
 def _rests(known: rows.Known | None, run: StoreURI) -> bool:

@@ -16,11 +16,22 @@ from cairn.service.dependencies import (
     RunURIDependency,
 )
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import ActorDependency, ExpectationDependency, etag, problem_responses
+from cairn.service.http import (
+    ActorDependency,
+    ExpectationDependency,
+    StoreReadRoute,
+    StoreRoute,
+    etag,
+    problem_responses,
+)
 from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
 from cairn.storage.store import from_rfc3339
 
-router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"])
+router: Final = APIRouter(
+    prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"], route_class=StoreRoute
+)
+
+_history: Final = APIRouter(route_class=StoreReadRoute)
 
 
 @router.get("", responses=problem_responses(404))
@@ -63,7 +74,7 @@ def remove_alias(
     note_alias(catalog, root=root, run=run, actor=actor, alias=tombstone)
 
 
-@router.get("/{alias}/history", responses=problem_responses(404))
+@_history.get("/{alias}/history", responses=problem_responses(404))
 def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
     """Moves of an alias, newest first, also after its deletion."""
     events = [
@@ -71,3 +82,6 @@ def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
         for event in run.aliases.history(alias)
     ]
     return AliasHistory(alias=alias, events=events)
+
+
+router.include_router(_history)

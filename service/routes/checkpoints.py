@@ -21,6 +21,7 @@ from cairn.service.dependencies import (
 from cairn.service.http import (
     ActorDependency,
     ExpectationDependency,
+    StoreRoute,
     decode_token,
     encode_token,
     etag,
@@ -38,7 +39,9 @@ from cairn.service.schemas import (
     UndeleteRequest,
 )
 
-router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["checkpoints"])
+router: Final = APIRouter(
+    prefix="/roots/{root}/runs/{run}/checkpoints", tags=["checkpoints"], route_class=StoreRoute
+)
 
 StateFilter = Annotated[
     CheckpointState | Literal["all"], Query(description="Steps of this state only, or `all`.")

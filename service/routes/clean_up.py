@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from cairn.service.actions import judge, plan_body, stored_policy
 from cairn.service.catalog import note_deletion
 from cairn.service.dependencies import CatalogDependency, IdempotencyKey, RootName, RunDependency
-from cairn.service.http import ActorDependency, problem_responses
+from cairn.service.http import ActorDependency, StoreRoute, problem_responses
 from cairn.service.jobs import JobsDependency, accepted, gc, get_jobs, retention
 from cairn.service.schemas import (
     ApplyRetentionRequest,
@@ -19,7 +19,7 @@ from cairn.service.schemas import (
 from cairn.storage.runs import check_names
 from cairn.storage.store import utc_now
 
-router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])
+router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"], route_class=StoreRoute)
 
 
 @router.post(

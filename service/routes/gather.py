@@ -5,11 +5,13 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
-from cairn.service.http import problem_responses
+from cairn.service.http import StoreRoute, problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, export_request, gather
 from cairn.service.schemas import GatherRequest, Operation
 
-router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
+router: Final = APIRouter(
+    prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"], route_class=StoreRoute
+)
 
 
 @router.post("/{step}:gather", status_code=202, responses=problem_responses(404, 409))

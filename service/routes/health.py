@@ -15,9 +15,12 @@ from cairn.service.errors import NotReadyError
 from cairn.service.http import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI, open_files
+from cairn.storage.store import StoreURI, open_files, within
 
 logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 5.0
+"""A store that takes longer than that is not ready."""
 
 router: Final = APIRouter(tags=["health"])
 
@@ -69,4 +72,5 @@ def _ask_root(uri: StoreURI) -> None:
         raise StoreUnavailableError(
             "no folder", path=uri, expected="a folder, or nothing yet", found="a file"
         )
-    open_files(uri).list()
+    with within(ANSWER_SECONDS):
+        open_files(uri).list()

@@ -12,12 +12,14 @@ from cairn.service.dependencies import (
     root_uri,
 )
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import problem_responses
+from cairn.service.http import StoreRoute, problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, restore
 from cairn.service.schemas import Operation, RestoreMode, RestoreRequest
 from cairn.storage.store import confine
 
-router: Final = APIRouter(prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"])
+router: Final = APIRouter(
+    prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"], route_class=StoreRoute
+)
 
 
 @router.post("/{step}:restore", status_code=202, responses=problem_responses(404, 409))

@@ -16,11 +16,11 @@ from cairn.service.dependencies import (
     SettingsDependency,
     root_uri,
 )
-from cairn.service.http import decode_token, encode_token, problem_responses
+from cairn.service.http import StoreRoute, decode_token, encode_token, problem_responses
 from cairn.service.schemas import Root, RootList, Run, RunList
 from cairn.storage.store import StoreURI
 
-router: Final = APIRouter(tags=["runs"])
+router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
 
 @router.get("/roots")

@@ -15,7 +15,7 @@ from cairn.service.dependencies import (
     SettingsDependency,
     existing_run,
 )
-from cairn.service.http import ActorDependency, problem_responses
+from cairn.service.http import ActorDependency, StoreRoute, problem_responses
 from cairn.service.jobs import JobsDependency, StepDependency, accepted, verify
 from cairn.service.schemas import (
     Operation,
@@ -26,7 +26,7 @@ from cairn.service.schemas import (
 )
 from cairn.storage.runs import repair_run
 
-router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"])
+router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"], route_class=StoreRoute)
 
 
 @router.post(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 import tensorstore as ts
@@ -43,36 +44,33 @@ _LOOKS: Final = 4
 T = TypeVar("T")
 
 
-class _Caller(threading.local):
-    """When the own time of this thread's caller ends, on the clock of `time.monotonic`."""
-
-    ends = math.inf
-
-
-_caller = _Caller()
+_ends: ContextVar[float] = ContextVar("cairn_deadline", default=math.inf)
+"""When the caller's own time ends, on the clock of `time.monotonic`."""
 
 
 @contextmanager
 def within(seconds: float | None) -> Iterator[None]:
-    """Have every wait of this thread end by then; of nested ones the soonest counts.
+    """Have every wait in this context end by then; of nested ones the soonest counts.
+
+    A thread has a context of its own, unless it was started with that of another.
 
     Args:
         seconds: from now on; None changes nothing.
     """
-    before = _caller.ends
-    if seconds is not None:
-        _caller.ends = min(before, time.monotonic() + seconds)
+    before = _ends.get()
+    token = _ends.set(before if seconds is None else min(before, time.monotonic() + seconds))
     try:
         yield
     finally:
-        _caller.ends = before
+        _ends.reset(token)
 
 
 def own_seconds_left() -> float | None:
     """What is left of the time that the caller set by `within`; None if it set none."""
-    if _caller.ends == math.inf:
+    ends = _ends.get()
+    if ends == math.inf:
         return None
-    return min(max(0.0, _caller.ends - time.monotonic()), threading.TIMEOUT_MAX)
+    return min(max(0.0, ends - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def silence(path: object, seconds: float, found: str = "none") -> StoreUnavailableError:
@@ -126,7 +124,7 @@ class Progress:
         """
         now = time.monotonic()
         since = now if self._elsewhere else max(began, self._at)
-        return max(0.0, min(since + DEADLINE_SECONDS, _caller.ends) - now)
+        return max(0.0, min(since + DEADLINE_SECONDS, _ends.get()) - now)
 
 
 class ReadProgress(Progress):
