@@ -19,6 +19,9 @@ Without `CAIRN_DATA_DIR` the databases are in `$XDG_STATE_HOME/cairn`, else `~/.
 else `./.cairn`: the first that can be written.
 
 The client and the commands that ask a server read `CAIRN_URL` (default `http://127.0.0.1:8321`).
+A training job where `CAIRN_URL` is set announces each step that it has saved, so that lists have it
+at once, and waits for nothing: the server's root that the run lies in is named by
+`CAIRN_ANNOUNCE_ROOT` (default `default`).
 """
 
 

@@ -1,5 +1,6 @@
 """The wheel and the source distribution hold one package, `cairn`, with all of its files."""
 
+import configparser
 import tarfile
 import zipfile
 
@@ -61,7 +62,9 @@ def test_the_wheel_has_one_name_and_one_command(wheel):
         (top,) = [name for name in archive.namelist() if name.endswith("top_level.txt")]
         (commands,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert archive.read(top).split() == [b"cairn"]
-        assert archive.read(commands).decode().split("\n")[:2] == [
-            "[console_scripts]",
-            "cairn = cairn.service.command.cli:main",
-        ]
+        entries = configparser.ConfigParser()
+        entries.read_string(archive.read(commands).decode())
+        assert {name: dict(entries[name]) for name in entries.sections()} == {
+            "console_scripts": {"cairn": "cairn.service.command.cli:main"},
+            "cairn.durable_steps": {"announce": "cairn.service.client.announcing:announce"},
+        }

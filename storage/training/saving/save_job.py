@@ -38,6 +38,7 @@ from cairn.storage.store import (
     within,
 )
 from cairn.storage.training import processes
+from cairn.storage.training.saving import listeners
 from cairn.storage.training.saving.arrival import check_files
 from cairn.storage.training.saving.engine import TEMPORARY, StepWrite, commit_text
 from cairn.storage.training.saving.file_origins import FileOrigins
@@ -112,6 +113,8 @@ class SaveJob:
                 for held in self.items.values():
                     held.unchanged.forget()
         handle.finish(error)
+        if error is None and processes.is_primary():
+            listeners.tell(str(self.objects.uri), handle.step, handle.attempt)
 
     def _publish(self, written: Mapping[str, WrittenItem]) -> None:
         step, attempt, folder = self.handle.step, self.handle.attempt, self.handle.uri
