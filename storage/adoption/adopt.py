@@ -17,6 +17,7 @@ import google_crc32c
 
 from cairn.storage.adoption.layouts import (
     FolderContents,
+    PlainItems,
     find_checkpoints,
     is_among_checkpoints,
     plain_items,
@@ -67,6 +68,7 @@ _SUFFIX: Final = ".cairn"
 _STORES: Final = ("file", "gs")
 _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
+_MISSING: Final = "is not there, though Orbax names it"
 _REFUSED: Final = (
     CorruptionError,
     InvalidURIError,
@@ -157,9 +159,10 @@ def adopt(
         stack.callback(writer.close)
         for count, (number, uri) in enumerate(new.items(), 1):
             try:
-                others = _adopt_step(made, writer, number, uri, model, clock)
+                items = _adopt_step(made, writer, number, uri, model, clock)
                 adopted.append(number)
-                left += [f"{uri.name}: item {name} is {_OTHER}" for name in others]
+                left += [f"{uri.name}: item {name} is {_OTHER}" for name in items.others]
+                left += [f"{uri.name}: item {name} {_MISSING}" for name in items.missing]
             except _REFUSED as exc:
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
@@ -265,7 +268,8 @@ def _run(
     try:
         made = Run.open(target, clock=clock)
     except RunNotFoundError:
-        if is_default and source in found.steps.values() and is_among_checkpoints(source):
+        beside = target.parent == source.parent
+        if beside and source in found.steps.values() and is_among_checkpoints(source):
             raise InvalidURIError(
                 "no place beside this checkpoint",
                 path=source,
@@ -350,8 +354,8 @@ def _looked_at(
 
 def _adopt_step(
     run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
-) -> tuple[str, ...]:
-    """Read a step, and publish what was read; its items that are no trees and no JSON."""
+) -> PlainItems:
+    """Read a step, and publish what was read; what it is made of."""
     items = plain_items(uri)
     plain = items.plain.model_copy(update={"source": str(uri)})
     if model is not None:
@@ -377,7 +381,7 @@ def _adopt_step(
     )
     metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
     writer.publish(manifest, _annotation(metrics))
-    return items.others
+    return items
 
 
 def _record(name: str, data: bytes) -> ObjectRecord:

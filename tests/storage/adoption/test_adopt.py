@@ -1,6 +1,5 @@
 """Folders of plain Orbax become runs, and stay as they are."""
 
-import hashlib
 import os
 import shutil
 from datetime import timedelta
@@ -46,21 +45,13 @@ from cairn.storage.runs import (
 from cairn.storage.store import ObjectStore, open_files, parse_uri
 from cairn.storage.training import Checkpointer, load
 from tests.plain_orbax import MIXED, READABLE, UNNUMBERED, UNREADABLE, manager
+from tests.storage.adoption.folders import everything
 from tests.storage.stored_runs import SetClock
 
 ADOPTED = {
     **{name: (make, "") for name, make in READABLE.items()},
     **{name: (make, "best") for name, make in UNNUMBERED.items()},
 }
-
-
-def everything(folder: Path) -> dict[str, tuple[int, str]]:
-    """Every name below a folder, with the time of its last change and its content's hash."""
-    found = {}
-    for path in (folder, *folder.rglob("*")):
-        content = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(folder))] = (path.stat().st_mtime_ns, content)
-    return found
 
 
 def flip_a_bit(step: Path) -> Path:
