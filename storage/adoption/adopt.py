@@ -7,7 +7,7 @@ says. Asked again, it adds what is new, and says what its owner has removed or c
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
+from cairn.storage.adoption.adopted_steps import look_again
 from cairn.storage.adoption.layouts import (
     FolderContents,
     PlainItems,
@@ -38,7 +39,6 @@ from cairn.storage.errors import (
 from cairn.storage.runs import (
     Annotation,
     Manifest,
-    ModelInfo,
     ObjectRecord,
     Run,
     StepInfo,
@@ -46,18 +46,13 @@ from cairn.storage.runs import (
     check_run_name,
     check_step,
     default_writer_id,
-    file_places,
-    file_problem,
-    listed_problems,
     step_dir,
 )
 from cairn.storage.store import (
     Clock,
     ContentSum,
     StoreURI,
-    open_files,
     parse_uri,
-    read_files,
     rfc3339,
     utc_now,
 )
@@ -141,6 +136,7 @@ def adopt(
         PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
             another model.
         LeaseHeldError: a job writes the run, or another adoption does.
+        FencedError: another adoption, by the same user on this machine, has begun meanwhile.
         UnsoundStoreError: the store of the run does not keep what runs rest on.
         StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
     """
@@ -150,13 +146,17 @@ def adopt(
     _refuse_overlap(source, target)
     found = _checkpoints(source, target, None if step is None else check_step(step))
     made = _run(source, target, found, is_default=run is None, clock=clock)
-    listed = made.steps()
-    kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)
-    new, refused, left = _sorted_out(made, listed, found)
     adopted = []
     with ExitStack() as stack:
         writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
         stack.callback(writer.close)
+        if _sorted_out(made, made.steps(), found)[0]:
+            writer.begin()  # before it is looked what is new: another adoption may be at it
+        listed = made.steps()
+        before = look_again(made, listed, model)
+        new, refused, left = _sorted_out(made, listed, found)
+        problems = [*before.changed, *refused]
+        left += before.added
         for count, (number, uri) in enumerate(new.items(), 1):
             try:
                 items = _adopt_step(made, writer, number, uri, model, clock)
@@ -170,9 +170,9 @@ def adopt(
     return Adoption(
         made.uri,
         tuple(adopted),
-        tuple(kept),
-        tuple(gone),
-        tuple(sorted([*problems, *refused])),
+        tuple(before.kept),
+        tuple(before.gone),
+        tuple(sorted(problems)),
         tuple(sorted(left)),
     )
 
@@ -301,55 +301,6 @@ def _run(
             current=info,
         )
     return made
-
-
-def _looked_at(
-    run: Run, listed: Iterable[StepInfo], model: ModelInfo | None
-) -> tuple[list[int], list[int], list[str]]:
-    """Steps that are as they were adopted, steps that are gone, and what has changed.
-
-    Raises:
-        PreconditionFailedError: they were adopted with another model, or with none.
-    """
-    kept, gone, changed = [], [], []
-    for info in listed:
-        if info.source is None:
-            continue
-        manifest = run.manifest(info)
-        if manifest.model != model:
-            raise PreconditionFailedError(
-                "adopted with another model",
-                path=run.uri,
-                expected=f"the config and the map that step {info.step} was adopted with"
-                if manifest.model is not None
-                else f"no config and no map, as for step {info.step}",
-                found="none" if model is None else f"those of a {model.model_type}",
-                next_step="Give the same, or adopt the folder into another run.",
-            )
-        place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
-        entries = {entry.name: entry for entry in open_files(place.folder).walk()}
-        if not entries:
-            gone.append(info.step)
-            continue
-        problems = listed_problems(entries, place.records)
-        records = {
-            record.name: record
-            for record in place.records
-            if record.name not in problems
-            and record.modified_ns != entries[record.name].modified_ns
-        }
-        for read in read_files(place.folder, records):
-            problem = file_problem(records[read.name], read)
-            if problem is not None:
-                problems[read.name] = problem
-        if problems:
-            changed.append(
-                f"{place.folder.name}: changed since it was adopted: "
-                f"{'; '.join(problems[name] for name in sorted(problems))}"
-            )
-        else:
-            kept.append(info.step)
-    return kept, gone, changed
 
 
 def _adopt_step(

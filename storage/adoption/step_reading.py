@@ -34,7 +34,7 @@ from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
 from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, removed_by_owner
 from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files, read_files
 
-__all__ = ["MODEL_ITEM", "StepRead", "read_step", "with_model"]
+__all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
 
 MODEL_ITEM: Final = "model"
 
@@ -129,15 +129,12 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
     reader = CheckpointReader.of_plain(step, plain)
     found = {item: reader.arrays(item) for item in plain.trees}
     trees = {item: arrays for item, arrays in found.items() if arrays is not None}
-    shapes = {
-        item: {path: info.shape for path, info in arrays.infos().items()}
-        for item, arrays in trees.items()
-    }
-    places = model.places(shapes)
+    stored = {item: arrays.infos() for item, arrays in trees.items()}
+    places = model.places(stored)
     items = sorted({leaf.item for leaf in places.values()})
     rest = [
         f"{MODEL_ITEM}/{path}: in the item {MODEL_ITEM!r}, and no leaf of the model"
-        for path in sorted(shapes.get(MODEL_ITEM, {}))
+        for path in sorted(stored.get(MODEL_ITEM, {}))
         if ModelLeaf(MODEL_ITEM, path) not in set(places.values())
     ]
     if len(items) != 1:
@@ -154,7 +151,7 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
     (item,) = items
     tree = trees[item].tree
     arrays = {name: tree.arrays[leaf.path] for name, leaf in places.items()}
-    left = tree.arrays.keys() - {leaf.path for leaf in places.values()}
+    left = {*tree.arrays, *tree.strings} - {leaf.path for leaf in places.values()}
     folders = {name: folder for name, folder in plain.trees.items() if name != item or left}
     return plain.model_copy(
         update={
@@ -162,6 +159,31 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
             "arrays": {MODEL_ITEM: arrays},
         }
     )
+
+
+def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: ModelMap) -> bool:
+    """Whether an adopted step has the model's leaves where its rules say; reads no values.
+
+    Args:
+        step: its folder.
+        plain: how it lies, without a model.
+        adopted: how it was adopted.
+        model: the rules.
+
+    Raises:
+        CorruptionError: what Orbax says of a tree can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    reader = CheckpointReader.of_plain(step, plain)
+    found = set()
+    for item in plain.trees:
+        arrays = reader.arrays(item)
+        assert arrays is not None, "its tree was seen there"
+        named = {
+            name: model.name(ModelLeaf(item, path)) for path, name in arrays.tree.arrays.items()
+        }
+        found |= {(path, name) for name, path in named.items() if path is not None}
+    return found == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
 
 
 def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:

@@ -1,0 +1,78 @@
+"""Folders that were adopted before, and what their owner has done there since."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cairn.storage.adoption import adopt
+from cairn.storage.errors import CorruptionError
+from cairn.storage.reading import verify_step
+from cairn.storage.runs import Run
+from cairn.storage.training import load
+from tests.plain_orbax import READABLE, manager
+
+ZEROS = {"w": np.ones((8, 8), np.float32), "zeros": np.zeros((8, 8), np.float32)}
+
+
+def older_step_without_a_chunk(folder: Path) -> None:
+    """As older releases saved zeros: not at all."""
+    READABLE["older trees of small files"](folder, ZEROS)
+    shutil.rmtree(folder / "checkpoint_10")
+    (folder / "checkpoint_5" / "zeros" / "0.0").unlink()
+
+
+def test_values_that_were_added_are_noticed_by_all_who_look(tmp_path):
+    older_step_without_a_chunk(tmp_path / "old")
+    run = Run.open(adopt(tmp_path / "old").run)
+    assert load(run.uri, {"state": ZEROS})["state"]["zeros"].sum() == 0
+    step = tmp_path / "old" / "checkpoint_5"
+    shutil.copy(step / "w" / "0.0", step / "zeros" / "0.0")
+    with pytest.raises(CorruptionError):
+        load(run.uri, {"state": ZEROS})
+    found = verify_step(run, 5)
+    assert not found.loads
+    assert any("zeros" in problem for problem in found.problems)
+    again = adopt(tmp_path / "old")
+    assert (again.kept, again.ok) == ((), False)
+    assert "zeros/0.0: values that were not there" in again.problems[0]
+
+
+def test_files_that_were_added_are_named_and_change_nothing(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    READABLE["older trees of small files"](tmp_path / "small", ZEROS)
+    for folder in ("old", "small"):
+        adopt(tmp_path / folder)
+    (tmp_path / "old" / "5" / "notes.txt").write_text("mine")
+    (tmp_path / "small" / "checkpoint_5" / "manifest.ocdbt").write_text("not a manifest")
+    again = adopt(tmp_path / "old")
+    assert (again.kept, again.ok) == ((5,), True)
+    assert again.left == ("5: added since it was adopted: notes.txt",)
+    run = Run.open(tmp_path / "small.cairn")
+    assert load(run.uri, {"state": ZEROS}, step=5)["state"]["w"].sum() == 64
+    found = verify_step(run, 5)
+    assert (found.ok, found.extra) == (True, ("manifest.ocdbt",))
+
+
+def test_two_adoptions_at_once_list_each_step_once(tmp_path):
+    manager(tmp_path / "old", steps=tuple(range(1, 9)))
+    program = "import sys; from cairn.storage.adoption import adopt; print(adopt(sys.argv[1]).ok)"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "old")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    told = [process.communicate() for process in started]
+    for process, (out, err) in zip(started, told, strict=True):
+        left_to_another = "FencedError" in err or "LeaseHeldError" in err
+        assert left_to_another or (process.returncode, out) == (0, "True\n"), err
+    last = adopt(tmp_path / "old")
+    assert (last.ok, last.adopted + last.kept) == (True, tuple(range(1, 9)))
+    assert [info.step for info in Run.open(last.run).steps()] == [*range(1, 9)]
