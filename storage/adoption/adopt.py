@@ -18,7 +18,6 @@ import google_crc32c
 from cairn.storage.adoption.adopted_steps import look_again
 from cairn.storage.adoption.layouts import (
     FolderContents,
-    PlainItems,
     find_checkpoints,
     is_among_checkpoints,
     plain_items,
@@ -64,6 +63,8 @@ _STORES: Final = ("file", "gs")
 _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
 _MISSING: Final = "is not there, though Orbax names it"
+_ABSENT: Final = "not stored, and are zeros unless they were lost"
+_NAMED: Final = 5
 _REFUSED: Final = (
     CorruptionError,
     InvalidURIError,
@@ -86,7 +87,8 @@ class Adoption:
         gone: steps that it lists, and that their owner has removed.
         problems: steps that their owner has changed, or that could not be adopted, a line for each;
             it begins with the folder's name.
-        left: what is no step, or none yet, and what was deleted from the run, a line for each.
+        left: what is no step, or none yet, what was deleted from the run, and what was left of a
+            step or added to it, a line for each.
     """
 
     run: StoreURI
@@ -155,14 +157,14 @@ def adopt(
         listed = made.steps()
         before = look_again(made, listed, model)
         new, refused, left = _sorted_out(made, listed, found)
+        if step is not None:
+            refused += _otherwise(listed, source, check_step(step))
         problems = [*before.changed, *refused]
         left += before.added
         for count, (number, uri) in enumerate(new.items(), 1):
             try:
-                items = _adopt_step(made, writer, number, uri, model, clock)
+                left += _adopt_step(made, writer, number, uri, model, clock)
                 adopted.append(number)
-                left += [f"{uri.name}: item {name} is {_OTHER}" for name in items.others]
-                left += [f"{uri.name}: item {name} {_MISSING}" for name in items.missing]
             except _REFUSED as exc:
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
@@ -212,6 +214,15 @@ def _sorted_out(
         else:
             new[number] = uri
     return new, refused, left
+
+
+def _otherwise(listed: list[StepInfo], folder: StoreURI, step: int) -> list[str]:
+    """That the one checkpoint is listed as another step, if it is."""
+    others = (info.step for info in listed if info.source == str(folder) and info.step != step)
+    return [
+        f"{folder.name}: adopted as step {other}, not {step}; adopt it into another run"
+        for other in others
+    ]
 
 
 def _beside(folder: StoreURI) -> StoreURI:
@@ -305,8 +316,8 @@ def _run(
 
 def _adopt_step(
     run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
-) -> PlainItems:
-    """Read a step, and publish what was read; what it is made of."""
+) -> list[str]:
+    """Read a step, and publish what was read; what of it is not what it seems, a line each."""
     items = plain_items(uri)
     plain = items.plain.model_copy(update={"source": str(uri)})
     if model is not None:
@@ -332,7 +343,13 @@ def _adopt_step(
     )
     metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
     writer.publish(manifest, _annotation(metrics))
-    return items
+    told = [f"item {name} is {_OTHER}" for name in items.others]
+    told += [f"item {name} {_MISSING}" for name in items.missing]
+    if found.absent:
+        more = ", …" if len(found.absent) > _NAMED else ""
+        names = f"{', '.join(found.absent[:_NAMED])}{more}"
+        told.append(f"chunks are {_ABSENT}: of {names}")
+    return [f"{uri.name}: {text}" for text in told]
 
 
 def _record(name: str, data: bytes) -> ObjectRecord:

@@ -16,6 +16,7 @@ from cairn.storage.runs import (
     StepInfo,
     file_places,
     file_problem,
+    is_kept,
     listed_problems,
 )
 from cairn.storage.store import Entry, StoreURI, open_files, read_files
@@ -64,7 +65,8 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
         if manifest.model != (None if model is None else model.info):
             raise _another(run, info, model, manifest)
         place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
-        entries = {entry.name: entry for entry in open_files(place.folder).walk()}
+        walked = open_files(place.folder).walk()
+        entries = {entry.name: entry for entry in walked if not is_kept(entry.name)}
         if not entries:
             found.gone.append(info.step)
             continue

@@ -76,3 +76,11 @@ def test_two_adoptions_at_once_list_each_step_once(tmp_path):
     last = adopt(tmp_path / "old")
     assert (last.ok, last.adopted + last.kept) == (True, tuple(range(1, 9)))
     assert [info.step for info in Run.open(last.run).steps()] == [*range(1, 9)]
+
+
+def test_one_checkpoint_is_not_listed_as_two_steps(tmp_path):
+    READABLE["one tree"](tmp_path / "best")
+    assert adopt(tmp_path / "best", step=4000).adopted == (4000,)
+    again = adopt(tmp_path / "best", step=5000)
+    assert (again.adopted, again.kept) == ((), (4000,))
+    assert again.problems == ("best: adopted as step 4000, not 5000; adopt it into another run",)

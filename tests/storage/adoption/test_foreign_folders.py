@@ -11,6 +11,7 @@ import pytest
 
 from cairn.storage.adoption import adopt
 from cairn.storage.errors import InvalidURIError, NotACheckpointError
+from cairn.storage.reading import verify_step
 from cairn.storage.runs import Run, fork_run
 from cairn.storage.store import parse_uri
 from cairn.storage.training import load
@@ -148,3 +149,52 @@ def test_a_time_that_is_none_is_not_believed(tmp_path, when):
     report = adopt(tmp_path / "old")
     assert report.adopted == (5,), report.problems
     assert np.datetime64(Run.open(report.run).latest().created.rstrip("Z")).item().year > 2020
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_leaves_that_orbax_has_kept_in_one_array_are_not_taken_for_two(tmp_path, use_ocdbt):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    tree = {"a.b": np.ones(3), "a": {"b": np.zeros(3)}}
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", tree)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "2", TREE)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (2,)
+    assert "leaves that are one array" in report.problems[0]
+    assert "a.b, a/b" in report.problems[0]
+
+
+def test_a_name_that_no_file_can_have_is_the_problem_of_its_step_alone(tmp_path):
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", {"": np.ones(3)})
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "2", TREE)
+    report = adopt(tmp_path / "old")
+    assert report.adopted == (2,)
+    assert report.problems[0].startswith("1: stored data of a leaf is missing or damaged")
+
+
+@pytest.mark.parametrize("layout", ["older trees", "older trees of small files"])
+def test_chunks_that_are_not_stored_are_said_to_be(tmp_path, layout):
+    READABLE[layout](tmp_path / "whole", TREE)
+    assert adopt(tmp_path / "whole").left == ()
+    READABLE["older trees of small files"](tmp_path / "lost", TREE | {"z": np.ones(3)})
+    for step in (5, 10):
+        (tmp_path / "lost" / f"checkpoint_{step}" / "w" / "0.0").unlink()
+    report = adopt(tmp_path / "lost")
+    assert report.adopted == (5, 10)
+    text = "chunks are not stored, and are zeros unless they were lost: of state/w"
+    assert [line.partition(":")[0] for line in report.left] == ["checkpoint_10", "checkpoint_5"]
+    assert all(line.endswith(text) for line in report.left)
+
+
+def test_a_copy_of_a_fork_is_adopted_with_digests_of_its_own(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    source = Run.open(adopt(tmp_path / "old").run)
+    fork_run(source, source.step(5), parse_uri(tmp_path / "fork"), by="me")
+    shutil.copytree(tmp_path / "fork" / "attempts" / "1", tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("chunk_digests*"):
+        path.write_text("{}")
+    run = Run.open(adopt(tmp_path / "copy").run)
+    assert verify_step(run, 5).ok
+    assert load(run.uri, {"state": TREE})["state"]["w"].sum() == 16
+    again = adopt(tmp_path / "copy")
+    assert (again.kept, again.left) == ((5,), ())
