@@ -34,9 +34,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is floating, those of `ml_dtypes` included."""
+    """Whether a dtype is floating, those of `ml_dtypes` included; complex ones are not."""
     try:
         ml_dtypes.finfo(dtype)
     except ValueError:
         return False
-    return True
+    return dtype.kind != "c"
