@@ -747,3 +747,27 @@ def test_folders_with_names_that_no_address_has_are_in_nobodys_way(tmp_path):
     (tmp_path / "old" / "what?").mkdir()
     (tmp_path / "old" / "50%").mkdir()
     assert adopt(tmp_path / "old").adopted == (5,)
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_dict_whose_key_is_value_is_loaded_into_its_like(tmp_path, use_ocdbt):
+    tree = {
+        "ema": {"value": np.arange(3.0)},
+        "one": {"value": np.ones(2)},
+        "deep": {"value": {"value": np.zeros(4)}},
+        "list": [{"value": np.full(2, 5.0)}, {"value": np.full(2, 6.0)}],
+        "step": 3,
+    }
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", tree)
+    report = adopt(tmp_path / "old")
+    fork_run(Run.open(report.run), Run.open(report.run).latest(), parse_uri(tmp_path / "f"), by="m")
+    for run in (report.run, tmp_path / "f"):
+        ours = load(run, {"state": tree})["state"]
+        assert jax.tree.map(bits, ours) == jax.tree.map(bits, tree)
+        some = load(run, {"state": tree}, only="ema/value")["state"]
+        assert bits(some["ema"]["value"]) == bits(tree["ema"]["value"])
+    with pytest.raises(TreeMismatchError) as caught:
+        load(report.run, {"state": tree | {"ema": {"value": np.zeros(4)}}})
+    (problem,) = caught.value.problems
+    assert problem.startswith("state/ema/value: expected shape (4,)")
