@@ -45,6 +45,7 @@ from cairn.storage.runs import (
     check_run_name,
     check_step,
     default_writer_id,
+    set_aside,
     step_dir,
 )
 from cairn.storage.store import (
@@ -59,6 +60,7 @@ from cairn.storage.store import (
 __all__ = ["Adoption", "adopt"]
 
 _SUFFIX: Final = ".cairn"
+_WRITER: Final = "adopt:"
 _STORES: Final = ("file", "gs")
 _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
@@ -150,7 +152,7 @@ def adopt(
     made = _run(source, target, found, is_default=run is None, clock=clock)
     adopted = []
     with ExitStack() as stack:
-        writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
+        writer = Writer(made, writer=f"{_WRITER}{default_writer_id()}", clock=clock)
         stack.callback(writer.close)
         if _sorted_out(made, made.steps(), found)[0]:
             writer.begin()  # before it is looked what is new: another adoption may be at it
@@ -185,7 +187,7 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
         return find_checkpoints(source, step)
     except (NotFoundError, NotACheckpointError):
         with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
-            if Run.open(run).info().adopts == str(source):
+            if _adopts(Run.open(run), source):
                 return FolderContents({})
         raise
 
@@ -197,7 +199,10 @@ def _sorted_out(
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
-    aside = {number for number, _ in run.published()} - numbers
+    # Of two adoptions at once the later may have begun before a step of the other's.
+    went_back = (one for one in run.attempts() if not one.writer.startswith(_WRITER))
+    is_aside = set_aside(went_back)
+    aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
     latest = max(numbers, default=-1)
     new, refused, left = {}, list(found.problems), list(found.left)
     for number, uri in found.steps.items():
@@ -300,8 +305,8 @@ def _run(
                 found=str(exc),
                 next_step="Say where the run is to be.",
             ) from exc
-    info = made.info()
-    if info.adopts != str(source):
+    if not _adopts(made, source):
+        info = made.info()
         what = "nothing" if info.adopts is None else info.adopts
         raise PreconditionFailedError(
             "another run is there",
@@ -312,6 +317,15 @@ def _run(
             current=info,
         )
     return made
+
+
+def _adopts(run: Run, folder: StoreURI) -> bool:
+    """Whether a run adopts the folder; by its steps, if its record was lost and begun anew."""
+    told = run.info().adopts
+    if told is not None:
+        return told == str(folder)
+    sources = [parse_uri(info.source) for info in run.steps() if info.source is not None]
+    return bool(sources) and all(folder in (source, source.parent) for source in sources)
 
 
 def _adopt_step(

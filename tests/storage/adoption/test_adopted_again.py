@@ -1,6 +1,7 @@
 """Folders that were adopted before, and what their owner has done there since."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from cairn.storage.adoption import adopt
-from cairn.storage.errors import CorruptionError
+from cairn.storage.errors import CorruptionError, FencedError, PreconditionFailedError
 from cairn.storage.reading import verify_step
-from cairn.storage.runs import Run
-from cairn.storage.training import load
+from cairn.storage.runs import Run, Writer, check_run, default_writer_id, repair_run
+from cairn.storage.runs import writer as runs_writer
+from cairn.storage.training import Checkpointer, load
 from tests.plain_orbax import READABLE, manager
+from tests.storage.adoption.folders import everything
 
 ZEROS = {"w": np.ones((8, 8), np.float32), "zeros": np.zeros((8, 8), np.float32)}
 
@@ -84,3 +87,83 @@ def test_one_checkpoint_is_not_listed_as_two_steps(tmp_path):
     again = adopt(tmp_path / "best", step=5000)
     assert (again.adopted, again.kept) == ((), (4000,))
     assert again.problems == ("best: adopted as step 4000, not 5000; adopt it into another run",)
+
+
+def test_a_run_whose_record_was_begun_anew_still_adopts_its_folder_and_no_other(tmp_path):
+    manager(tmp_path / "old", steps=(5,))
+    manager(tmp_path / "other", steps=(5,))
+    run = Run.open(adopt(tmp_path / "old").run)
+    before = everything(tmp_path / "old")
+    (tmp_path / "old.cairn" / "run.json").unlink()
+    (repair,) = repair_run(Run(run.uri), by="me", dry_run=False)
+    assert "the folder it adopts are lost" in repair.action
+    manager(tmp_path / "old", steps=(10,))
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept) == ((10,), (5,))
+    with pytest.raises(PreconditionFailedError, match="one that adopts nothing"):
+        adopt(tmp_path / "other", run.uri)
+    after = everything(tmp_path / "old")
+    assert {name: after[name] for name in before if name != "."} == {
+        name: told for name, told in before.items() if name != "."
+    }
+
+
+def test_a_run_of_a_job_is_never_taken_for_an_adoption(tmp_path):
+    with Checkpointer(tmp_path / "run") as checkpointer:
+        checkpointer.save(1, {"state": ZEROS}).wait()
+    manager(tmp_path / "old", steps=(5,))
+    with pytest.raises(PreconditionFailedError, match="one that adopts nothing"):
+        adopt(tmp_path / "old", tmp_path / "run")
+
+
+def test_a_killed_adoption_is_repeated_and_every_file_of_the_owner_stays(tmp_path):
+    manager(tmp_path / "old", ZEROS, steps=(1, 2, 3))
+    before = everything(tmp_path / "old")
+    program = f"""
+import os, signal
+from cairn.storage.adoption import adopt, step_reading
+
+def digest(*arguments, known=step_reading.digest_chunks, seen=[]):
+    seen.append(arguments)
+    if len(seen) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return known(*arguments)
+
+step_reading.digest_chunks = digest
+adopt({str(tmp_path / "old")!r})
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    assert [info.step for info in Run.open(tmp_path / "old.cairn").steps()] == [1]
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept) == ((2, 3), (1,))
+    run = Run.open(again.run)
+    assert all(verify_step(run, info).ok for info in run.steps())
+    assert check_run(run).ok
+    assert everything(tmp_path / "old") == before
+
+
+def test_a_step_that_another_adoption_has_begun_before_is_adopted_after_all(tmp_path, monkeypatch):
+    manager(tmp_path / "old", ZEROS, steps=(1, 2))
+    publish = runs_writer.publish_manifest
+
+    def overtaken(objects, manifest, fence):
+        """The other begins when all was looked at, and nothing is written yet."""
+
+        def look():
+            fence()
+            if manifest.step == 2:
+                other = Writer(Run(objects.uri), writer=f"adopt:{default_writer_id()}")
+                other.begin()
+                other.close()
+
+        publish(objects, manifest, look)
+
+    monkeypatch.setattr(runs_writer, "publish_manifest", overtaken)
+    with pytest.raises(FencedError):
+        adopt(tmp_path / "old")
+    monkeypatch.undo()
+    again = adopt(tmp_path / "old")
+    assert (again.adopted, again.kept, again.left) == ((2,), (1,), ())
+    run = Run.open(again.run)
+    assert [info.step for info in run.steps()] == [1, 2]
+    assert check_run(run).ok
