@@ -20,6 +20,7 @@ from cairn.storage.adoption.layouts import (
     FolderContents,
     find_checkpoints,
     is_among_checkpoints,
+    link_problem,
     plain_items,
 )
 from cairn.storage.adoption.model_map import ModelMap
@@ -205,6 +206,8 @@ def _sorted_out(
     aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
     latest = max(numbers, default=-1)
     new, refused, left = {}, list(found.problems), list(found.left)
+    known = {parse_uri(source).name for source in sources if source is not None}
+    refused += [link_problem(*link) for link in found.elsewhere.items() if link[0] not in known]
     for number, uri in found.steps.items():
         if str(uri) in sources:
             continue

@@ -8,7 +8,11 @@ from cairn.storage.adoption.layouts import plain_items
 from cairn.storage.adoption.model_map import ModelMap
 from cairn.storage.adoption.step_reading import is_as_mapped
 from cairn.storage.arrays import holds_values
-from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.errors import (
+    CorruptionError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
 from cairn.storage.runs import (
     FilePlace,
     Manifest,
@@ -75,7 +79,12 @@ def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> 
             text = "; ".join(problems[name] for name in sorted(problems))
             found.changed.append(f"{place.folder.name}: changed since it was adopted: {text}")
             continue
-        if model is not None and not _is_as_mapped(place.folder, manifest, model):
+        try:
+            same = model is None or _is_as_mapped(place.folder, manifest, model)
+        except (CorruptionError, UnsupportedFormatError) as exc:  # by what was added
+            found.changed.append(f"{place.folder.name}: {exc}")
+            continue
+        if not same:
             raise _another(run, info, model, manifest)
         found.kept.append(info.step)
         added = sorted(entries.keys() - {record.name for record in place.records})

@@ -6,10 +6,9 @@ names tell nothing else: what a step holds is read in its folders.
 """
 
 import contextlib
-import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cairn.storage.adoption.links import links_in, refuse_links
@@ -36,6 +35,7 @@ __all__ = [
     "PlainItems",
     "find_checkpoints",
     "is_among_checkpoints",
+    "link_problem",
     "plain_items",
 ]
 
@@ -72,11 +72,13 @@ class FolderContents:
         steps: the folder of each checkpoint that can be adopted, by step.
         problems: checkpoints that can't be, a line for each; it begins with the name.
         left: what is none, or none yet, a line for each.
+        elsewhere: names that are links to what lies elsewhere, and may be steps: where they lead.
     """
 
     steps: dict[int, StoreURI]
     problems: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 class PlainItems(NamedTuple):
@@ -141,7 +143,11 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
     """The folder holds checkpoints."""
     steps: dict[int, list[str]] = {}
     links = links_in(folder)
-    left, outside = _links_told(folder, links, {entry.name for entry in entries})
+    shown = {entry.name for entry in entries if entry.is_dir}
+    left = [f"{name}: a link to {to}" for name, to in links.items() if name in shown]
+    elsewhere = {
+        name: to for name, to in links.items() if name not in shown and _NUMBERED.fullmatch(name)
+    }
     others = []
     for name in _folders(entry for entry in entries if entry.name not in links):
         numbered = _NUMBERED.fullmatch(name)
@@ -162,23 +168,16 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
         for number, same in twice.items()
         for name in same
     ]
-    problems += outside
     if not found:
+        problems += [link_problem(name, to) for name, to in elsewhere.items()]
         raise _no_checkpoints(folder, (one.name for one in entries), [*left, *others, *problems])
-    return FolderContents(found, tuple(sorted(problems)), tuple(sorted([*left, *others])))
+    left = sorted([*left, *others])
+    return FolderContents(found, tuple(sorted(problems)), tuple(left), elsewhere)
 
 
-def _links_told(
-    folder: StoreURI, links: Mapping[str, str], shown: Collection[str]
-) -> tuple[list[str], list[str]]:
-    """Of the links in a root: those to what lies there too, and steps that lie elsewhere."""
-    left, outside = [], []
-    for name, leads_to in links.items():
-        if name in shown and os.path.isdir(os.path.join(folder.local_path, name)):
-            left.append(f"{name}: a link to {leads_to}")
-        elif _NUMBERED.fullmatch(name):
-            outside.append(f"{name}: a link to {leads_to}; adopt that folder by itself")
-    return left, outside
+def link_problem(name: str, leads_to: str) -> str:
+    """That a step is a link, in a line."""
+    return f"{name}: a link to {leads_to}; adopt that folder by itself"
 
 
 def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]:

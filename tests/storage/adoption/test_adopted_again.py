@@ -9,10 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.storage.adoption import adopt
+from cairn.storage.adoption import ModelMap, adopt
 from cairn.storage.errors import CorruptionError, FencedError, PreconditionFailedError
 from cairn.storage.reading import verify_step
-from cairn.storage.runs import Run, Writer, check_run, default_writer_id, repair_run
+from cairn.storage.runs import (
+    ModelInfo,
+    Run,
+    Writer,
+    check_run,
+    default_writer_id,
+    repair_run,
+)
 from cairn.storage.runs import writer as runs_writer
 from cairn.storage.training import Checkpointer, load
 from tests.plain_orbax import READABLE, manager
@@ -167,3 +174,26 @@ def test_a_step_that_another_adoption_has_begun_before_is_adopted_after_all(tmp_
     run = Run.open(again.run)
     assert [info.step for info in run.steps()] == [1, 2]
     assert check_run(run).ok
+
+
+def test_adopted_steps_that_were_moved_and_linked_are_as_they_were(tmp_path):
+    manager(tmp_path / "old", ZEROS)
+    adopt(tmp_path / "old")
+    for step in (5, 10):
+        shutil.move(tmp_path / "old" / f"{step}", tmp_path / f"cold_{step}")
+        (tmp_path / "old" / f"{step}").symlink_to(tmp_path / f"cold_{step}")
+        again = adopt(tmp_path / "old")
+        assert (again.kept, again.ok) == ((5, 10), True), again.problems
+    run = Run.open(again.run)
+    assert load(run.uri, {"state": ZEROS})["state"]["w"].sum() == 64
+    assert verify_step(run, 5).ok
+
+
+def test_a_link_that_was_added_to_a_mapped_step_is_the_problem_of_that_step(tmp_path):
+    manager(tmp_path / "old", ZEROS)
+    model = ModelMap(ModelInfo(model_type="tiny"), {"w": (8, 8)}, {"state/w": "w"})
+    adopt(tmp_path / "old", model=model)
+    (tmp_path / "old" / "5" / "ema").symlink_to("default")
+    again = adopt(tmp_path / "old", model=model)
+    assert again.kept == (10,)
+    assert again.problems[0].startswith("5: a checkpoint with links")
