@@ -32,6 +32,7 @@ JSON_FILES = ("data.json", "metadata")
 
 _SEQUENCE_KEY = 1
 _VALUE = "value"
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 
 
@@ -213,6 +214,8 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
             if value.get("value_type") == "string":
                 strings[leaf] = name
             elif value.get("skip_deserialize"):
+                if value.get("value_type") in _ARRAYS:
+                    raise TypeError(f"an array that is not stored at {leaf!r}")
                 empties[leaf] = _EMPTY.get(value.get("value_type"))
             else:
                 arrays[leaf] = name
