@@ -44,7 +44,7 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import ObjectStore, open_files, parse_uri
 from cairn.storage.training import Checkpointer, load
-from tests.plain_orbax import MIXED, READABLE, UNNUMBERED, UNREADABLE, manager
+from tests.plain_orbax import MIXED, READABLE, TREE, UNNUMBERED, UNREADABLE, manager
 from tests.storage.adoption.folders import everything
 from tests.storage.stored_runs import SetClock
 
@@ -335,6 +335,37 @@ def test_promotion_holds_an_adopted_step(tmp_path):
     assert load(f"{tmp_path}/old.cairn@good", target)["state"]["w"].sum() == 16
     with pytest.raises(StepInUseError):
         delete_step(run, run.step(5), by="me")
+
+
+def test_what_its_owner_has_removed_or_changed_is_not_promoted(tmp_path):
+    manager(tmp_path / "old", steps=(1, 2, 3))
+    run = Run.open(adopt(tmp_path / "old").run)
+    promote_step(run, 3, "good", by="me", reason="", expect=None)
+    shutil.rmtree(tmp_path / "old" / "1")
+    (value, *_) = (tmp_path / "old" / "2" / "default").rglob("d/*")
+    value.write_bytes(value.read_bytes()[:-1])
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        promote_step(run, 1, "good", by="me", reason="", expect=1)
+    with pytest.raises(CorruptionError, match="not what was adopted") as caught:
+        promote_step(run, 2, "good", by="me", reason="", expect=1)
+    assert str(value.relative_to(tmp_path / "old" / "2")) in caught.value.problems[0]
+    assert load(f"{run.uri}@good", {"state": TREE})["state"]["w"].sum() == 16
+
+
+def test_bytes_that_were_exchanged_at_the_same_size_and_time_are_never_loaded(tmp_path):
+    tree = {"w": np.arange(4096, dtype=np.float32)}
+    manager(tmp_path / "old", tree, steps=(5,))
+    run = Run.open(adopt(tmp_path / "old").run)
+    files = [path for path in (tmp_path / "old").rglob("*") if path.is_file()]
+    times = {path: path.stat().st_mtime_ns for path in files}
+    flip_a_bit(tmp_path / "old")
+    for path, time in times.items():
+        os.utime(path, ns=(time, time))
+    with pytest.raises(CorruptionError):
+        load(run.uri, {"state": tree})
+    assert not verify_step(run, 5).loads
+    with pytest.raises(CorruptionError):
+        fork_run(run, run.step(5), parse_uri(tmp_path / "fork"), by="me")
 
 
 def test_what_adopts_nothing_says_what_there_is(tmp_path):
