@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
-from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.weights import open_pretrained
 from tests.contract.subjects import make_decoder
 from tests.state.hf_models import save, tiny_llama
@@ -59,6 +59,13 @@ def test_weights_of_any_floating_dtype_are_cast_to_the_one_asked_for(folder):
     save_file(tensors, folder / "model.safetensors")
     model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
     assert model.model.norm.scale[...].dtype == np.float32
+
+
+@pytest.mark.parametrize("argument", ["dtype", "param_dtype"])
+def test_weights_are_never_made_complex(folder, argument):
+    for dtype in ("complex64", np.complex128):
+        with pytest.raises(ArgumentError, match=f"{argument}: expected a floating dtype"):
+            DecoderForCausalLM.from_pretrained(folder, **{argument: dtype})
 
 
 def test_weights_of_easydel_beside_others_are_refused_by_name(folder, tmp_path):
