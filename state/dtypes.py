@@ -27,6 +27,8 @@ def floating_dtype(value: Any, *, argument: str) -> np.dtype[Any]:
             named = getattr(ml_dtypes, value, value) if isinstance(value, str) else value
             found = np.dtype(named)
         ml_dtypes.finfo(found)
+        if found is not None and found.kind == "c":
+            raise ValueError("complex")
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             path=argument,

@@ -16,8 +16,9 @@ def promote(
     """Point `alias` at a listed step.
 
     Raises:
-        StepNotFoundError: The step is not listed.
+        StepNotFoundError: The step is not listed, or was adopted and is gone.
         StepInFlightError: It is being written.
+        CorruptionError: It was adopted, and its owner has changed it.
         AliasMovedError: The alias is not as expected.
         StepChangedError: The step was deleted while it was being promoted.
         InvalidURIError: `alias` cannot be an alias.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -146,6 +147,7 @@ class DecoderConfig(EDPretrainedConfig):
         bad = {n: getattr(self, n) for n in sizes if not _is_positive_int(getattr(self, n))}
         if bad:
             return [*found, f"these must be positive integers: {bad}"]
+        found += self._mistyped()
         if self.num_attention_heads % self.kv_heads:
             found.append(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -156,6 +158,18 @@ class DecoderConfig(EDPretrainedConfig):
         if self.hidden_act not in ACTIVATIONS:
             found.append(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
         return found + self.rope.problems()
+
+    def _mistyped(self) -> list[str]:
+        """Options that JSON may have as text: "false" would count as true."""
+        flags = [
+            *("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"),
+            *("scan_layers", "remat", "shard_attention_computation"),
+        ]
+        bad = {n: getattr(self, n) for n in flags if not isinstance(getattr(self, n), bool)}
+        found = [f"these must be true or false: {bad}"] * bool(bad)
+        numbers = ("rms_norm_eps", "initializer_range")
+        bad = {n: getattr(self, n) for n in numbers if not _is_size(getattr(self, n))}
+        return found + [f"these must be numbers, not below 0: {bad}"] * bool(bad)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of config.json for this family, without nulls.
@@ -208,6 +222,12 @@ class DecoderConfig(EDPretrainedConfig):
                     next_step="load it with the version of Cairn that wrote it",
                 ) from exc
         return super()._from_json(name, value)
+
+
+def _is_size(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 <= value < math.inf
 
 
 def _is_positive_int(value: object) -> bool:

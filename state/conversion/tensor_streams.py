@@ -93,12 +93,13 @@ def cut(array: Array, max_bytes: int) -> Iterator[Array]:
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether a dtype is floating, `ml_dtypes` included."""
+    """Whether a dtype is floating, `ml_dtypes` included; complex ones are not."""
+    found: np.dtype[Any] = np.dtype(dtype)
     try:
-        ml_dtypes.finfo(np.dtype(dtype))
+        ml_dtypes.finfo(found)
     except ValueError:
         return False
-    return True
+    return found.kind != "c"
 
 
 def float_dtype(value: Any, *, argument: str) -> np.dtype[Any] | None:

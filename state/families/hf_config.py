@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -67,13 +68,13 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
     return refused
 
 
-def activation_from_hf(name: str, where: str) -> str:
+def activation_from_hf(name: Any, where: str) -> str:
     """Our name of an activation.
 
     Raises:
         ConfigError: unknown; the known ones are listed.
     """
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(
             path=where,
             expected=f"hidden_act to be one of {', '.join(_ACTIVATIONS)}",
@@ -92,11 +93,12 @@ def rope_from_hf(data: Mapping[str, Any], where: str) -> RopeConfig:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 
     Raises:
-        ConfigError: a scaling that the decoder does not have, or one that lacks values.
+        ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
+            keys contradict each other.
     """
-    scaling = {**(data.get("rope_scaling") or {}), **(data.get("rope_parameters") or {})}
-    theta = scaling.get("rope_theta", data.get("rope_theta"))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    scaling = _one_rope(data, where)
+    theta = scaling.get("rope_theta")
+    kind = scaling.get("rope_type", "default")
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         kind = f"{kind} with partial_rotary_factor={scaling['partial_rotary_factor']}"
     unknown = {key: one for key, one in scaling.items() if key not in _ROPE_KEYS}
@@ -118,6 +120,50 @@ def rope_from_hf(data: Mapping[str, Any], where: str) -> RopeConfig:
         fallback = {"original_max_position_embeddings": data.get("max_position_embeddings")}
         options |= required({**fallback, **scaling}, _LLAMA3_KEYS, f"{where}: rope")
     return RopeConfig(**options)
+
+
+def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What all keys together say of rotary positions, its `type` as `rope_type`.
+
+    Which of two that differ counts depends on the version of transformers.
+
+    Raises:
+        ConfigError: two differ, or one is no object, or holds text where a number belongs.
+    """
+    said: dict[str, dict[str, Any]] = {"rope_theta": {"rope_theta": data.get("rope_theta")}}
+    wrong = []
+    for key in ("rope_scaling", "rope_parameters"):
+        found = data.get(key)
+        if found is not None and not isinstance(found, Mapping):
+            wrong.append(f"{key}={found!r}, no object")
+            continue
+        said[key] = dict(found or {})
+        older = said[key].pop("type", None)
+        if older is not None and said[key].setdefault("rope_type", older) != older:
+            wrong.append(f"type={older!r} and rope_type={said[key]['rope_type']!r} in {key}")
+    merged: dict[str, tuple[str, Any]] = {}
+    for key, values in said.items():
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name != "rope_type" and name in _ROPE_KEYS and not _is_number(value):
+                wrong.append(f"{name}={value!r} in {key}, no number")
+            first, other = merged.setdefault(name, (key, value))
+            if other != value:
+                wrong.append(f"{name}={other!r} in {first}, and {value!r} in {key}")
+    if wrong:
+        raise ConfigError(
+            path=f"{where}: rope",
+            expected="rope_theta, rope_scaling and rope_parameters that agree",
+            found="; ".join(wrong),
+            next_step="correct them, or override all: config_kwargs with rope_parameters, and None "
+            "for the other two",
+        )
+    return {name: value for name, (_, value) in merged.items()}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:

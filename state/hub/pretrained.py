@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -13,8 +13,8 @@ from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
 from cairn.state.config import EDPretrainedConfig
-from cairn.state.conversion import Array, float_dtype, is_floating, match
-from cairn.state.errors import ArgumentError
+from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
+from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.paths import named_leaves
 from cairn.state.sharding import module_plan
 from cairn.state.weights import Pretrained, rule_table
@@ -49,7 +49,8 @@ def load_weights(
 
     Raises:
         ArgumentError: the model can't be quantized so.
-        ConversionError: tensors are missing, unexpected or mis-shaped; all are listed.
+        ConversionError: tensors are missing, unexpected, mis-shaped, or not floating where weights
+            are; all are listed.
     """
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
@@ -74,6 +75,7 @@ def load_weights(
     shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
     table = found.own_rules(shapes) or rule_table(found.config, shapes)
     rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
+    _refuse_numbers(rules, {path: leaf.dtype for path, leaf in leaves.items()}, found)
     shardings = place(params)
     placed: dict[str, jax.Array] = {}
     for rule in rules:
@@ -96,6 +98,26 @@ def load_weights(
         others = jax.jit(lambda: nnx.split(make(), nnx.Param, ...)[2])()
     made_of: Model = nnx.merge(graphdef, params, others)
     return made_of
+
+
+def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pretrained) -> None:
+    """Raise if integers, bools or complex numbers would become floating weights."""
+    problems = [
+        f"dtype of {name}: expected a floating one for {', '.join(rule.ours)}, "
+        f"found {found.weights.dtypes[name]}"
+        for rule in rules
+        if all(is_floating(dtypes[path]) for path in rule.ours)
+        for name in rule.theirs
+        if not is_floating(found.weights.dtypes[name])
+    ]
+    if problems:
+        raise ConversionError(
+            path=found.path,
+            expected="floating tensors for floating weights",
+            found=f"{len(problems)} that are not",
+            next_step="take the weights as they were before quantization, or dequantize them",
+            problems=problems,
+        )
 
 
 def put(values: Array, dtype: np.dtype[Any], sharding: Sharding) -> jax.Array:

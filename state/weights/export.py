@@ -139,7 +139,9 @@ def stored_config(manifest: Manifest) -> EDPretrainedConfig:
             path=f"step {manifest.step}",
             expected="a manifest that describes a model, and an item 'model'",
             found=f"the items {', '.join(manifest.items)}",
-            next_step="save with EasyDeLState.save_state, which stores the model's config",
+            next_step="save with EasyDeLState.save_state, which stores the model's config"
+            if manifest.plain is None
+            else "adopt the folder into another run, with a config and a map of its leaves",
         )
     return AutoEasyDeLConfig.from_dict(
         {"model_type": manifest.model.model_type, **manifest.model.config}

@@ -158,6 +158,14 @@ def open_pretrained(
         )
     data = parse_json(raw, f"{folder.uri}/{CONFIG_FILE}")
     of_easydel = WEIGHTS_FILE in folder.names()
+    both = sorted({SINGLE_FILE, INDEX_FILE} & {*folder.names()})
+    if of_easydel and both:
+        raise ConversionError(
+            path=folder.uri,
+            expected=f"{WEIGHTS_FILE}, or weights of transformers",
+            found=f"both: {WEIGHTS_FILE} and {', '.join(both)}",
+            next_step="remove those that are not the model's",
+        )
     config = _config(_of_easydel(folder, data) if of_easydel else data, config_kwargs)
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
@@ -187,7 +195,8 @@ class SafetensorsFolder:
 
         Raises:
             NotFoundError: no safetensors, or a shard that the index names is not there.
-            ConversionError: index and shards don't agree, or there are shards and one file.
+            ConversionError: the index can't be read, a tensor is in two files, or there are shards
+                and one file.
         """
         self._folder = folder
         self._where: dict[str, str] = {}
@@ -279,18 +288,18 @@ class SafetensorsFolder:
     def _indexed(self, raw: bytes) -> list[str]:
         path = f"{self._folder.uri}/{INDEX_FILE}"
         mapping = parse_json(raw, path).get("weight_map")
-        names = sorted(set(mapping.values())) if isinstance(mapping, dict) and mapping else []
-        bad = [
-            name for name in names if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name)
-        ]
-        if not names or bad:
+        values = list(mapping.values()) if isinstance(mapping, dict) else []
+        texts = {name for name in values if isinstance(name, str)}
+        bad = [name for name in values if not isinstance(name, str)]
+        bad += sorted(name for name in texts if not _PLAIN_NAME.fullmatch(name))
+        if not values or bad:
             raise ConversionError(
                 path=path,
                 expected='a "weight_map" from tensor names to file names of this folder',
                 found=f"the file names {bad[:3]}" if bad else "none",
                 next_step="take the folder again from its source",
             )
-        return names
+        return sorted(texts)
 
 
 def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:

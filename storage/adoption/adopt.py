@@ -7,7 +7,7 @@ says. Asked again, it adds what is new, and says what its owner has removed or c
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,10 +15,12 @@ from typing import Final, SupportsIndex
 
 import google_crc32c
 
+from cairn.storage.adoption.adopted_steps import look_again
 from cairn.storage.adoption.layouts import (
     FolderContents,
     find_checkpoints,
     is_among_checkpoints,
+    link_problem,
     plain_items,
 )
 from cairn.storage.adoption.model_map import ModelMap
@@ -37,7 +39,6 @@ from cairn.storage.errors import (
 from cairn.storage.runs import (
     Annotation,
     Manifest,
-    ModelInfo,
     ObjectRecord,
     Run,
     StepInfo,
@@ -45,18 +46,14 @@ from cairn.storage.runs import (
     check_run_name,
     check_step,
     default_writer_id,
-    file_places,
-    file_problem,
-    listed_problems,
+    set_aside,
     step_dir,
 )
 from cairn.storage.store import (
     Clock,
     ContentSum,
     StoreURI,
-    open_files,
     parse_uri,
-    read_files,
     rfc3339,
     utc_now,
 )
@@ -64,9 +61,13 @@ from cairn.storage.store import (
 __all__ = ["Adoption", "adopt"]
 
 _SUFFIX: Final = ".cairn"
+_WRITER: Final = "adopt:"
 _STORES: Final = ("file", "gs")
 _METRICS: Final = "metrics"
 _OTHER: Final = "neither arrays nor JSON; its files belong to the step"
+_MISSING: Final = "is not there, though Orbax names it"
+_ABSENT: Final = "not stored, and are zeros unless they were lost"
+_NAMED: Final = 5
 _REFUSED: Final = (
     CorruptionError,
     InvalidURIError,
@@ -89,7 +90,8 @@ class Adoption:
         gone: steps that it lists, and that their owner has removed.
         problems: steps that their owner has changed, or that could not be adopted, a line for each;
             it begins with the folder's name.
-        left: what is no step, or none yet, and what was deleted from the run, a line for each.
+        left: what is no step, or none yet, what was deleted from the run, and what was left of a
+            step or added to it, a line for each.
     """
 
     run: StoreURI
@@ -139,6 +141,7 @@ def adopt(
         PreconditionFailedError: `run` exists, and is no adoption of this folder, or one with
             another model.
         LeaseHeldError: a job writes the run, or another adoption does.
+        FencedError: another adoption, by the same user on this machine, has begun meanwhile.
         UnsoundStoreError: the store of the run does not keep what runs rest on.
         StoreUnavailableError: a store gives no answer, or the run's folder can't be written.
     """
@@ -148,18 +151,23 @@ def adopt(
     _refuse_overlap(source, target)
     found = _checkpoints(source, target, None if step is None else check_step(step))
     made = _run(source, target, found, is_default=run is None, clock=clock)
-    listed = made.steps()
-    kept, gone, problems = _looked_at(made, listed, None if model is None else model.info)
-    new, refused, left = _sorted_out(made, listed, found)
     adopted = []
     with ExitStack() as stack:
-        writer = Writer(made, writer=f"adopt:{default_writer_id()}", clock=clock)
+        writer = Writer(made, writer=f"{_WRITER}{default_writer_id()}", clock=clock)
         stack.callback(writer.close)
+        if _sorted_out(made, made.steps(), found)[0]:
+            writer.begin()  # before it is looked what is new: another adoption may be at it
+        listed = made.steps()
+        before = look_again(made, listed, model)
+        new, refused, left = _sorted_out(made, listed, found)
+        if step is not None:
+            refused += _otherwise(listed, source, check_step(step))
+        problems = [*before.changed, *refused]
+        left += before.added
         for count, (number, uri) in enumerate(new.items(), 1):
             try:
-                others = _adopt_step(made, writer, number, uri, model, clock)
+                left += _adopt_step(made, writer, number, uri, model, clock)
                 adopted.append(number)
-                left += [f"{uri.name}: item {name} is {_OTHER}" for name in others]
             except _REFUSED as exc:
                 problems.append(f"{uri.name}: {exc}")
             if progress is not None:
@@ -167,9 +175,9 @@ def adopt(
     return Adoption(
         made.uri,
         tuple(adopted),
-        tuple(kept),
-        tuple(gone),
-        tuple(sorted([*problems, *refused])),
+        tuple(before.kept),
+        tuple(before.gone),
+        tuple(sorted(problems)),
         tuple(sorted(left)),
     )
 
@@ -180,7 +188,7 @@ def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderCon
         return find_checkpoints(source, step)
     except (NotFoundError, NotACheckpointError):
         with contextlib.suppress(RunNotFoundError, StoreUnavailableError):
-            if Run.open(run).info().adopts == str(source):
+            if _adopts(Run.open(run), source):
                 return FolderContents({})
         raise
 
@@ -192,9 +200,14 @@ def _sorted_out(
     sources = {info.source for info in listed}
     numbers = {info.step for info in listed}
     deleted = {number for number, _ in run.trashed()}
-    aside = {number for number, _ in run.published()} - numbers
+    # Of two adoptions at once the later may have begun before a step of the other's.
+    went_back = (one for one in run.attempts() if not one.writer.startswith(_WRITER))
+    is_aside = set_aside(went_back)
+    aside = {number for number, attempt in run.published() if is_aside(number, attempt)} - numbers
     latest = max(numbers, default=-1)
     new, refused, left = {}, list(found.problems), list(found.left)
+    known = {parse_uri(source).name for source in sources if source is not None}
+    refused += [link_problem(*link) for link in found.elsewhere.items() if link[0] not in known]
     for number, uri in found.steps.items():
         if str(uri) in sources:
             continue
@@ -209,6 +222,15 @@ def _sorted_out(
         else:
             new[number] = uri
     return new, refused, left
+
+
+def _otherwise(listed: list[StepInfo], folder: StoreURI, step: int) -> list[str]:
+    """That the one checkpoint is listed as another step, if it is."""
+    others = (info.step for info in listed if info.source == str(folder) and info.step != step)
+    return [
+        f"{folder.name}: adopted as step {other}, not {step}; adopt it into another run"
+        for other in others
+    ]
 
 
 def _beside(folder: StoreURI) -> StoreURI:
@@ -265,7 +287,8 @@ def _run(
     try:
         made = Run.open(target, clock=clock)
     except RunNotFoundError:
-        if is_default and source in found.steps.values() and is_among_checkpoints(source):
+        beside = target.parent == source.parent
+        if beside and source in found.steps.values() and is_among_checkpoints(source):
             raise InvalidURIError(
                 "no place beside this checkpoint",
                 path=source,
@@ -285,8 +308,8 @@ def _run(
                 found=str(exc),
                 next_step="Say where the run is to be.",
             ) from exc
-    info = made.info()
-    if info.adopts != str(source):
+    if not _adopts(made, source):
+        info = made.info()
         what = "nothing" if info.adopts is None else info.adopts
         raise PreconditionFailedError(
             "another run is there",
@@ -299,59 +322,19 @@ def _run(
     return made
 
 
-def _looked_at(
-    run: Run, listed: Iterable[StepInfo], model: ModelInfo | None
-) -> tuple[list[int], list[int], list[str]]:
-    """Steps that are as they were adopted, steps that are gone, and what has changed.
-
-    Raises:
-        PreconditionFailedError: they were adopted with another model, or with none.
-    """
-    kept, gone, changed = [], [], []
-    for info in listed:
-        if info.source is None:
-            continue
-        manifest = run.manifest(info)
-        if manifest.model != model:
-            raise PreconditionFailedError(
-                "adopted with another model",
-                path=run.uri,
-                expected=f"the config and the map that step {info.step} was adopted with"
-                if manifest.model is not None
-                else f"no config and no map, as for step {info.step}",
-                found="none" if model is None else f"those of a {model.model_type}",
-                next_step="Give the same, or adopt the folder into another run.",
-            )
-        place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
-        entries = {entry.name: entry for entry in open_files(place.folder).walk()}
-        if not entries:
-            gone.append(info.step)
-            continue
-        problems = listed_problems(entries, place.records)
-        records = {
-            record.name: record
-            for record in place.records
-            if record.name not in problems
-            and record.modified_ns != entries[record.name].modified_ns
-        }
-        for read in read_files(place.folder, records):
-            problem = file_problem(records[read.name], read)
-            if problem is not None:
-                problems[read.name] = problem
-        if problems:
-            changed.append(
-                f"{place.folder.name}: changed since it was adopted: "
-                f"{'; '.join(problems[name] for name in sorted(problems))}"
-            )
-        else:
-            kept.append(info.step)
-    return kept, gone, changed
+def _adopts(run: Run, folder: StoreURI) -> bool:
+    """Whether a run adopts the folder; by its steps, if its record was lost and begun anew."""
+    told = run.info().adopts
+    if told is not None:
+        return told == str(folder)
+    sources = [parse_uri(info.source) for info in run.steps() if info.source is not None]
+    return bool(sources) and all(folder in (source, source.parent) for source in sources)
 
 
 def _adopt_step(
     run: Run, writer: Writer, step: int, uri: StoreURI, model: ModelMap | None, clock: Clock
-) -> tuple[str, ...]:
-    """Read a step, and publish what was read; its items that are no trees and no JSON."""
+) -> list[str]:
+    """Read a step, and publish what was read; what of it is not what it seems, a line each."""
     items = plain_items(uri)
     plain = items.plain.model_copy(update={"source": str(uri)})
     if model is not None:
@@ -377,7 +360,13 @@ def _adopt_step(
     )
     metrics = found.meta.get(_METRICS) if _METRICS in plain.json_files else None
     writer.publish(manifest, _annotation(metrics))
-    return items.others
+    told = [f"item {name} is {_OTHER}" for name in items.others]
+    told += [f"item {name} {_MISSING}" for name in items.missing]
+    if found.absent:
+        more = ", …" if len(found.absent) > _NAMED else ""
+        names = f"{', '.join(found.absent[:_NAMED])}{more}"
+        told.append(f"chunks are {_ABSENT}: of {names}")
+    return [f"{uri.name}: {text}" for text in told]
 
 
 def _record(name: str, data: bytes) -> ObjectRecord:

@@ -7,10 +7,11 @@ names tell nothing else: what a step holds is read in its folders.
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from cairn.storage.adoption.links import links_in, refuse_links
 from cairn.storage.arrays import (
     JSON_FILES,
     STEP_METADATA,
@@ -19,6 +20,7 @@ from cairn.storage.arrays import (
     parse_step_metadata,
 )
 from cairn.storage.errors import (
+    CorruptionError,
     InvalidURIError,
     NotACheckpointError,
     NotFoundError,
@@ -33,6 +35,7 @@ __all__ = [
     "PlainItems",
     "find_checkpoints",
     "is_among_checkpoints",
+    "link_problem",
     "plain_items",
 ]
 
@@ -47,9 +50,16 @@ _UNNAMED: Final = ("default", "pytree")
 _ONE_TREE: Final = "state"
 """What Cairn calls it."""
 
+_TREE_HANDLERS: Final = ("PyTreeHandler", "PyTreeCheckpointHandler", "StandardCheckpointHandler")
+"""Of Orbax: what saves trees."""
+
 _METRICS: Final = ("metrics", "metrics/metrics")
 _COMMITTED_AT: Final = "commit_timestamp_nsecs"
+_LATEST_NS: Final = 2**63 - 1
+"""The latest time that is one."""
+
 _NAMED_IN_ERRORS: Final = 8
+_OF_A_STEP: Final = {STEP_METADATA, TREE_METADATA, COMMIT_FILE}
 _EASYDEL: Final = "easydel-model.parameters"
 """The weights in a folder of an older EasyDeL's, which is no checkpoint of Orbax."""
 
@@ -62,11 +72,13 @@ class FolderContents:
         steps: the folder of each checkpoint that can be adopted, by step.
         problems: checkpoints that can't be, a line for each; it begins with the name.
         left: what is none, or none yet, a line for each.
+        elsewhere: names that are links to what lies elsewhere, and may be steps: where they lead.
     """
 
     steps: dict[int, StoreURI]
     problems: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 class PlainItems(NamedTuple):
@@ -75,11 +87,25 @@ class PlainItems(NamedTuple):
     Attributes:
         plain: its trees and what is JSON.
         others: names of folders that are neither.
+        missing: items that Orbax names, and that are not there.
         committed_ns: when Orbax committed it, if it says so.
     """
 
     plain: PlainStep
     others: tuple[str, ...]
+    missing: tuple[str, ...]
+    committed_ns: int | None
+
+
+class _Described(NamedTuple):
+    """What Orbax says of a whole checkpoint.
+
+    Attributes:
+        handlers: by item, what saved it; nothing of a checkpoint that is one tree.
+        committed_ns: when it was committed.
+    """
+
+    handlers: Mapping[str, str]
     committed_ns: int | None
 
 
@@ -116,13 +142,19 @@ def find_checkpoints(folder: StoreURI, step: int | None = None) -> FolderContent
 def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
     """The folder holds checkpoints."""
     steps: dict[int, list[str]] = {}
-    left, others = [], []
-    for name in _folders(entries):
+    links = links_in(folder)
+    shown = {entry.name for entry in entries if entry.is_dir}
+    left = [f"{name}: a link to {to}" for name, to in links.items() if name in shown]
+    elsewhere = {
+        name: to for name, to in links.items() if name not in shown and _NUMBERED.fullmatch(name)
+    }
+    others = []
+    for name in _folders(entry for entry in entries if entry.name not in links):
         numbered = _NUMBERED.fullmatch(name)
         if _TEMPORARY in name:
             left.append(f"{name}: not committed")
         elif not _is_checkpoint(folder / name):
-            others += [f"{name}: no checkpoint of Orbax"] * (numbered is not None)
+            others += _others_told(folder, name, is_numbered=numbered is not None)
         elif numbered is None:
             left.append(f"{name}: a checkpoint without a number; adopt that folder by itself")
         elif not _is_committed(folder / name):
@@ -137,8 +169,23 @@ def _many(folder: StoreURI, entries: Sequence[Entry]) -> FolderContents:
         for name in same
     ]
     if not found:
-        raise _no_checkpoints(folder, (one.name for one in entries), [*left, *problems])
-    return FolderContents(found, tuple(sorted(problems)), tuple(sorted([*left, *others])))
+        problems += [link_problem(name, to) for name, to in elsewhere.items()]
+        raise _no_checkpoints(folder, (one.name for one in entries), [*left, *others, *problems])
+    left = sorted([*left, *others])
+    return FolderContents(found, tuple(sorted(problems)), tuple(left), elsewhere)
+
+
+def link_problem(name: str, leads_to: str) -> str:
+    """That a step is a link, in a line."""
+    return f"{name}: a link to {leads_to}; adopt that folder by itself"
+
+
+def _others_told(folder: StoreURI, name: str, *, is_numbered: bool) -> list[str]:
+    """What a folder is that is no checkpoint, if it could be taken for one."""
+    inner = _folders(open_files(folder / name).list())
+    if any(_NUMBERED.fullmatch(one) and _is_checkpoint(folder / name / one) for one in inner):
+        return [f"{name}: a folder of checkpoints; adopt it by itself"]
+    return [f"{name}: no checkpoint of Orbax"] * is_numbered
 
 
 def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
@@ -156,8 +203,11 @@ def _refuse_many(folder: StoreURI, entries: Iterable[Entry]) -> None:
 
 
 def is_among_checkpoints(folder: StoreURI) -> bool:
-    """Whether a checkpoint lies in a root of Orbax's, where nothing of ours may be put."""
-    beside = _folders(open_files(folder.parent).list())
+    """Whether a checkpoint lies among others or in one, where nothing of ours may be put."""
+    entries = open_files(folder.parent).list()
+    if {entry.name for entry in entries} & _OF_A_STEP or _is_old_step(folder.parent, entries):
+        return True
+    beside = _folders(entries)
     others = (folder.parent / name for name in beside if name != folder.name)
     return _NUMBERED.fullmatch(folder.name) is not None or any(map(_is_checkpoint, others))
 
@@ -168,13 +218,15 @@ def plain_items(step: StoreURI) -> PlainItems:
     Raises:
         NotACheckpointError: it has no tree that can be read.
         UnsupportedFormatError: it is of the first releases, with all leaves in one file; or Cairn
-            has saved it.
+            has saved it; or it has links to folders, or out of its own.
+        CorruptionError: a tree is not described, though Orbax says that it saved one.
     """
-    committed_ns = _committed_ns(step)
+    refuse_links(step)
+    described = _described(step)
     files = open_files(step)
     entries = files.list()
     if any(entry.name == TREE_METADATA for entry in entries):
-        return PlainItems(PlainStep(trees={_ONE_TREE: ""}), (), committed_ns)
+        return PlainItems(PlainStep(trees={_ONE_TREE: ""}), (), (), described.committed_ns)
     trees: list[str] = []
     json_files: dict[str, str] = {}
     old, others = [], []
@@ -205,13 +257,29 @@ def plain_items(step: StoreURI) -> PlainItems:
         )
     if not trees:
         raise _no_checkpoints(step, {entry.name for entry in entries})
+    _refuse_undescribed(step, others, described.handlers)
     unnamed = [name for name in trees if name in _UNNAMED]
     renamed = len(unnamed) == 1 and _ONE_TREE not in {*trees, *json_files}
     plain = PlainStep(
         trees={_ONE_TREE if renamed and name in _UNNAMED else name: name for name in trees},
         json_files=json_files,
     )
-    return PlainItems(plain, tuple(others), committed_ns)
+    missing = described.handlers.keys() - {*trees, *json_files, *others}
+    return PlainItems(plain, tuple(others), tuple(sorted(missing)), described.committed_ns)
+
+
+def _refuse_undescribed(step: StoreURI, others: Iterable[str], handlers: Mapping[str, str]) -> None:
+    """Raise if among what is no tree there are some that Orbax saved as trees."""
+    kinds = {name: handlers.get(name, "").rpartition(".")[2] for name in others}
+    lost = [f"{name}/{TREE_METADATA}" for name, kind in kinds.items() if kind in _TREE_HANDLERS]
+    if lost:
+        raise CorruptionError(
+            "trees that nothing describes",
+            path=step,
+            expected=", ".join(lost),
+            found="none",
+            next_step="Restore these files, or move the items away, which are left out then.",
+        )
 
 
 def _one(folder: StoreURI, step: int | None) -> FolderContents:
@@ -243,7 +311,9 @@ def _is_checkpoint(folder: StoreURI) -> bool:
     entries = open_files(folder).list()
     if {entry.name for entry in entries} & {STEP_METADATA, TREE_METADATA, _OLD_LEAVES}:
         return True
-    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in _folders(entries))
+    # Trees with numbers for names are steps themselves, in a root of theirs.
+    items = (name for name in _folders(entries) if not _NUMBERED.fullmatch(name))
+    return any(_names(folder / name) & {TREE_METADATA, _OLD_LEAVES} for name in items)
 
 
 def _folders(entries: Iterable[Entry]) -> list[str]:
@@ -266,15 +336,15 @@ def _is_committed(step: StoreURI) -> bool:
     return COMMIT_FILE in _names(step)
 
 
-def _committed_ns(step: StoreURI) -> int | None:
-    """When a step was committed, as far as Orbax says it.
+def _described(step: StoreURI) -> _Described:
+    """What Orbax says of a checkpoint, as far as it says anything.
 
     Raises:
         UnsupportedFormatError: Cairn has saved it: what its run says of it is not here.
     """
     found = ObjectStore.open(step).read(STEP_METADATA)
     if found is None:
-        return None
+        return _Described({}, None)
     path = step / STEP_METADATA
     if parse_step_metadata(found.value, path=path).ours:
         raise UnsupportedFormatError(
@@ -284,8 +354,12 @@ def _committed_ns(step: StoreURI) -> int | None:
             found="a copy without its run",
             next_step="Copy the run as a whole, or fork the step there.",
         )
-    told = parse_json_object(found.value, path=path).get(_COMMITTED_AT)
-    return told if isinstance(told, int) and told > 0 else None
+    parsed = parse_json_object(found.value, path=path)
+    handlers, told = parsed.get("item_handlers"), parsed.get(_COMMITTED_AT)
+    return _Described(
+        {name: str(one) for name, one in handlers.items()} if isinstance(handlers, dict) else {},
+        told if isinstance(told, int) and 0 < told <= _LATEST_NS else None,
+    )
 
 
 def _refuse_runs(folder: StoreURI) -> None:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cairn.storage.arrays import is_floating
 from cairn.storage.errors import PolicyError, TreeMismatchError
+from cairn.storage.reading import LeafInfo
 from cairn.storage.runs import ModelInfo
 
 __all__ = ["ModelLeaf", "ModelMap"]
@@ -59,21 +61,21 @@ class ModelMap:
                     next_step="Correct it.",
                 ) from exc
 
-    def places(self, stored: Mapping[str, Mapping[str, Shape]]) -> dict[str, ModelLeaf]:
+    def places(self, stored: Mapping[str, Mapping[str, LeafInfo]]) -> dict[str, ModelLeaf]:
         """Where every leaf of the model lies, by the model's path.
 
         Args:
-            stored: shapes of the leaves of each item, by path.
+            stored: the leaves of each item, by path.
 
         Raises:
-            TreeMismatchError: leaves are missing, unexpected, twice there, or of another shape; all
-                are listed.
+            TreeMismatchError: leaves are missing, unexpected, twice there, of another shape, or not
+                floating; all are listed.
         """
         found: dict[str, ModelLeaf] = {}
         problems: list[str] = []
         for item, leaves in stored.items():
-            for path, shape in leaves.items():
-                name = self._name(f"{item}/{path}")
+            for path, info in leaves.items():
+                name = self.name(ModelLeaf(item, path))
                 if name is None:
                     continue
                 if name not in self.shapes:
@@ -81,10 +83,14 @@ class ModelMap:
                 elif name in found:
                     first = "/".join(found[name])
                     problems.append(f"{item}/{path}: mapped to {name}, as {first} is")
-                elif shape != self.shapes[name]:
-                    expected = list(self.shapes[name])
+                elif info.shape != self.shapes[name]:
                     problems.append(
-                        f"{item}/{path}: mapped to {name} of shape {expected}, stored {list(shape)}"
+                        f"{item}/{path}: mapped to {name} of shape {list(self.shapes[name])}, "
+                        f"stored {list(info.shape)}"
+                    )
+                elif not is_floating(info.dtype):
+                    problems.append(
+                        f"{item}/{path}: mapped to {name}, which is floating, stored {info.dtype}"
                     )
                 found.setdefault(name, ModelLeaf(item, path))
         missing = sorted(self.shapes.keys() - found.keys())
@@ -100,9 +106,10 @@ class ModelMap:
             )
         return found
 
-    def _name(self, path: str) -> str | None:
+    def name(self, leaf: ModelLeaf) -> str | None:
+        """What the model calls a leaf; None if it is not the model's."""
         for pattern, name in self.rules.items():
-            match = re.fullmatch(pattern, path)
+            match = re.fullmatch(pattern, "/".join(leaf))
             if match is not None:
                 return match.expand(name)
         return None

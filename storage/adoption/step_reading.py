@@ -6,7 +6,7 @@ chunk is as large as whoever saved the step has made it. Imports no JAX.
 
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from cairn.storage.arrays import (
     parse_key_kinds,
     total,
 )
-from cairn.storage.errors import CorruptionError, TreeMismatchError
+from cairn.storage.errors import CorruptionError, TreeMismatchError, UnsupportedFormatError
 from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
-from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, removed_by_owner
-from cairn.storage.store import Entry, ObjectStore, StoreURI, open_files, read_files
+from cairn.storage.runs import LeafRecord, ObjectRecord, PlainStep, is_kept, removed_by_owner
+from cairn.storage.store import Entry, Files, ObjectStore, StoreURI, open_files, read_files
 
-__all__ = ["MODEL_ITEM", "StepRead", "read_step", "with_model"]
+__all__ = ["MODEL_ITEM", "StepRead", "is_as_mapped", "read_step", "with_model"]
 
 MODEL_ITEM: Final = "model"
 
@@ -53,6 +53,7 @@ class StepRead:
         objects: every file of the owner's folder.
         digests: of the chunks, by the name of the file that is to hold them.
         keys: by item and path, the implementation of leaves that are typed PRNG keys.
+        absent: leaves of which chunks are not stored, as "item/path": they are read as zeros.
         meta: its JSON.
         modified_ns: when its last file was modified, if the store tells.
     """
@@ -61,6 +62,7 @@ class StepRead:
     objects: tuple[ObjectRecord, ...]
     digests: dict[str, bytes]
     keys: dict[str, dict[str, str]]
+    absent: tuple[str, ...]
     meta: dict[str, Any]
     modified_ns: int | None
 
@@ -75,10 +77,11 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
     Raises:
         StepNotFoundError: its owner has removed it meanwhile.
         CorruptionError: it is damaged, or was changed while it was read.
+        UnsupportedFormatError: two leaves are one array.
         StoreUnavailableError: the store gives no answer.
     """
     files = open_files(step)
-    listed = files.walk()
+    listed = _owners(files)
     if not listed:
         raise removed_by_owner(step)
     objects = _checksums(step, listed)
@@ -87,18 +90,22 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
     leaves: list[LeafRecord] = []
     digests: dict[str, bytes] = {}
     keys: dict[str, dict[str, str]] = {}
+    absent: list[str] = []
     for item in plain.trees:
         arrays = reader.arrays(item)
         assert arrays is not None, "its tree was seen there"
+        _refuse_shared(arrays)
         reader.texts(item)
         kinds = _key_kinds(step, plain.trees[item], arrays)
         if kinds:
             keys[item] = kinds
         found, boxes = _leaves(item, arrays, kinds)
         leaves += found
+        if arrays.tree.sparse:
+            absent += [f"{item}/{path}" for path in boxes if not arrays.is_whole(path)]
         if boxes:
             digests[f"{item}/{FILE_PREFIX}0.json"] = ChunkDigests(boxes).to_bytes()
-    again = files.walk()
+    again = _owners(files)
     if again != listed:
         if not again:
             raise removed_by_owner(step)
@@ -111,7 +118,15 @@ def read_step(step: StoreURI, plain: PlainStep) -> StepRead:
             next_step="Adopt the folder into a new run once nothing is written or removed there.",
         )
     times = [entry.modified_ns for entry in listed if entry.modified_ns is not None]
-    return StepRead(tuple(leaves), objects, digests, keys, meta, max(times, default=None))
+    return StepRead(
+        tuple(leaves),
+        objects,
+        digests,
+        keys,
+        tuple(absent),
+        meta,
+        max(times, default=None),
+    )
 
 
 def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
@@ -129,15 +144,12 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
     reader = CheckpointReader.of_plain(step, plain)
     found = {item: reader.arrays(item) for item in plain.trees}
     trees = {item: arrays for item, arrays in found.items() if arrays is not None}
-    shapes = {
-        item: {path: info.shape for path, info in arrays.infos().items()}
-        for item, arrays in trees.items()
-    }
-    places = model.places(shapes)
+    stored = {item: arrays.infos() for item, arrays in trees.items()}
+    places = model.places(stored)
     items = sorted({leaf.item for leaf in places.values()})
     rest = [
         f"{MODEL_ITEM}/{path}: in the item {MODEL_ITEM!r}, and no leaf of the model"
-        for path in sorted(shapes.get(MODEL_ITEM, {}))
+        for path in sorted(stored.get(MODEL_ITEM, {}))
         if ModelLeaf(MODEL_ITEM, path) not in set(places.values())
     ]
     if len(items) != 1:
@@ -154,7 +166,7 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
     (item,) = items
     tree = trees[item].tree
     arrays = {name: tree.arrays[leaf.path] for name, leaf in places.items()}
-    left = tree.arrays.keys() - {leaf.path for leaf in places.values()}
+    left = {*tree.arrays, *tree.strings} - {leaf.path for leaf in places.values()}
     folders = {name: folder for name, folder in plain.trees.items() if name != item or left}
     return plain.model_copy(
         update={
@@ -162,6 +174,51 @@ def with_model(step: StoreURI, plain: PlainStep, model: ModelMap) -> PlainStep:
             "arrays": {MODEL_ITEM: arrays},
         }
     )
+
+
+def is_as_mapped(step: StoreURI, plain: PlainStep, adopted: PlainStep, model: ModelMap) -> bool:
+    """Whether an adopted step has the model's leaves where its rules say; reads no values.
+
+    Args:
+        step: its folder.
+        plain: how it lies, without a model.
+        adopted: how it was adopted.
+        model: the rules.
+
+    Raises:
+        CorruptionError: what Orbax says of a tree can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    reader = CheckpointReader.of_plain(step, plain)
+    found = set()
+    for item in plain.trees:
+        arrays = reader.arrays(item)
+        assert arrays is not None, "its tree was seen there"
+        named = {
+            name: model.name(ModelLeaf(item, path)) for path, name in arrays.tree.arrays.items()
+        }
+        found |= {(path, name) for name, path in named.items() if path is not None}
+    return found == {*adopted.arrays.get(MODEL_ITEM, {}).items()}
+
+
+def _owners(files: Files) -> list[Entry]:
+    """All files, but for digests that a fork of an adopted step has brought: ours go elsewhere."""
+    return [entry for entry in files.walk() if not is_kept(entry.name)]
+
+
+def _refuse_shared(arrays: ItemArrays) -> None:
+    """Raise if leaves have one array: of their values Orbax has kept one."""
+    names = arrays.tree.arrays
+    counts = Counter(names.values())
+    shared = sorted(path for path, name in names.items() if counts[name] > 1)
+    if shared:
+        raise UnsupportedFormatError(
+            "leaves that are one array",
+            path=arrays.uri,
+            expected="an array for each leaf",
+            found=f"one of the same name for {', '.join(shared[:6])}",
+            next_step="Save the tree again, with keys that differ when they are joined by dots.",
+        )
 
 
 def _checksums(step: StoreURI, listed: list[Entry]) -> tuple[ObjectRecord, ...]:

@@ -16,6 +16,7 @@ from .digests import digest_text as digest_text
 from .digests import parse_digest as parse_digest
 from .digests import total as total
 from .dtypes import dtype_named as dtype_named
+from .dtypes import is_floating as is_floating
 from .four_bits import FOUR_BITS as FOUR_BITS
 from .four_bits import PackedReads as PackedReads
 from .four_bits import pack as pack

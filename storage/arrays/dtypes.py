@@ -10,7 +10,7 @@ import numpy as np
 
 from cairn.storage.errors import UnsupportedFormatError
 
-__all__ = ["dtype_named"]
+__all__ = ["dtype_named", "is_floating"]
 
 
 @functools.lru_cache(maxsize=256)
@@ -31,3 +31,12 @@ def dtype_named(name: str) -> np.dtype[Any]:
             found="none of that name",
             next_step="Upgrade Cairn to the release that wrote it, or a later one.",
         ) from exc
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is floating, those of `ml_dtypes` included; complex ones are not."""
+    try:
+        ml_dtypes.finfo(dtype)
+    except ValueError:
+        return False
+    return dtype.kind != "c"

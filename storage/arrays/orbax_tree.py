@@ -32,6 +32,7 @@ JSON_FILES = ("data.json", "metadata")
 
 _SEQUENCE_KEY = 1
 _VALUE = "value"
+_ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _EMPTY: Mapping[str, Any] = {"None": None, "Dict": {}, "List": [], "Tuple": []}
 
 
@@ -89,6 +90,7 @@ class StoredTree:
         zarr3: the arrays are zarr version 3, else 2.
         ocdbt: the arrays lie in an OCDBT database, else each in a folder of its own.
         sparse: chunks equal to the fill value may be absent.
+        variables: path of a leaf, of those that `without_variables` moved -> where it was.
         renamed: path of a leaf as manifests of before `leaf_paths` have it -> its path, where they
             differ: keys were joined as they are.
     """
@@ -100,6 +102,7 @@ class StoredTree:
     zarr3: bool = True
     ocdbt: bool = True
     sparse: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def current(self, path: str) -> str:
@@ -122,7 +125,11 @@ class StoredTree:
             variable, _, last = path.rpartition("/")
             return variable if last == _VALUE and variable and children[variable] == 1 else path
 
-        return replace(self, arrays={shown(path): name for path, name in self.arrays.items()})
+        return replace(
+            self,
+            arrays={shown(path): name for path, name in self.arrays.items()},
+            variables={shown(path): path for path in self.arrays if shown(path) != path},
+        )
 
 
 def array_name(path: str) -> str:
@@ -207,6 +214,8 @@ def parse_tree_metadata(data: bytes, *, path: object) -> StoredTree:
             if value.get("value_type") == "string":
                 strings[leaf] = name
             elif value.get("skip_deserialize"):
+                if value.get("value_type") in _ARRAYS:
+                    raise TypeError(f"an array that is not stored at {leaf!r}")
                 empties[leaf] = _EMPTY.get(value.get("value_type"))
             else:
                 arrays[leaf] = name

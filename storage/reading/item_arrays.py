@@ -28,6 +28,7 @@ from cairn.storage.arrays import (
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
+    StorageError,
     StoreUnavailableError,
     translate,
 )
@@ -196,6 +197,16 @@ class ItemArrays:
         """
         if self._places is not None:
             self._places.prefetch(paths)
+
+    def is_whole(self, path: str) -> bool:
+        """Whether every chunk of a leaf is stored; of others the elements are zeros.
+
+        Raises:
+            CorruptionError: its description is damaged.
+            StoreUnavailableError: the store gives no answer.
+        """
+        asked = self._opened(path).storage_statistics(query_fully_stored=True)
+        return bool(self._result(LimitedRead(asked, self._progress), path).fully_stored)
 
     def form(self, path: str) -> StoredForm | None:
         """How a leaf is stored, if not as it is."""
@@ -382,20 +393,26 @@ class ItemArrays:
             # Without this an absent chunk reads as zeros.
             "fill_missing_data_reads": self.tree.sparse,
         }
-        opening = ts.open(spec, open=True, read=True, context=self._context)
+        try:
+            opening = ts.open(spec, open=True, read=True, context=self._context)
+        except ValueError as exc:  # no store can have the name of such an array
+            raise self._unreadable(exc, path) from exc
         return LimitedRead(opening, self._progress)
 
     def _result(self, pending: Any, path: str) -> Any:
         try:
             return pending.result()
         except (ValueError, OSError) as exc:
-            known = translate(exc, path=self.where(path))
-            if isinstance(known, StoreUnavailableError):
-                raise known from exc
-            raise CorruptionError(
-                "stored data of a leaf is missing or damaged",
-                path=self.where(path),
-                expected="chunks that are all there and pass their checks",
-                found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
-                next_step=NEXT_STEP,
-            ) from exc
+            raise self._unreadable(exc, path) from exc
+
+    def _unreadable(self, exc: Exception, path: str) -> StorageError:
+        known = translate(exc, path=self.where(path))
+        if isinstance(known, StoreUnavailableError):
+            return known
+        return CorruptionError(
+            "stored data of a leaf is missing or damaged",
+            path=self.where(path),
+            expected="chunks that are all there and pass their checks",
+            found=" ".join(str(exc).partition(" [tensorstore_spec=")[0].split())[:400],
+            next_step=NEXT_STEP,
+        )

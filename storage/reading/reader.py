@@ -512,8 +512,10 @@ class CheckpointReader:
         """
         folder = plain.trees[item]
         name = f"{folder}/{MANIFEST_FILE}" if folder else MANIFEST_FILE
-        # Older releases did not say how arrays are stored.
-        tree = dataclasses.replace(tree, ocdbt=self._objects.read(name) is not None)
+        # Older releases did not say how arrays are stored. What was added since says nothing.
+        known = self.contents is not None
+        ocdbt = name in self._files if known else self._objects.read(name) is not None
+        tree = dataclasses.replace(tree, ocdbt=ocdbt)
         own = plain.arrays.get(item)
         if own is not None:
             unknown = sorted({*own.values()} - {*tree.arrays.values()})

@@ -15,6 +15,7 @@ from .records.annotations import Annotation as Annotation
 from .records.assets import checked_assets as checked_assets
 from .records.assets import put_assets as put_assets
 from .records.assets import read_asset as read_asset
+from .records.attempts import set_aside as set_aside
 from .records.exports import ExportFile as ExportFile
 from .records.exports import ExportKey as ExportKey
 from .records.exports import ExportManifest as ExportManifest

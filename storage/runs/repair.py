@@ -246,7 +246,7 @@ class _Mender:
         ).placed(Place(run_id, RUN_FILE))
         action = (
             f"begin it anew with the id {run_id!r} that the other records have, created "
-            f"{info.created}; labels, lineage and environment are lost"
+            f"{info.created}; labels, lineage, environment and the folder it adopts are lost"
         )
 
         def write() -> None:

@@ -58,13 +58,14 @@ def is_kept(name: str) -> bool:
     return name.rpartition("/")[2].startswith(FILE_PREFIX)
 
 
-def removed_by_owner(source: object) -> StepNotFoundError:
+def removed_by_owner(source: StoreURI | str) -> StepNotFoundError:
     """That an adopted step is gone."""
+    elsewhere = ", or it lies on a disk of another machine" * str(source).startswith("file://")
     return StepNotFoundError(
         "the files of an adopted step are gone",
         path=source,
         expected="the checkpoint that was adopted",
-        found="nothing: its owner has removed or moved it",
+        found=f"nothing: its owner has removed or moved it{elsewhere}",
         next_step="Use another step; delete this one from its run, or put its files back.",
     )
 

@@ -479,8 +479,11 @@ def fit_item(
         UnsupportedLeafError, TypeError: the target has leaves or keys that nothing is restored to.
     """
     arrays = _arrays(reader, name, where)
-    known = {arrays.tree.current(path): info for path, info in arrays.infos().items()}
     leaves = trees.flatten(target)
+    moved = {path: old for path, old in arrays.tree.variables.items() if old in leaves}
+    known = {
+        moved.get(path, arrays.tree.current(path)): info for path, info in arrays.infos().items()
+    }
     if chosen is not None:
         known = {path: info for path, info in known.items() if chosen(path)}
         leaves = {path: leaf for path, leaf in leaves.items() if chosen(path)}

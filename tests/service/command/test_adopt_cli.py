@@ -1,6 +1,7 @@
 """`cairn adopt`, and what the control plane does with the run that it makes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from cairn.storage.runs import Run, roll_back
+from cairn.storage.training import Checkpointer
 from tests.plain_orbax import manager
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
+from tests.storage.adoption.folders import everything
 
 PATHS = {
     r"state/params/transformer/wte": "model/embed_tokens/embedding",
@@ -86,6 +90,8 @@ def root(tmp_path_factory, model) -> Path:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["step\tfound", "3\tadopted", "6\tadopted"]
     assert str(root / "adopted") in done.stderr
+    manager(root.parent / "many", steps=tuple(range(1, 8)))
+    assert cairn_here("adopt", f"{root.parent}/many", "--run", f"{root}/verbs").returncode == 0
     return root
 
 
@@ -119,6 +125,49 @@ def test_adopted_steps_are_listed_located_promoted_verified_and_forked(url, root
     assert done.returncode == 0, done.stderr
     done = cairn_here("convert", "again", "--watch", url=url)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_verb_changes_what_is_its_owners(url, root):
+    theirs = root.parent / "many"
+    before = everything(theirs)
+
+    def done(*arguments):
+        found = cairn_here(*arguments, url=url)
+        assert found.returncode == 0, found.stderr
+        assert everything(theirs) == before, arguments
+        return found
+
+    def listed():
+        lines = done("checkpoints", "verbs").stdout.splitlines()[1:]
+        return [line.split("\t")[0] for line in lines]
+
+    said = done("delete", "verbs/steps/2", "--grace", "1h").stderr
+    assert f"{theirs}/2 stays: it was adopted, and is its owner's." in said.replace("file://", "")
+    assert listed() == ["7", "6", "5", "4", "3", "1"]
+    done("undelete", "verbs/steps/2")
+    done("retain", "verbs", "--keep-last", "3", "--grace", "0s", "--apply", "--watch")
+    assert listed() == ["7", "6", "5"]
+    assert "4 found" in done("gc", f"{root}/verbs", "--delete").stderr
+    assert not (root / "verbs" / "attempts" / "1" / "4").exists()
+    run = Run.open(root / "verbs")
+    roll_back(run, run.step(6), by="me")
+    assert listed() == ["6", "5"]
+    done("gc", f"{root}/verbs", "--delete")
+    (root / "verbs" / "manifests" / "6.1.json").write_text("{")
+    done("repair", "verbs", "--apply", "--forget", "manifests/6.1.json")
+    assert listed() == ["5"]
+    done("verify", "verbs/steps/5")
+    done("fork", "verbs/steps/5", "alone", "--watch")
+    with Checkpointer(root / "verbs") as checkpointer:
+        checkpointer.save(100, {"state": {"w": np.zeros((4, 4), np.float32)}}).wait()
+        checkpointer.save(101, {"state": {"w": np.zeros((4, 4), np.float32)}}).wait()
+    done("retain", "verbs", "--keep-last", "1", "--grace", "0s", "--apply", "--watch")
+    done("gc", f"{root}/verbs", "--delete")
+    assert listed() == ["101"]
+    shutil.rmtree(root / "verbs")
+    assert everything(theirs) == before
+    assert cairn_here("adopt", str(theirs), "--run", f"{root}/afresh").returncode == 0
+    assert everything(theirs) == before
 
 
 def test_a_map_that_does_not_make_the_model_names_every_leaf(root, tmp_path):

@@ -1,6 +1,5 @@
 """Folders of plain Orbax become runs, and stay as they are."""
 
-import hashlib
 import os
 import shutil
 from datetime import timedelta
@@ -45,22 +44,14 @@ from cairn.storage.runs import (
 )
 from cairn.storage.store import ObjectStore, open_files, parse_uri
 from cairn.storage.training import Checkpointer, load
-from tests.plain_orbax import MIXED, READABLE, UNNUMBERED, UNREADABLE, manager
+from tests.plain_orbax import MIXED, READABLE, TREE, UNNUMBERED, UNREADABLE, manager
+from tests.storage.adoption.folders import everything
 from tests.storage.stored_runs import SetClock
 
 ADOPTED = {
     **{name: (make, "") for name, make in READABLE.items()},
     **{name: (make, "best") for name, make in UNNUMBERED.items()},
 }
-
-
-def everything(folder: Path) -> dict[str, tuple[int, str]]:
-    """Every name below a folder, with the time of its last change and its content's hash."""
-    found = {}
-    for path in (folder, *folder.rglob("*")):
-        content = "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        found[str(path.relative_to(folder))] = (path.stat().st_mtime_ns, content)
-    return found
 
 
 def flip_a_bit(step: Path) -> Path:
@@ -148,7 +139,7 @@ def test_a_step_that_its_owner_removed_is_named_by_all_who_ask(tmp_path):
     info = run.step(5)
     (problem, *_) = verify_step(run, info).problems
     assert "owner has removed" in problem
-    with pytest.raises(StepNotFoundError, match="owner has removed"):
+    with pytest.raises(StepNotFoundError, match=r"owner has removed.*disk of another machine"):
         load(run.uri, {"state": {"w": np.zeros((4, 4), np.float32)}}, step=5)
     again = adopt(tmp_path / "old")
     assert (again.adopted, again.kept, again.gone) == ((), (10,), (5,))
@@ -344,6 +335,37 @@ def test_promotion_holds_an_adopted_step(tmp_path):
     assert load(f"{tmp_path}/old.cairn@good", target)["state"]["w"].sum() == 16
     with pytest.raises(StepInUseError):
         delete_step(run, run.step(5), by="me")
+
+
+def test_what_its_owner_has_removed_or_changed_is_not_promoted(tmp_path):
+    manager(tmp_path / "old", steps=(1, 2, 3))
+    run = Run.open(adopt(tmp_path / "old").run)
+    promote_step(run, 3, "good", by="me", reason="", expect=None)
+    shutil.rmtree(tmp_path / "old" / "1")
+    (value, *_) = (tmp_path / "old" / "2" / "default").rglob("d/*")
+    value.write_bytes(value.read_bytes()[:-1])
+    with pytest.raises(StepNotFoundError, match="owner has removed"):
+        promote_step(run, 1, "good", by="me", reason="", expect=1)
+    with pytest.raises(CorruptionError, match="not what was adopted") as caught:
+        promote_step(run, 2, "good", by="me", reason="", expect=1)
+    assert str(value.relative_to(tmp_path / "old" / "2")) in caught.value.problems[0]
+    assert load(f"{run.uri}@good", {"state": TREE})["state"]["w"].sum() == 16
+
+
+def test_bytes_that_were_exchanged_at_the_same_size_and_time_are_never_loaded(tmp_path):
+    tree = {"w": np.arange(4096, dtype=np.float32)}
+    manager(tmp_path / "old", tree, steps=(5,))
+    run = Run.open(adopt(tmp_path / "old").run)
+    files = [path for path in (tmp_path / "old").rglob("*") if path.is_file()]
+    times = {path: path.stat().st_mtime_ns for path in files}
+    flip_a_bit(tmp_path / "old")
+    for path, time in times.items():
+        os.utime(path, ns=(time, time))
+    with pytest.raises(CorruptionError):
+        load(run.uri, {"state": tree})
+    assert not verify_step(run, 5).loads
+    with pytest.raises(CorruptionError):
+        fork_run(run, run.step(5), parse_uri(tmp_path / "fork"), by="me")
 
 
 def test_what_adopts_nothing_says_what_there_is(tmp_path):
@@ -756,3 +778,27 @@ def test_folders_with_names_that_no_address_has_are_in_nobodys_way(tmp_path):
     (tmp_path / "old" / "what?").mkdir()
     (tmp_path / "old" / "50%").mkdir()
     assert adopt(tmp_path / "old").adopted == (5,)
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+def test_a_dict_whose_key_is_value_is_loaded_into_its_like(tmp_path, use_ocdbt):
+    tree = {
+        "ema": {"value": np.arange(3.0)},
+        "one": {"value": np.ones(2)},
+        "deep": {"value": {"value": np.zeros(4)}},
+        "list": [{"value": np.full(2, 5.0)}, {"value": np.full(2, 6.0)}],
+        "step": 3,
+    }
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt)
+    ocp.Checkpointer(handler).save(tmp_path / "old" / "1", tree)
+    report = adopt(tmp_path / "old")
+    fork_run(Run.open(report.run), Run.open(report.run).latest(), parse_uri(tmp_path / "f"), by="m")
+    for run in (report.run, tmp_path / "f"):
+        ours = load(run, {"state": tree})["state"]
+        assert jax.tree.map(bits, ours) == jax.tree.map(bits, tree)
+        some = load(run, {"state": tree}, only="ema/value")["state"]
+        assert bits(some["ema"]["value"]) == bits(tree["ema"]["value"])
+    with pytest.raises(TreeMismatchError) as caught:
+        load(report.run, {"state": tree | {"ema": {"value": np.zeros(4)}}})
+    (problem,) = caught.value.problems
+    assert problem.startswith("state/ema/value: expected shape (4,)")

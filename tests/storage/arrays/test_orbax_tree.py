@@ -73,6 +73,12 @@ def test_damaged_tree_metadata_is_corrupt_and_names_the_file(data):
         parse_tree_metadata(data, path="gs://b/model/_METADATA")
 
 
+@pytest.mark.parametrize("value_type", ["jax.Array", "np.ndarray", "scalar"])
+def test_an_array_that_is_said_not_to_be_stored_is_no_empty_container(value_type):
+    with pytest.raises(CorruptionError, match="an array that is not stored at 'a/b'"):
+        parse_tree_metadata(tree(entry("a", "b", value_type=value_type, skip=True)), path="x")
+
+
 def test_step_metadata_of_plain_orbax_has_no_forms():
     data = json.dumps({"item_handlers": {"b": "x", "a": "y"}, "commit_timestamp_nsecs": 3})
     found = parse_step_metadata(data.encode(), path="x")

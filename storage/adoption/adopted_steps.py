@@ -1,0 +1,132 @@
+"""What has become of steps that were adopted earlier. Imports no JAX."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from cairn.storage.adoption.layouts import plain_items
+from cairn.storage.adoption.model_map import ModelMap
+from cairn.storage.adoption.step_reading import is_as_mapped
+from cairn.storage.arrays import holds_values
+from cairn.storage.errors import (
+    CorruptionError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
+from cairn.storage.runs import (
+    FilePlace,
+    Manifest,
+    Run,
+    StepInfo,
+    file_places,
+    file_problem,
+    is_kept,
+    listed_problems,
+)
+from cairn.storage.store import Entry, StoreURI, open_files, read_files
+
+__all__ = ["AdoptedSteps", "look_again"]
+
+_NAMED: Final = 5
+
+
+@dataclass
+class AdoptedSteps:
+    """What has become of them.
+
+    Attributes:
+        kept: steps that are as they were adopted.
+        gone: steps that their owner has removed.
+        changed: what has changed, a line for each step.
+        added: files that are no part of what was adopted, a line for each step.
+    """
+
+    kept: list[int] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+
+
+def look_again(run: Run, listed: Iterable[StepInfo], model: ModelMap | None) -> AdoptedSteps:
+    """Hold the steps that a run has adopted against their folders.
+
+    Of files, those are read whose time is another than it was; on a bucket the store tells sums.
+
+    Args:
+        run: the run.
+        listed: its steps.
+        model: what they are expected to have been adopted with.
+
+    Raises:
+        PreconditionFailedError: they were adopted with another model, or with none.
+        StoreUnavailableError: a store gives no answer.
+    """
+    found = AdoptedSteps()
+    for info in listed:
+        if info.source is None:
+            continue
+        manifest = run.manifest(info)
+        if manifest.model != (None if model is None else model.info):
+            raise _another(run, info, model, manifest)
+        place, *_ = file_places(run.step_uri(info), manifest.inline_objects, info.source)
+        walked = open_files(place.folder).walk()
+        entries = {entry.name: entry for entry in walked if not is_kept(entry.name)}
+        if not entries:
+            found.gone.append(info.step)
+            continue
+        problems = _problems(place, entries)
+        if problems:
+            text = "; ".join(problems[name] for name in sorted(problems))
+            found.changed.append(f"{place.folder.name}: changed since it was adopted: {text}")
+            continue
+        try:
+            same = model is None or _is_as_mapped(place.folder, manifest, model)
+        except (CorruptionError, UnsupportedFormatError) as exc:  # by what was added
+            found.changed.append(f"{place.folder.name}: {exc}")
+            continue
+        if not same:
+            raise _another(run, info, model, manifest)
+        found.kept.append(info.step)
+        added = sorted(entries.keys() - {record.name for record in place.records})
+        if added:
+            more = ", …" if len(added) > _NAMED else ""
+            names = f"{', '.join(added[:_NAMED])}{more}"
+            found.added.append(f"{place.folder.name}: added since it was adopted: {names}")
+    return found
+
+
+def _problems(place: FilePlace, entries: dict[str, Entry]) -> dict[str, str]:
+    """What is not as it was in a step's folder, by file."""
+    problems = listed_problems(entries, place.records)
+    records = {
+        record.name: record
+        for record in place.records
+        if record.name not in problems and record.modified_ns != entries[record.name].modified_ns
+    }
+    for read in read_files(place.folder, records):
+        problem = file_problem(records[read.name], read)
+        if problem is not None:
+            problems[read.name] = problem
+    known = {record.name for record in place.records}
+    # A chunk that was not stored was read as zeros, and now would be as something else.
+    new = (name for name in entries if name not in known and holds_values(name))
+    return problems | {name: f"{name}: values that were not there" for name in new}
+
+
+def _is_as_mapped(step: StoreURI, manifest: Manifest, model: ModelMap) -> bool:
+    assert manifest.plain is not None, "it was adopted"
+    return is_as_mapped(step, plain_items(step).plain, manifest.plain, model)
+
+
+def _another(
+    run: Run, info: StepInfo, model: ModelMap | None, manifest: Manifest
+) -> PreconditionFailedError:
+    return PreconditionFailedError(
+        "adopted with another model",
+        path=run.uri,
+        expected=f"the config and the map that step {info.step} was adopted with"
+        if manifest.model is not None
+        else f"no config and no map, as for step {info.step}",
+        found="none" if model is None else f"others, of a {model.info.model_type}",
+        next_step="Give the same, or adopt the folder into another run.",
+    )

@@ -1,0 +1,52 @@
+"""Symbolic links in somebody's folder, which no listing here follows out of it. Imports no JAX."""
+
+import os
+from collections.abc import Iterator
+
+from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.store import StoreURI
+
+__all__ = ["links_in", "refuse_links"]
+
+_NAMED_IN_ERRORS = 5
+
+
+def links_in(folder: StoreURI) -> dict[str, str]:
+    """The links right in a folder of a disk: what each leads to, as it is written there."""
+    if folder.scheme != "file":
+        return {}
+    with os.scandir(folder.local_path) as found:
+        return {one.name: os.readlink(one.path) for one in found if one.is_symlink()}
+
+
+def refuse_links(step: StoreURI) -> None:
+    """Raise if a checkpoint is not all in its folder, or has a part of it twice.
+
+    Links to files of its own are fine: they are read, and copied by a fork, as files.
+
+    Raises:
+        UnsupportedFormatError: it has links to folders, to what lies elsewhere, or to nothing.
+    """
+    if step.scheme != "file":
+        return
+    amiss = sorted(_links_elsewhere(os.path.realpath(step.local_path)))
+    if amiss:
+        more = ", …" if len(amiss) > _NAMED_IN_ERRORS else ""
+        raise UnsupportedFormatError(
+            "a checkpoint with links",
+            path=step,
+            expected="files and folders, all of them its own",
+            found=f"{', '.join(amiss[:_NAMED_IN_ERRORS])}{more}",
+            next_step="Copy it with what the links lead to (cp -rL), and adopt the copy.",
+        )
+
+
+def _links_elsewhere(root: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                continue
+            inside = os.path.commonpath((root, os.path.realpath(path))) == root
+            if not inside or not os.path.isfile(path):
+                yield f"{os.path.relpath(path, root)} -> {os.readlink(path)}"
