@@ -49,7 +49,8 @@ class TrainStep:
 
     An optimizer that looks at more than gradients gets it: the loss (`value`), the gradients
     (`grad`) and the loss as a function of the parameters (`value_fn`), as
-    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them.
+    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them. Fields of a
+    TrainState have other names than those that its optimizer takes.
 
     A new value has the leaves of the old one, and every leaf stays where it was, so that the step
     compiles once. The state that is passed in is donated: its arrays are gone afterwards.
@@ -88,8 +89,8 @@ class TrainStep:
 
         Raises:
             NotInitializedError: if the state has no optimizer.
-            ArgumentError: if the loss is no floating scalar, or the dict names something that
-                can't be changed.
+            ArgumentError: if the loss is no floating scalar, the dict names something that can't
+                be changed, or a field is named like what the optimizer takes.
             TreeStructureError: if a field's new value has other leaves; lists them.
         """
         _check_state(state)
@@ -126,6 +127,7 @@ class TrainStep:
         used = used_arguments(state.tx, grads, state.opt_state, params, offered)
         extra = {name: offered[name] for name in used}
         if isinstance(state, TrainState):
+            _refuse_taken(used & state.added_fields.keys())
             stepped: Any = state.apply_gradients(grads=grads, **{**extra, **changed})
         else:
             stepped = state.apply_gradients(grads=grads, **extra).replace(**changed)
@@ -170,6 +172,17 @@ def _check_state(state: Any) -> None:
         path="TrainStep: state",
         next_step="create the state with tx= (EasyDeLState: and init_opt_state=True)",
     )
+
+
+def _refuse_taken(names: frozenset[str]) -> None:
+    """Refuse fields that would get what is meant for the optimizer, which then had nothing."""
+    if names:
+        raise ArgumentError(
+            path="TrainStep: state",
+            expected="fields that are named unlike what the optimizer takes",
+            found=", ".join(sorted(names)),
+            next_step="rename the fields, or take the step with optax and state.replace",
+        )
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
