@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, abstract_model, module_settings
+from cairn.state.adapt import PackedParam, abstract_model, check_mergeable, module_settings
 from cairn.state.config import FrozenJSON
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, TreeStructureError
@@ -139,6 +139,7 @@ def _check_adapters(model: Any) -> None:
             found=f"a {type(model).__name__} that has none",
             next_step="leave it out: the model is stored as it is served",
         )
+    check_mergeable(model)
 
 
 def _merged(model: Any, float_dtype: Any) -> Any:

@@ -210,6 +210,10 @@ def test_what_can_not_be_merged_is_refused_before_anything_is_written(tmp_path):
         ArgumentError, match="merge_lora: expected a model with adapters; found a D"
     ):
         plain.save_state(tmp_path / "run", merge_lora=True, verbose=False)
+    tied = my_model().apply_lora_to_layers(4, 8.0, "layers")
+    tied.layers[0].kernel = tied.layers[1].kernel
+    with pytest.raises(ArgumentError, match="beside a kernel that other layers have"):
+        state_of(tied).save_state(tmp_path / "run", merge_lora=True, verbose=False)
     with pytest.raises(ArgumentError, match="merge_lora: expected True or False; found 'yes'"):
         state_of(tiny("lora")).save_state(tmp_path / "run", merge_lora="yes", verbose=False)
     assert not (tmp_path / "run").exists()
