@@ -190,7 +190,11 @@ def save_and_load_a_state(run: str) -> dict[str, Any]:
     refused = error_of(lambda: TrainState.load_state(run, state, iterators=some))
     odd = {"own": Odd(fails=process == 1)}
     failed = error_of(lambda: TrainState.load_state(run, state, iterators=odd))
-    errors = [[one["kinds"][0], one["text"]] for one in (refused, failed)]
+    later = state.replace(step=state.step + 1)
+    with RunSaver(run, SavePolicy(every_steps=1), agree_every=1) as saver:
+        unsaved = error_of(lambda: saver.step(later, iterators=odd))
+        saver.step(later.replace(step=later.step + 1), iterators={"own": data})
+    errors = [[one["kinds"][0], one["text"]] for one in (refused, failed, unsaved)]
     return {"step": int(loaded.step), "at": data.at, "errors": errors}
 
 

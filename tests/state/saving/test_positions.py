@@ -9,6 +9,7 @@ from cairn.state.errors import ArgumentError
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
 from cairn.storage.errors import IteratorMismatchError, StepExistsError, UnsupportedLeafError
+from cairn.storage.runs.retention import step_facts
 from cairn.storage.runs.run import Run
 from cairn.storage.training.save_policy import SavePolicy
 from tests.state.my_model import my_model
@@ -98,6 +99,60 @@ def test_a_step_that_close_saves_has_the_position_that_it_was_trained_to(uri, ad
             next(train)
     assert Run.open(uri).latest_step() == 1
     assert position(uri) == 1
+
+
+def test_a_step_whose_position_was_refused_lends_its_state_to_no_other_position(uri):
+    class Failing(Numbers):
+        def get_state(self):
+            if self.at == 2:
+                raise OSError("the worker died")
+            return super().get_state()
+
+    train, first, second = Failing(), at(1), at(2)
+    with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
+        next(train)
+        saver.step(first, iterators={"train": train})
+        next(train)
+        with pytest.raises(UnsupportedLeafError, match="the worker died"):
+            saver.step(second, iterators={"train": train})
+        next(train)
+        saver.preempt()
+    assert [info.step for info in Run.open(uri).steps()] == [1]
+    assert position(uri) == 1
+
+
+def test_a_save_that_was_refused_lends_its_position_to_no_other(uri):
+    train, state = Numbers(), at(1)
+    with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
+        next(train)
+        saver.step(state, iterators={"train": train}, labels={"by": "step"})
+        next(train)
+        with pytest.raises(ValueError, match="label"):
+            saver.save(state, iterators={"train": train}, labels={"by": 3})
+        saver.preempt()
+    assert position(uri) == 1
+
+
+def test_what_a_step_was_told_is_saved_as_it_was_then(uri):
+    extras, metrics, state = {"seen": [1]}, {"loss": 1.0}, at(1)
+    with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
+        saver.step(state, extras=extras, metrics=metrics)
+        extras["seen"].append(2)  # of the next batch
+        metrics["loss"] = 2.0
+        saver.preempt()
+    loaded = load(uri)
+    assert loaded.extras == {"seen": [1]}
+    assert [facts.metrics for facts in step_facts(Run.open(uri))] == [{"loss": 1.0}]
+
+
+def test_a_dict_that_changed_since_a_step_was_saved_with_it_is_new(uri):
+    extras, state = {"seen": [1]}, at(1)
+    with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
+        begun = saver.step(state, extras=extras)
+        assert saver.save(state, extras=extras) is begun
+        extras["seen"].append(2)
+        with pytest.raises(StepExistsError, match="extras 'seen'"):
+            saver.save(state, extras=extras)
 
 
 def test_the_last_step_is_not_saved_again_for_an_iterator_that_has_ended(uri):
