@@ -13,7 +13,7 @@ import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
-from cairn.state.saving.state_saving import check_loadable
+from cairn.state.saving.state_saving import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
 from cairn.storage.runs import (
     GRACE_SECONDS,
@@ -241,15 +241,17 @@ class RunSaver:
             SaveError: the save before this one failed, and nobody was told, or is still under way
                 at the deadline.
             StoreUnavailableError: the store gives no answer in time.
-            ArgumentError: the saver is closed, or the deadline is not above 0.
             ConfigError: from the first call, due or not: `load_state` could never load this state.
+            ArgumentError: the saver is closed, or the deadline is not above 0; or, from the first
+                call, due or not, `save_options` that this state can't be saved with.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
         _check_deadline(deadline)
         before = self._due.previous
-        if before is None:
-            check_loadable(state)  # now rather than at the first save, hours later
+        if before is None:  # now rather than at the first save, hours later
+            check_loadable(state)
+            check_options(state, self._options)
         if step is not None:
             number = check_step(step)
         else:
