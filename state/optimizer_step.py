@@ -22,6 +22,9 @@ from cairn.state.paths import rebuild
 
 __all__ = ["take_step", "used_arguments"]
 
+_ARGUMENTS: Final = frozenset({"value", "grad", "value_fn"})
+"""Names that Optax has for what its optimizers take besides gradients."""
+
 Kind = Literal["arrays", "function", "other"]
 
 _USED: WeakKeyDictionary[Callable[..., Any], dict[frozenset[tuple[str, Kind]], frozenset[str]]] = (
@@ -35,7 +38,7 @@ def take_step(
     grads: Any,
     opt_state: Any,
     params: Any,
-    extra: Mapping[str, Any],
+    given: Mapping[str, Any],
     *,
     path: str,
     fields: set[str] | None = None,
@@ -47,18 +50,29 @@ def take_step(
         grads: gradients, in the tree of the parameters or a nested dict of the same paths.
         opt_state: the optimizer's state.
         params: the parameters.
-        extra: more arguments of the optimizer; `grad` may be a nested dict too.
+        given: more arguments of the optimizer; `grad` may be a nested dict too.
         path: what takes the step, for messages.
-        fields: names that could have been meant instead, for messages.
+        fields: names of the state's own; what is given of these is none of the optimizer's.
 
     Raises:
         TreeStructureError: if gradients do not fit the parameters; lists every leaf.
-        ArgumentError: if the optimizer uses an argument nowhere; names all of them.
+        ArgumentError: if the optimizer uses an argument nowhere, or one that is a field of the
+            state; names all of them.
     """
     grads = rebuild(params, grads, path="grads")
+    extra = {name: value for name, value in given.items() if name not in (fields or ())}
     if "grad" in extra:
-        extra = {**extra, "grad": rebuild(params, extra["grad"], path="grad")}
-    unused = sorted(set(extra) - used_arguments(tx, grads, opt_state, params, extra))
+        extra["grad"] = rebuild(params, extra["grad"], path="grad")
+    doubtful = {name: given[name] for name in _ARGUMENTS & given.keys() - extra.keys()}
+    used = used_arguments(tx, grads, opt_state, params, {**doubtful, **extra})
+    if used & doubtful.keys():
+        raise ArgumentError(
+            path=path,
+            expected="fields that are named unlike what the optimizer takes",
+            found=", ".join(sorted(used & doubtful.keys())),
+            next_step="rename the fields: they would get what is meant for the optimizer",
+        )
+    unused = sorted(extra.keys() - used)
     if unused:
         named = sorted(fields or ())
         raise ArgumentError(

@@ -127,7 +127,6 @@ class TrainStep:
         used = used_arguments(state.tx, grads, state.opt_state, params, offered)
         extra = {name: offered[name] for name in used}
         if isinstance(state, TrainState):
-            _refuse_taken(used & state.added_fields.keys())
             stepped: Any = state.apply_gradients(grads=grads, **{**extra, **changed})
         else:
             stepped = state.apply_gradients(grads=grads, **extra).replace(**changed)
@@ -172,17 +171,6 @@ def _check_state(state: Any) -> None:
         path="TrainStep: state",
         next_step="create the state with tx= (EasyDeLState: and init_opt_state=True)",
     )
-
-
-def _refuse_taken(names: frozenset[str]) -> None:
-    """Refuse fields that would get what is meant for the optimizer, which then had nothing."""
-    if names:
-        raise ArgumentError(
-            path="TrainStep: state",
-            expected="fields that are named unlike what the optimizer takes",
-            found=", ".join(sorted(names)),
-            next_step="rename the fields, or take the step with optax and state.replace",
-        )
 
 
 def _sorted_out(state: Any, aux: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
