@@ -155,6 +155,7 @@ class RunSaver:
         self._last: SaveHandle | None = None
         self._begun: SaveHandle | None = None
         self._at: _Looked | None = None
+        self._lost_count = False
         self._saved_leaves: list[Any] = []
         self._saved_with: Options = {}
         self._stops = False
@@ -255,9 +256,10 @@ class RunSaver:
         if step is not None:
             number = check_step(step)
         else:
-            number = int(state.step) if before is None else before + 1
+            number = int(state.step) if before is None or self._lost_count else before + 1
         options, refusal = self._options_of(metrics, labels, extras, iterators)
-        if refusal is not None and not self._many:
+        self._lost_count = refusal is not None and not self._many
+        if refusal is not None and self._lost_count:
             raise refusal
         looked = _Looked(weakref.ref(state), None if step is None else number, options)
         if refusal is None:

@@ -1,5 +1,7 @@
 """The position in the data travels with a state: saved, loaded, and right when a job is ended."""
 
+from contextlib import nullcontext
+
 import jax.numpy as jnp
 import optax
 import pytest
@@ -101,13 +103,24 @@ def test_a_step_that_close_saves_has_the_position_that_it_was_trained_to(uri, ad
     assert position(uri) == 1
 
 
-def test_a_step_whose_position_was_refused_lends_its_state_to_no_other_position(uri):
-    class Failing(Numbers):
-        def get_state(self):
-            if self.at == 2:
-                raise OSError("the worker died")
-            return super().get_state()
+class Failing(Numbers):
+    def get_state(self):
+        if self.at == 2:
+            raise OSError("the worker died")
+        return super().get_state()
 
+
+def test_a_step_whose_position_was_refused_is_counted(uri):
+    train = Failing()
+    with RunSaver(uri, SavePolicy(every_steps=4)) as saver:
+        for step in range(1, 7):
+            next(train)
+            with pytest.raises(UnsupportedLeafError) if step == 2 else nullcontext():
+                saver.step(at(step), iterators={"train": train})
+    assert [info.step for info in Run.open(uri).steps()] == [4]
+
+
+def test_a_step_whose_position_was_refused_lends_its_state_to_no_other_position(uri):
     train, first, second = Failing(), at(1), at(2)
     with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
         next(train)
