@@ -38,7 +38,7 @@ def take_step(
     grads: Any,
     opt_state: Any,
     params: Any,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     *,
     path: str,
     fields: set[str] | None = None,
@@ -50,9 +50,9 @@ def take_step(
         grads: gradients, in the tree of the parameters or a nested dict of the same paths.
         opt_state: the optimizer's state.
         params: the parameters.
-        given: more arguments of the optimizer; `grad` may be a nested dict too.
+        arguments: more of the optimizer's; `grad` may be a nested dict too.
         path: what takes the step, for messages.
-        fields: names of the state's own; what is given of these is none of the optimizer's.
+        fields: names of the state's own fields; such arguments are none of the optimizer's.
 
     Raises:
         TreeStructureError: if gradients do not fit the parameters; lists every leaf.
@@ -60,16 +60,16 @@ def take_step(
             state; names all of them.
     """
     grads = rebuild(params, grads, path="grads")
-    extra = {name: value for name, value in given.items() if name not in (fields or ())}
+    extra = {name: value for name, value in arguments.items() if name not in (fields or ())}
     if "grad" in extra:
         extra["grad"] = rebuild(params, extra["grad"], path="grad")
-    doubtful = {name: given[name] for name in _ARGUMENTS & given.keys() - extra.keys()}
-    used = used_arguments(tx, grads, opt_state, params, {**doubtful, **extra})
-    if used & doubtful.keys():
+    own = {name: arguments[name] for name in _ARGUMENTS & arguments.keys() - extra.keys()}
+    used = used_arguments(tx, grads, opt_state, params, {**own, **extra})
+    if used & own.keys():
         raise ArgumentError(
             path=path,
             expected="fields that are named unlike what the optimizer takes",
-            found=", ".join(sorted(used & doubtful.keys())),
+            found=", ".join(sorted(used & own.keys())),
             next_step="rename the fields: they would get what is meant for the optimizer",
         )
     unused = sorted(extra.keys() - used)
@@ -113,12 +113,12 @@ def used_arguments(
         return frozenset()
     kinds = {name: _kind_of(offered[name]) for name in names}
     known, key = _USED.setdefault(tx.update, {}), frozenset(kinds.items())
-    found = known.get(key)
-    if found is None or (found != names and "other" in kinds.values()):
-        taken = {name: offered[name] for name in names}
-        found = (found or frozenset()) | _traced_use(tx, grads, opt_state, params, taken, kinds)
-        known[key] = found
-    return found
+    used = known.get(key)
+    if used is None or (used != names and "other" in kinds.values()):
+        accepted = {name: offered[name] for name in names}
+        used = (used or frozenset()) | _traced_use(tx, grads, opt_state, params, accepted, kinds)
+        known[key] = used
+    return used
 
 
 def _accepted(tx: optax.GradientTransformation, offered: Mapping[str, Any]) -> frozenset[str]:
@@ -148,17 +148,17 @@ def _traced_use(
     }
     others = {name: value for name, value in offered.items() if kinds[name] == "other"}
     while True:
-        unseen = {name: _Unseen(name) for name in others.keys() - used}
-        update = functools.partial(tx.update, **{**others, **unseen, **functions})
+        placeholders = {name: _Placeholder(name) for name in others.keys() - used}
+        update = functools.partial(tx.update, **{**others, **placeholders, **functions})
         try:
             with optax_numerics():
                 return frozenset(used | _read_names(update, grads, opt_state, params, arrays))
-        except _LookedAtError as exc:
+        except _LookError as exc:
             used.add(exc.name)
         except Exception:
-            if not unseen:
+            if not placeholders:
                 raise
-            used |= unseen.keys()  # perhaps for want of the values: the next trace has them
+            used |= placeholders.keys()  # perhaps for want of the values: the next trace has them
 
 
 def _read_names(
@@ -197,7 +197,7 @@ def _jaxprs_in(value: Any) -> Iterator[Jaxpr]:
             yield from _jaxprs_in(one)
 
 
-class _LookedAtError(BaseException):
+class _LookError(BaseException):
     """An optimizer looks at an argument; none of its own handlers is for this."""
 
     def __init__(self, name: str) -> None:
@@ -205,8 +205,8 @@ class _LookedAtError(BaseException):
         self.name = name
 
 
-class _Unseen:
-    """Stands where an argument is that no trace shows the use of, until somebody looks at it."""
+class _Placeholder:
+    """Stands for an argument whose use no trace shows, until somebody looks at it."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -215,8 +215,8 @@ class _Unseen:
         _look(self)
 
 
-def _look(unseen: _Unseen, *_arguments: Any, **_keywords: Any) -> Never:
-    raise _LookedAtError(object.__getattribute__(unseen, "_name"))
+def _look(placeholder: _Placeholder, *_arguments: Any, **_keywords: Any) -> Never:
+    raise _LookError(object.__getattribute__(placeholder, "_name"))
 
 
 # Python looks operators up in the class of a value, and asks no `__getattribute__`.
@@ -229,7 +229,7 @@ _OPERATORS: Final = {
     *(name for kind in (complex, dict, int, float, list, str) for name in dir(kind)),
 }
 for _operator in _OPERATORS - _NO_OPERATORS:
-    setattr(_Unseen, _operator, _look)
+    setattr(_Placeholder, _operator, _look)
 
 
 def _watched(function: Callable[..., Any], name: str, used: set[str]) -> Callable[..., Any]:

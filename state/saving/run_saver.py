@@ -68,7 +68,7 @@ Options = dict[str, Mapping[str, Any] | None]
 """Arguments of `save_state` that are a step's own."""
 
 
-class _Looked(NamedTuple):
+class _LastStep(NamedTuple):
     """A state that `step` was given, which `close` may have to save.
 
     Attributes:
@@ -154,7 +154,7 @@ class RunSaver:
         self._many = jax.process_count() > 1
         self._last: SaveHandle | None = None
         self._begun: SaveHandle | None = None
-        self._at: _Looked | None = None
+        self._at: _LastStep | None = None
         self._lost_count = False
         self._saved_leaves: list[Any] = []
         self._saved_with: Options = {}
@@ -261,9 +261,9 @@ class RunSaver:
         self._lost_count = refusal is not None and not self._many
         if refusal is not None and self._lost_count:
             raise refusal
-        looked = _Looked(weakref.ref(state), None if step is None else number, options)
+        last = _LastStep(weakref.ref(state), None if step is None else number, options)
         if refusal is None:
-            self._at = looked
+            self._at = last
         busy = self._begun is not None and not self._begun.done
         reason, busy = self._due.look(
             number,
@@ -273,10 +273,10 @@ class RunSaver:
         )
         superseded = busy and self.policy.when_busy == "supersede"
         if reason is DueReason.PREEMPTION:
-            return self._save_before_end(state, looked)
+            return self._save_before_end(state, last)
         if reason is not None and not superseded:
             with within(deadline):  # where one process has a refusal, this raises it on all
-                return self._save(state, looked.step, reason, options)
+                return self._save(state, last.step, reason, options)
         if refusal is not None:
             raise refusal
         return None if reason is None else self._supersede(number, reason)
@@ -451,7 +451,7 @@ class RunSaver:
         if self._retention is not None and not self._stops:
             self._retention.start()
 
-    def _save_before_end(self, state: Saveable | None, looked: _Looked | None) -> SaveHandle | None:
+    def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
         """Save the step that training is at, if it is there, and wait while there is time."""
         self._stops = True
         told = self._preemption.at if self._preemption is not None else None
@@ -466,7 +466,7 @@ class RunSaver:
                 self._last = SaveHandle(step=current, attempt=0, uri=self.uri)
                 self._abandon(self._last)
                 return self._last
-            if state is None or looked is None:
+            if state is None or last is None:
                 logger.warning("preempted after step %d, whose state is gone: not saved", current)
                 return None
             if before is not None:
@@ -477,7 +477,7 @@ class RunSaver:
             late.start()
             try:
                 with within(max(0.0, deadline - time.monotonic())):
-                    self._save(state, looked.step, DueReason.PREEMPTION, looked.options)
+                    self._save(state, last.step, DueReason.PREEMPTION, last.options)
             except StorageError:
                 if time.monotonic() < deadline:
                     raise
@@ -593,7 +593,7 @@ def _copied(value: Any) -> Any:
     """A copy of the containers that JSON has; what they hold stays itself."""
     if isinstance(value, Mapping):
         return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _marks(state: Any) -> list[Any]:

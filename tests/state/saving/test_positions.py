@@ -147,14 +147,15 @@ def test_a_save_that_was_refused_lends_its_position_to_no_other(uri):
 
 
 def test_what_a_step_was_told_is_saved_as_it_was_then(uri):
-    extras, metrics, state = {"seen": [1]}, {"loss": 1.0}, at(1)
+    extras, metrics, state = {"seen": [1], "pair": ([1], 2)}, {"loss": 1.0}, at(1)
     with RunSaver(uri, SavePolicy(every_steps=100)) as saver:
         saver.step(state, extras=extras, metrics=metrics)
         extras["seen"].append(2)  # of the next batch
+        extras["pair"][0].append(2)
         metrics["loss"] = 2.0
         saver.preempt()
     loaded = load(uri)
-    assert loaded.extras == {"seen": [1]}
+    assert loaded.extras == {"seen": [1], "pair": [[1], 2]}
     assert [facts.metrics for facts in step_facts(Run.open(uri))] == [{"loss": 1.0}]
 
 
