@@ -47,6 +47,7 @@ __all__ = ["RunSaver"]
 
 logger = logging.getLogger("cairn.save")
 
+_KEPT: Final = (SaveState.SAVING, SaveState.DURABLE)
 _LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
 _OWN_OPTIONS: Final = frozenset(
     {"step", "wait", "metrics", "labels", "extras", "iterators", "enable"}
@@ -69,11 +70,11 @@ Options = dict[str, Mapping[str, Any] | None]
 
 
 class _LastStep(NamedTuple):
-    """A state that `step` was given, which `close` may have to save.
+    """The state that `step` or `save` was given last, which `close` may have to save.
 
     Attributes:
         state: the state.
-        step: its number, if the caller has given it.
+        step: its number, as far as the caller has given it.
         options: what to save with it.
     """
 
@@ -157,7 +158,7 @@ class RunSaver:
         self._at: _LastStep | None = None
         self._lost_count = False
         self._saved_leaves: list[Any] = []
-        self._saved_with: Options = {}
+        self._begun_at: _LastStep | None = None
         self._stops = False
         self._abandoned = False
         self._closed = False
@@ -276,7 +277,7 @@ class RunSaver:
             return self._save_before_end(state, last)
         if reason is not None and not superseded:
             with within(deadline):  # where one process has a refusal, this raises it on all
-                return self._save(state, last.step, reason, options)
+                return self._save(state, last, reason)
         if refusal is not None:
             raise refusal
         return None if reason is None else self._supersede(number, reason)
@@ -332,8 +333,9 @@ class RunSaver:
                 return self._begun
             if not self._options.get("overwrite"):
                 raise self._saved_already(number, new)
+        last = _LastStep(weakref.ref(state), number, options)
         with within(deadline):
-            return self._save(state, number, DueReason.ASKED, options)
+            return self._save(state, last, DueReason.ASKED)
 
     def close(self) -> None:
         """Wait for the save under way, and give the run back to other writers.
@@ -378,15 +380,18 @@ class RunSaver:
         return self._preemption is not None and self._preemption.announced
 
     def _has_saved(self, number: int) -> bool:
-        kept = (SaveState.SAVING, SaveState.DURABLE)
         begun = self._begun
-        return begun is not None and begun.step == number and begun.state in kept
+        return begun is not None and begun.step == number and begun.state in _KEPT
+
+    def _has_begun(self, last: _LastStep | None) -> bool:
+        begun = self._begun
+        return begun is not None and self._begun_at is last and begun.state in _KEPT
 
     def _new_in(self, state: Saveable, options: Options) -> list[str]:
         """What the save before did not store, in words."""
         new = [] if _is_same(self._saved_leaves, state) else ["another state"]
         for what, values in options.items():
-            told = self._saved_with.get(what) or {}
+            told = self._begun_at.options.get(what) or {} if self._begun_at else {}
             new += [
                 f"{what} {name!r}"
                 for name, value in (values or {}).items()
@@ -415,19 +420,18 @@ class RunSaver:
         self._last = handle
         return handle
 
-    def _save(
-        self, state: Saveable, number: int | None, reason: DueReason, options: Options
-    ) -> SaveHandle:
-        """Begin to save; `number` as far as the caller has given it."""
+    def _save(self, state: Saveable, last: _LastStep, reason: DueReason) -> SaveHandle:
+        """Begin to save."""
         self._due.begin()
-        metrics = options.get("metrics") or {}
+        number, metrics = last.step, last.options.get("metrics") or {}
         try:
-            handle = state.save_state(str(self.uri), step=number, **options, **self._options)
+            handle = state.save_state(str(self.uri), step=number, **last.options, **self._options)
         except Exception as exc:
             self._last = self._refused(exc, number)
             raise
         handle.reason = reason
-        self._saved_leaves, self._saved_with = _marks(state), options
+        self._saved_leaves = _marks(state)
+        self._at = self._begun_at = last  # one that was saved by hand may be further than `step`
         record_started(handle)
         if number is None:
             self._due.previous = handle.step  # calls may have been left out
@@ -458,7 +462,7 @@ class RunSaver:
         deadline = self.policy.deadline_seconds + (time.monotonic() if told is None else told)
         current = self._due.previous
         assert current is not None
-        if not votes(self._has_saved(current)).all():
+        if not votes(self._has_saved(current) or self._has_begun(last)).all():
             before = self._begun
             in_time = before is None or before.ended(max(0.0, deadline - time.monotonic()))
             if before is not None and not votes(in_time).all():
@@ -477,7 +481,7 @@ class RunSaver:
             late.start()
             try:
                 with within(max(0.0, deadline - time.monotonic())):
-                    self._save(state, last.step, DueReason.PREEMPTION, last.options)
+                    self._save(state, last, DueReason.PREEMPTION)
             except StorageError:
                 if time.monotonic() < deadline:
                     raise

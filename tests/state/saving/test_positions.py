@@ -1,10 +1,14 @@
 """The position in the data travels with a state: saved, loaded, and right when a job is ended."""
 
-from contextlib import nullcontext
+import tempfile
+from contextlib import nullcontext, suppress
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError
@@ -104,8 +108,10 @@ def test_a_step_that_close_saves_has_the_position_that_it_was_trained_to(uri, ad
 
 
 class Failing(Numbers):
+    fails = False
+
     def get_state(self):
-        if self.at == 2:
+        if self.at == 2 or self.fails:
             raise OSError("the worker died")
         return super().get_state()
 
@@ -197,3 +203,66 @@ def test_a_state_of_ones_own_need_not_know_of_iterators(uri):
 
     with RunSaver(uri, SavePolicy(every_steps=1)) as saver:
         assert saver.step(Plain()).step == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_close_saves_no_step_before_one_that_was_saved_by_hand(uri, overwrite):
+    first, second = at(1), at(2)
+    options = {"overwrite": overwrite}
+    with RunSaver(uri, SavePolicy(every_steps=100), save_options=options) as saver:
+        saver.step(first)
+        saver.save(second)
+        saver.preempt()
+    assert [info.step for info in Run.open(uri).steps()] == [2]
+
+
+def test_close_saves_a_step_that_training_went_back_to(uri):
+    states = [at(step) for step in (7, 8, 3)]
+    options = {"overwrite": True}
+    with RunSaver(uri, SavePolicy(every_steps=8), save_options=options) as saver:
+        for state in states[:2]:
+            saver.step(state)
+        saver.step(states[2], step=3)
+        saver.preempt()
+    assert [info.step for info in Run.open(uri).steps()] == [3]
+
+
+class Event(NamedTuple):
+    """What happens at a step of a loop."""
+
+    drawn: int
+    fails: bool
+    by_hand: bool
+
+
+EVENTS = st.lists(st.builds(Event, st.integers(1, 3), st.booleans(), st.booleans()), max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(EVENTS, st.sampled_from([2, 3, 100]), st.booleans(), st.integers(0, 2))
+def test_every_step_has_its_own_position_whatever_else_happens(events, every, preempted, ahead):
+    train, extras, expected, states = Failing(), {"at": [0]}, {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"{folder}/run"
+        with RunSaver(uri, SavePolicy(every_steps=every)) as saver:
+            for step, event in enumerate(events, start=1):
+                train.at += event.drawn + 2
+                extras["at"][0] = train.at
+                expected[step] = train.at
+                states.append(at(step))
+                train.fails = event.fails
+                with suppress(UnsupportedLeafError):
+                    saver.step(states[-1], iterators={"train": train}, extras=extras)
+                train.fails = False
+                if event.by_hand:
+                    with suppress(StepExistsError):
+                        saver.save(states[-1], iterators={"train": train}, extras=extras)
+            if preempted:
+                saver.preempt()
+            train.at += ahead
+            extras["at"][0] += ahead
+        for info in Run.open(uri).steps():
+            loaded = load(f"{uri}/steps/{info.step}", iterators={"train": (found := Numbers())})
+            assert float(loaded.params["w"][0, 0]) == info.step
+            assert found.at == expected[info.step]
+            assert loaded.extras == {"at": [expected[info.step]]}
