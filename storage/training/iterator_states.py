@@ -28,8 +28,12 @@ _DICT: Final = "$dict"
 _ARRAY: Final = "$array"
 _TENSOR: Final = "$tensor"
 
-_NUMBERS: Final = "biufc"
-"""Kinds of NumPy's dtypes that are stored: booleans, integers, floats and complex numbers."""
+_NUMBERS: Final = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
+"""Kinds of NumPy's dtypes that are stored, and their most bytes: a wider float is another one on
+another processor."""
+
+_REGISTERED: Final = 2
+"""`isbuiltin` of a dtype that another package brings, whose text says too little."""
 
 _MAX_BITS: Final = 8192
 """Of an integer: a reader of JSON may refuse one of more than some 4,000 digits."""
@@ -105,7 +109,7 @@ def _written(value: Any, where: str, problems: list[str]) -> Any:
         return parts if kind is list else {_TUPLE: parts}
     if kind is dict or kind is OrderedDict:
         return _written_dict(value, where, problems)
-    if kind is np.ndarray and value.dtype.kind in _NUMBERS:
+    if kind is np.ndarray and _is_storable(value.dtype):
         return {_ARRAY: _described(value)}
     tensor = _as_numpy(value)
     if tensor is not None:
@@ -120,6 +124,10 @@ def _written_dict(value: dict[Any, Any], where: str, problems: list[str]) -> Any
         return parts
     keys = [_written(key, f"{where}: its key", problems) for key in parts]
     return {_DICT: [list(pair) for pair in zip(keys, parts.values(), strict=True)]}
+
+
+def _is_storable(dtype: np.dtype[Any]) -> bool:
+    return dtype.isbuiltin != _REGISTERED and dtype.itemsize <= _NUMBERS.get(dtype.kind, -1)
 
 
 def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:

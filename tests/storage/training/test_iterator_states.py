@@ -44,6 +44,9 @@ STATES = st.recursive(
 )
 
 
+NAMED = ("seen", "point", "text", "half", "eighth", "wide", "names", "huge")
+
+
 def told(state):
     """Text that is equal only for states of the same types, order and bits."""
     if isinstance(state, dict):
@@ -106,6 +109,8 @@ def test_what_can_not_be_stored_is_named_by_its_place_and_all_of_it():
         "point": point(1, 2),
         "text": "\ud800",
         "half": np.zeros(2, ml_dtypes.bfloat16),
+        "eighth": np.zeros(2, ml_dtypes.float8_e5m2),  # of NumPy's own kind of floats
+        "wide": np.zeros(2, np.longdouble),
         "names": np.array(["a"]),
         "huge": 1 << 10_000,
         "fine": 3,
@@ -118,7 +123,7 @@ def test_what_can_not_be_stored_is_named_by_its_place_and_all_of_it():
         "state['rng'][0]",
         "state['at'][3][0]",
         "state['at'][3][1]",
-        *(f"state[{name!r}]" for name in ("seen", "point", "text", "half", "names", "huge")),
+        *(f"state[{name!r}]" for name in NAMED),
         "state",
     ]
     assert "ArrayImpl" in caught.value.problems[0]
