@@ -2,18 +2,19 @@
 
 Optax passes more arguments on to the parts of an optimizer that take any (`value` to
 `reduce_on_plateau`, `value_fn` to a line search), and drops them in silence where none does. Here
-what no part uses is refused: which ones are used shows in the traced update.
+what no part uses is refused. Which ones are used shows when the update is traced: arrays that it
+reads, functions that it calls, and of all else (a flag, a text, a Python number) what it looks at.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Literal, Never
 from weakref import WeakKeyDictionary
 
 import jax
 import optax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 
 from cairn.state.errors import ArgumentError, with_nearest
 from cairn.state.optimizers import optax_numerics
@@ -21,10 +22,15 @@ from cairn.state.paths import rebuild
 
 __all__ = ["take_step", "used_arguments"]
 
-_USED: WeakKeyDictionary[Callable[..., Any], dict[frozenset[str], frozenset[str]]] = (
+_ARGUMENTS: Final = frozenset({"value", "grad", "value_fn"})
+"""Names that Optax has for what its optimizers take besides gradients."""
+
+Kind = Literal["arrays", "function", "other"]
+
+_USED: WeakKeyDictionary[Callable[..., Any], dict[frozenset[tuple[str, Kind]], frozenset[str]]] = (
     WeakKeyDictionary()
 )
-"""By an optimizer's update: the names that were offered, and those of them that it uses."""
+"""By an optimizer's update: what was offered, and the names of that which it uses."""
 
 
 def take_step(
@@ -32,7 +38,7 @@ def take_step(
     grads: Any,
     opt_state: Any,
     params: Any,
-    extra: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     *,
     path: str,
     fields: set[str] | None = None,
@@ -44,18 +50,29 @@ def take_step(
         grads: gradients, in the tree of the parameters or a nested dict of the same paths.
         opt_state: the optimizer's state.
         params: the parameters.
-        extra: more arguments of the optimizer; `grad` may be a nested dict too.
+        arguments: more of the optimizer's; `grad` may be a nested dict too.
         path: what takes the step, for messages.
-        fields: names that could have been meant instead, for messages.
+        fields: names of the state's own fields; such arguments are none of the optimizer's.
 
     Raises:
         TreeStructureError: if gradients do not fit the parameters; lists every leaf.
-        ArgumentError: if the optimizer uses an argument nowhere; names all of them.
+        ArgumentError: if the optimizer uses an argument nowhere, or one that is a field of the
+            state; names all of them.
     """
     grads = rebuild(params, grads, path="grads")
+    extra = {name: value for name, value in arguments.items() if name not in (fields or ())}
     if "grad" in extra:
-        extra = {**extra, "grad": rebuild(params, extra["grad"], path="grad")}
-    unused = sorted(set(extra) - used_arguments(tx, grads, opt_state, params, extra))
+        extra["grad"] = rebuild(params, extra["grad"], path="grad")
+    own = {name: arguments[name] for name in _ARGUMENTS & arguments.keys() - extra.keys()}
+    used = used_arguments(tx, grads, opt_state, params, {**own, **extra})
+    if used & own.keys():
+        raise ArgumentError(
+            path=path,
+            expected="fields that are named unlike what the optimizer takes",
+            found=", ".join(sorted(used & own.keys())),
+            next_step="rename the fields: they would get what is meant for the optimizer",
+        )
+    unused = sorted(extra.keys() - used)
     if unused:
         named = sorted(fields or ())
         raise ArgumentError(
@@ -82,8 +99,7 @@ def used_arguments(
 ) -> frozenset[str]:
     """Returns which of the offered arguments an optimizer uses.
 
-    An array is used if the traced update reads it, a function if it is called. Traced once for
-    each optimizer and names.
+    Traced once for each optimizer and names; again where a flag, say, may lead elsewhere.
 
     Args:
         tx: the optimizer.
@@ -95,11 +111,14 @@ def used_arguments(
     names = _accepted(tx, offered)
     if not names:
         return frozenset()
-    known = _USED.setdefault(tx.update, {})
-    if names not in known:
-        taken = {name: offered[name] for name in names}
-        known[names] = _traced_use(tx, grads, opt_state, params, taken)
-    return known[names]
+    kinds = {name: _kind_of(offered[name]) for name in names}
+    known, key = _USED.setdefault(tx.update, {}), frozenset(kinds.items())
+    used = known.get(key)
+    if used is None or (used != names and "other" in kinds.values()):
+        accepted = {name: offered[name] for name in names}
+        used = (used or frozenset()) | _traced_use(tx, grads, opt_state, params, accepted, kinds)
+        known[key] = used
+    return used
 
 
 def _accepted(tx: optax.GradientTransformation, offered: Mapping[str, Any]) -> frozenset[str]:
@@ -113,32 +132,104 @@ def _accepted(tx: optax.GradientTransformation, offered: Mapping[str, Any]) -> f
 
 
 def _traced_use(
-    tx: Any, grads: Any, opt_state: Any, params: Any, offered: Mapping[str, Any]
+    tx: Any,
+    grads: Any,
+    opt_state: Any,
+    params: Any,
+    offered: Mapping[str, Any],
+    kinds: Mapping[str, Kind],
 ) -> frozenset[str]:
-    used = {name for name, value in offered.items() if not _is_traceable(value)}
-    functions = {name: value for name, value in offered.items() if _is_function(value)}
-    used -= functions.keys()
-    arrays = {name: offered[name] for name in offered.keys() - used - functions.keys()}
-    rest = {name: offered[name] for name in used}
-    watched = {name: _watched(value, name, used) for name, value in functions.items()}
-
-    def update(grads: Any, opt_state: Any, params: Any, arrays: Any) -> Any:
-        return tx.update(grads, opt_state, params, **arrays, **rest, **watched)
-
-    with optax_numerics():
-        jaxpr = jax.make_jaxpr(update)(grads, opt_state, params, arrays).jaxpr
-    read = {
-        id(variable)
-        for variables in [*(equation.invars for equation in jaxpr.eqns), jaxpr.outvars]
-        for variable in variables
-        if not isinstance(variable, Literal)
+    arrays = {name: value for name, value in offered.items() if kinds[name] == "arrays"}
+    used: set[str] = set()
+    functions = {
+        name: _watched(value, name, used)
+        for name, value in offered.items()
+        if kinds[name] == "function"
     }
+    others = {name: value for name, value in offered.items() if kinds[name] == "other"}
+    while True:
+        placeholders = {name: _Placeholder(name) for name in others.keys() - used}
+        update = functools.partial(tx.update, **{**others, **placeholders, **functions})
+        try:
+            with optax_numerics():
+                return frozenset(used | _read_names(update, grads, opt_state, params, arrays))
+        except _LookError as exc:
+            used.add(exc.name)
+        except Exception:
+            if not placeholders:
+                raise
+            used |= placeholders.keys()  # perhaps for want of the values: the next trace has them
+
+
+def _read_names(
+    update: Callable[..., Any], grads: Any, opt_state: Any, params: Any, arrays: Mapping[str, Any]
+) -> set[str]:
+    """Returns the names of the arrays that an update reads."""
+    jaxpr = jax.make_jaxpr(lambda *inputs: update(*inputs[:3], **inputs[3]))(
+        grads, opt_state, params, arrays
+    ).jaxpr
     leaves = jax.tree_util.tree_flatten_with_path(arrays)[0]
-    inputs = jaxpr.invars[len(jaxpr.invars) - len(leaves) :]
-    for (path, _), variable in zip(leaves, inputs, strict=True):
-        if id(variable) in read:
-            used.add(path[0].key)
-    return frozenset(used)
+    read = _read_inputs(jaxpr)[len(jaxpr.invars) - len(leaves) :]
+    return {path[0].key for (path, _), is_read in zip(leaves, read, strict=True) if is_read}
+
+
+def _read_inputs(jaxpr: Jaxpr) -> list[bool]:
+    """Says of each input of a traced function whether it is read."""
+    read = {variable for variable in jaxpr.outvars if isinstance(variable, Var)}
+    for equation in jaxpr.eqns:
+        inner = [one for value in equation.params.values() for one in _jaxprs_in(value)]
+        passed = equation.invars
+        if len(inner) == 1 and len(inner[0].invars) == len(passed):
+            # A call, such as one of a compiled function, has all arguments that it was given.
+            reads = _read_inputs(inner[0])
+            passed = [variable for variable, is_read in zip(passed, reads, strict=True) if is_read]
+        read |= {variable for variable in passed if isinstance(variable, Var)}
+    return [variable in read for variable in jaxpr.invars]
+
+
+def _jaxprs_in(value: Any) -> Iterator[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _jaxprs_in(one)
+
+
+class _LookError(BaseException):
+    """An optimizer looks at an argument; none of its own handlers is for this."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class _Placeholder:
+    """Stands for an argument whose use no trace shows, until somebody looks at it."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattribute__(self, attribute: str) -> Never:
+        _look(self)
+
+
+def _look(placeholder: _Placeholder, *_arguments: Any, **_keywords: Any) -> Never:
+    raise _LookError(object.__getattribute__(placeholder, "_name"))
+
+
+# Python looks operators up in the class of a value, and asks no `__getattribute__`.
+_NO_OPERATORS: Final = {
+    *("__class__", "__class_getitem__", "__doc__", "__getattribute__", "__init__"),
+    *("__init_subclass__", "__new__", "__subclasshook__"),
+}
+_OPERATORS: Final = {
+    *("__array__", "__call__", "__enter__", "__exit__", "__matmul__", "__next__", "__rmatmul__"),
+    *(name for kind in (complex, dict, int, float, list, str) for name in dir(kind)),
+}
+for _operator in _OPERATORS - _NO_OPERATORS:
+    setattr(_Placeholder, _operator, _look)
 
 
 def _watched(function: Callable[..., Any], name: str, used: set[str]) -> Callable[..., Any]:
@@ -150,15 +241,8 @@ def _watched(function: Callable[..., Any], name: str, used: set[str]) -> Callabl
     return call
 
 
-def _is_function(value: Any) -> bool:
-    """Says whether a value is a function, and not a module with arrays."""
+def _kind_of(value: Any) -> Kind:
     leaves = jax.tree.leaves(value)
-    return callable(value) and len(leaves) == 1 and leaves[0] is value
-
-
-def _is_traceable(value: Any) -> bool:
-    """Says whether a value can be an input of a traced function; of others the use is not seen."""
-    leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(
-        hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex) for leaf in leaves
-    )
+    if callable(value) and len(leaves) == 1 and leaves[0] is value:  # no module with arrays
+        return "function"
+    return "arrays" if leaves and all(hasattr(leaf, "dtype") for leaf in leaves) else "other"

@@ -121,7 +121,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             NotInitializedError: if there is no optimizer or no optimizer state.
             TreeStructureError: if the gradients do not fit the parameters; lists every leaf.
             ArgumentError: if a keyword names no field that a subclass added, and the optimizer
-                uses it nowhere.
+                uses it nowhere; or it names one like what the optimizer uses.
             TypeError: from Optax, if it needs an argument that is not there.
         """
         if self.tx is None or self.opt_state is None:
@@ -139,7 +139,7 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             grads,
             self.opt_state,
             self.params,
-            {name: value for name, value in kwargs.items() if name not in added},
+            kwargs,
             path=f"{type(self).__name__}.apply_gradients",
             fields=added,
         )
@@ -231,7 +231,8 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
             OptimizerNotFoundError: if the target has optimizer state and the checkpoint has none.
             OptimizerError: if the checkpoint has optimizer state and the target has none.
             TreeMismatchError: if the checkpoint does not fit; every leaf is listed.
-            IteratorMismatchError: if an iterator can't go on where the step was saved; none is set.
+            IteratorMismatchError: if an iterator can't go on where the step was saved; see
+                `cairn.load`.
             ArgumentError: if the target is no state of this class.
         """
         if not isinstance(target, cls):

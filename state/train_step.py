@@ -49,7 +49,8 @@ class TrainStep:
 
     An optimizer that looks at more than gradients gets it: the loss (`value`), the gradients
     (`grad`) and the loss as a function of the parameters (`value_fn`), as
-    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them.
+    `optax.contrib.reduce_on_plateau` and line searches (`optax.lbfgs`) take them. Fields of a
+    TrainState have other names than those that its optimizer takes.
 
     A new value has the leaves of the old one, and every leaf stays where it was, so that the step
     compiles once. The state that is passed in is donated: its arrays are gone afterwards.
@@ -88,8 +89,8 @@ class TrainStep:
 
         Raises:
             NotInitializedError: if the state has no optimizer.
-            ArgumentError: if the loss is no floating scalar, or the dict names something that
-                can't be changed.
+            ArgumentError: if the loss is no floating scalar, the dict names something that can't
+                be changed, or a field is named like what the optimizer takes.
             TreeStructureError: if a field's new value has other leaves; lists them.
         """
         _check_state(state)

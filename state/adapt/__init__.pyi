@@ -1,4 +1,5 @@
 from .layers import adaptable_layers as adaptable_layers
+from .layers import check_mergeable as check_mergeable
 from .layers import dequantize_layers as dequantize_layers
 from .layers import give_adapters as give_adapters
 from .layers import layers_to_quantize as layers_to_quantize

@@ -42,7 +42,10 @@ LAYER_TYPES: tuple[type[Any], ...] = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum)
 
 
 def can_be_adapted(layer: Any) -> bool:
-    """Says whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does it."""
+    """Says whether a layer is one of `LAYER_TYPES` that multiplies just as Flax does it.
+
+    That is none whose kernel has more dimensions than it multiplies by: several in one, for a scan.
+    """
     if isinstance(layer, _AdaptedCall):
         return True
     known = next((kind for kind in LAYER_TYPES if isinstance(layer, kind)), None)
@@ -53,7 +56,8 @@ def can_be_adapted(layer: Any) -> bool:
         and getattr(layer, "dot_general_cls", None) is None
         and getattr(layer, "einsum_op", None) in (None, jnp.einsum)
         and type(layer.kernel) is nnx.Param
-        and product_of(layer) is not None
+        and (product := product_of(layer)) is not None
+        and len(product.kernel) == len(layer.kernel.shape)
     )
 
 

@@ -29,6 +29,7 @@ from cairn.state.errors import ArgumentError
 
 __all__ = [
     "adaptable_layers",
+    "check_mergeable",
     "dequantize_layers",
     "give_adapters",
     "layers_to_quantize",
@@ -46,8 +47,8 @@ def adaptable_layers(model: Any) -> Layers:
 
     These are `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum` and their subclasses that leave
     the call as it is. Embeddings are looked up, norms are no matrices, and a tied head is an
-    embedding: they stay as they are. So does a kernel that several layers share, and a layer that
-    was given a `dot_general` of its own.
+    embedding: they stay as they are. So does a kernel that several layers share, one that holds
+    those of several layers, and a layer that was given a `dot_general` of its own.
     """
     found: Layers = []
     owners: Counter[int] = Counter()
@@ -124,6 +125,29 @@ def give_adapters(model: Any, settings: LoraSettings, rngs: nnx.Rngs | None) -> 
     key = jax.random.key(0) if rngs is None else rngs.params()
     for number, (_, layer) in enumerate(layers):
         add_adapters(layer, settings, jax.random.fold_in(key, number))
+
+
+def check_mergeable(model: Any) -> None:
+    """Holds that every adapter can be merged.
+
+    Raises:
+        ArgumentError: a kernel beside adapters belongs to other layers too, whose outputs would
+            change; lists all of them.
+    """
+    own = {id(layer) for _, layer in adaptable_layers(model)}
+    problems = [
+        "/".join(map(str, path))
+        for path, layer in nnx.iter_modules(model)
+        if has_adapters(layer) and id(layer) not in own
+    ]
+    if problems:
+        raise ArgumentError(
+            path=f"adapters of {type(model).__name__}",
+            expected="each beside a kernel of its own, to be merged into",
+            found=f"{len(problems)} beside a kernel that other layers have too",
+            next_step="tie kernels before apply_lora_to_layers(), which then leaves them out",
+            problems=problems,
+        )
 
 
 def merge_layers(model: Any) -> None:

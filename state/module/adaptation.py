@@ -11,6 +11,7 @@ from cairn.state.adapt import (
     LoraSettings,
     PackedParam,
     QuantizationSettings,
+    check_mergeable,
     dequantize_layers,
     give_adapters,
     merge_layers,
@@ -29,7 +30,8 @@ class ModuleAdaptationMixin:
 
     What can be quantized or adapted are the layers of the classes `nnx.Linear`,
     `nnx.LinearGeneral` and `nnx.Einsum`, an untied output head among them. Embeddings, norms,
-    biases and a head that is tied to the embedding stay as they are.
+    biases, a head that is tied to the embedding, and layers that `nnx.vmap` made as one stay as
+    they are.
 
     Attributes:
         quantization: how the module is quantized, None if it is not.
@@ -166,7 +168,8 @@ class ModuleAdaptationMixin:
                 computes the same, and can be trained further.
 
         Raises:
-            ArgumentError: if the model has no adapters; or, without `lora`, if it is quantized.
+            ArgumentError: if the model has no adapters; or, without `lora`, if it is quantized, or
+                layers with adapters share their kernel with others.
             TreeStructureError: if the given adapters are not exactly the module's; lists all.
         """
         self._require_lora("merge_lora_params")
@@ -181,6 +184,7 @@ class ModuleAdaptationMixin:
                 found=str(self.quantization),
                 next_step="call dequantize() first, or unwrap_lora_to_layers(), which does",
             )
+        check_mergeable(self)
         merge_layers(self)
         return self
 
@@ -190,9 +194,11 @@ class ModuleAdaptationMixin:
         A quantized model becomes a floating one: merged weights are no longer what few bits hold.
 
         Raises:
-            ArgumentError: if the model has no adapters.
+            ArgumentError: if the model has no adapters, or layers with adapters share their kernel
+                with others; lists these. The model is as it was.
         """
         self._require_lora("unwrap_lora_to_layers")
+        check_mergeable(self)
         if self.quantization is not None:
             self.dequantize()
         merge_layers(self)

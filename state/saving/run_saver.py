@@ -7,13 +7,13 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, Protocol, Self, SupportsIndex
+from typing import Any, Final, NamedTuple, Protocol, Self, SupportsIndex
 
 import jax
 
 from cairn.state.errors import ArgumentError
 from cairn.state.saving.due_steps import DueSteps, votes
-from cairn.state.saving.state_saving import check_loadable
+from cairn.state.saving.state_saving import check_loadable, check_options
 from cairn.storage.errors import PolicyError, StepExistsError, StorageError
 from cairn.storage.runs import (
     GRACE_SECONDS,
@@ -47,6 +47,7 @@ __all__ = ["RunSaver"]
 
 logger = logging.getLogger("cairn.save")
 
+_KEPT: Final = (SaveState.SAVING, SaveState.DURABLE)
 _LONGEST_GRACE_SECONDS: Final = 100 * 365 * 24 * 3600.0
 _OWN_OPTIONS: Final = frozenset(
     {"step", "wait", "metrics", "labels", "extras", "iterators", "enable"}
@@ -62,6 +63,24 @@ class Saveable(Protocol):
 
     def save_state(self, save_directory: str, /, **options: Any) -> SaveHandle:
         """Begin to save."""
+
+
+Options = dict[str, Mapping[str, Any] | None]
+"""Arguments of `save_state` that are a step's own."""
+
+
+class _LastStep(NamedTuple):
+    """The state that `step` or `save` was given last, which `close` may have to save.
+
+    Attributes:
+        state: the state.
+        step: its number, as far as the caller has given it.
+        options: what to save with it.
+    """
+
+    state: weakref.ref[Any]
+    step: int | None
+    options: Options
 
 
 class RunSaver:
@@ -136,11 +155,10 @@ class RunSaver:
         self._many = jax.process_count() > 1
         self._last: SaveHandle | None = None
         self._begun: SaveHandle | None = None
-        self._state: weakref.ref[Any] | None = None
-        self._given: int | None = None
-        self._told: dict[str, Mapping[str, Any] | None] = {}
+        self._at: _LastStep | None = None
+        self._lost_count = False
         self._saved_leaves: list[Any] = []
-        self._saved_with: dict[str, Mapping[str, Any] | None] = {}
+        self._begun_at: _LastStep | None = None
         self._stops = False
         self._abandoned = False
         self._closed = False
@@ -225,22 +243,28 @@ class RunSaver:
             SaveError: the save before this one failed, and nobody was told, or is still under way
                 at the deadline.
             StoreUnavailableError: the store gives no answer in time.
-            ArgumentError: the saver is closed, or the deadline is not above 0.
             ConfigError: from the first call, due or not: `load_state` could never load this state.
+            ArgumentError: the saver is closed, or the deadline is not above 0; or, from the first
+                call, due or not, `save_options` that this state can't be saved with.
             Exception: as the state's `save_state`; the save was refused, and `last` says so.
         """
         self._check_open()
         _check_deadline(deadline)
         before = self._due.previous
-        if before is None:
-            check_loadable(state)  # now rather than at the first save, hours later
+        if before is None:  # now rather than at the first save, hours later
+            check_loadable(state)
+            check_options(state, self._options)
         if step is not None:
             number = check_step(step)
         else:
-            number = int(state.step) if before is None else before + 1
-        self._state = weakref.ref(state)
-        self._given = None if step is None else number
-        self._told = self._options_of(metrics, labels, extras, iterators)
+            number = int(state.step) if before is None or self._lost_count else before + 1
+        options, refusal = self._options_of(metrics, labels, extras, iterators)
+        self._lost_count = refusal is not None and not self._many
+        if refusal is not None and self._lost_count:
+            raise refusal
+        last = _LastStep(weakref.ref(state), None if step is None else number, options)
+        if refusal is None:
+            self._at = last
         busy = self._begun is not None and not self._begun.done
         reason, busy = self._due.look(
             number,
@@ -248,14 +272,15 @@ class RunSaver:
             preempted=not self._stops and self._is_told_to_end(),
             busy=busy,
         )
-        if reason is None:
-            return None
+        superseded = busy and self.policy.when_busy == "supersede"
         if reason is DueReason.PREEMPTION:
-            return self._save_before_end(state)
-        if busy and self.policy.when_busy == "supersede":
-            return self._supersede(number, reason)
-        with within(deadline):
-            return self._save(state, self._given, reason)
+            return self._save_before_end(state, last)
+        if reason is not None and not superseded:
+            with within(deadline):  # where one process has a refusal, this raises it on all
+                return self._save(state, last, reason)
+        if refusal is not None:
+            raise refusal
+        return None if reason is None else self._supersede(number, reason)
 
     def save(
         self,
@@ -299,16 +324,18 @@ class RunSaver:
         self._check_open()
         _check_deadline(deadline)
         number = int(state.step) if step is None else check_step(step)
-        given = self._options_of(metrics, labels, extras, iterators)
+        options, refusal = self._options_of(metrics, labels, extras, iterators)
+        if refusal is not None and not self._many:
+            raise refusal
         if self._begun is not None and self._has_saved(number):
-            new = self._new_in(state, given)
+            new = self._new_in(state, options)
             if not new:
                 return self._begun
             if not self._options.get("overwrite"):
                 raise self._saved_already(number, new)
-        self._told = given
+        last = _LastStep(weakref.ref(state), number, options)
         with within(deadline):
-            return self._save(state, number, DueReason.ASKED)
+            return self._save(state, last, DueReason.ASKED)
 
     def close(self) -> None:
         """Wait for the save under way, and give the run back to other writers.
@@ -329,32 +356,42 @@ class RunSaver:
         labels: Mapping[str, str] | None,
         extras: Mapping[str, Any] | None,
         iterators: Mapping[str, Any] | None,
-    ) -> dict[str, Mapping[str, Any] | None]:
-        """The arguments of `save_state` that are a step's own; iterators only if there are any."""
-        given: dict[str, Mapping[str, Any] | None] = {
-            "metrics": metrics,
-            "labels": labels,
-            "extras": extras,
+    ) -> tuple[Options, StorageError | None]:
+        """The arguments of `save_state` that are a step's own, and why iterators can't be saved.
+
+        They are as they were told, whatever the loop does with its dicts until `close` may have to
+        save them. Iterators are among them only if there are any.
+        """
+        options: Options = {
+            "metrics": _copied(metrics),
+            "labels": _copied(labels),
+            "extras": _copied(extras),
         }
         if iterators is None:
-            return given
-        if self._preemption is not None:  # `close` may have to save this when they have gone on
-            iterators = take_states(iterators)
-        return {**given, "iterators": iterators}
+            return options, None
+        if self._preemption is None:
+            return {**options, "iterators": iterators}, None
+        try:
+            return {**options, "iterators": take_states(iterators)}, None
+        except StorageError as exc:
+            return {**options, "iterators": iterators}, exc
 
     def _is_told_to_end(self) -> bool:
         return self._preemption is not None and self._preemption.announced
 
     def _has_saved(self, number: int) -> bool:
-        kept = (SaveState.SAVING, SaveState.DURABLE)
         begun = self._begun
-        return begun is not None and begun.step == number and begun.state in kept
+        return begun is not None and begun.step == number and begun.state in _KEPT
 
-    def _new_in(self, state: Saveable, given: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
+    def _has_begun(self, last: _LastStep | None) -> bool:
+        begun = self._begun
+        return begun is not None and self._begun_at is last and begun.state in _KEPT
+
+    def _new_in(self, state: Saveable, options: Options) -> list[str]:
         """What the save before did not store, in words."""
         new = [] if _is_same(self._saved_leaves, state) else ["another state"]
-        for what, values in given.items():
-            told = self._saved_with.get(what) or {}
+        for what, values in options.items():
+            told = self._begun_at.options.get(what) or {} if self._begun_at else {}
             new += [
                 f"{what} {name!r}"
                 for name, value in (values or {}).items()
@@ -383,17 +420,18 @@ class RunSaver:
         self._last = handle
         return handle
 
-    def _save(self, state: Saveable, number: int | None, reason: DueReason) -> SaveHandle:
-        """Begin to save; `number` as far as the caller has given it."""
+    def _save(self, state: Saveable, last: _LastStep, reason: DueReason) -> SaveHandle:
+        """Begin to save."""
         self._due.begin()
-        metrics = self._told.get("metrics") or {}
+        number, metrics = last.step, last.options.get("metrics") or {}
         try:
-            handle = state.save_state(str(self.uri), step=number, **self._told, **self._options)
+            handle = state.save_state(str(self.uri), step=number, **last.options, **self._options)
         except Exception as exc:
             self._last = self._refused(exc, number)
             raise
         handle.reason = reason
-        self._saved_leaves, self._saved_with = _marks(state), self._told
+        self._saved_leaves = _marks(state)
+        self._at = self._begun_at = last  # one that was saved by hand may be further than `step`
         record_started(handle)
         if number is None:
             self._due.previous = handle.step  # calls may have been left out
@@ -417,14 +455,14 @@ class RunSaver:
         if self._retention is not None and not self._stops:
             self._retention.start()
 
-    def _save_before_end(self, state: Saveable | None) -> SaveHandle | None:
+    def _save_before_end(self, state: Saveable | None, last: _LastStep | None) -> SaveHandle | None:
         """Save the step that training is at, if it is there, and wait while there is time."""
         self._stops = True
         told = self._preemption.at if self._preemption is not None else None
         deadline = self.policy.deadline_seconds + (time.monotonic() if told is None else told)
         current = self._due.previous
         assert current is not None
-        if not votes(self._has_saved(current)).all():
+        if not votes(self._has_saved(current) or self._has_begun(last)).all():
             before = self._begun
             in_time = before is None or before.ended(max(0.0, deadline - time.monotonic()))
             if before is not None and not votes(in_time).all():
@@ -432,7 +470,7 @@ class RunSaver:
                 self._last = SaveHandle(step=current, attempt=0, uri=self.uri)
                 self._abandon(self._last)
                 return self._last
-            if state is None:
+            if state is None or last is None:
                 logger.warning("preempted after step %d, whose state is gone: not saved", current)
                 return None
             if before is not None:
@@ -443,7 +481,7 @@ class RunSaver:
             late.start()
             try:
                 with within(max(0.0, deadline - time.monotonic())):
-                    self._save(state, self._given, DueReason.PREEMPTION)
+                    self._save(state, last, DueReason.PREEMPTION)
             except StorageError:
                 if time.monotonic() < deadline:
                     raise
@@ -498,11 +536,11 @@ class RunSaver:
     def _save_if_preempted(self) -> None:
         if self._stops or self._preemption is None:
             return
-        state = None if self._state is None else self._state()
+        state = None if self._at is None else self._at.state()
         there = state is not None and not _is_gone(state)
         said = votes(self._preemption.announced, there)
         if said[:, 0].any() and self._due.previous is not None:
-            self._save_before_end(state if said[:, 1].all() else None)
+            self._save_before_end(state if said[:, 1].all() else None, self._at)
 
     def _retention_of(self, keep: RetentionPolicy | None, grace: float) -> RunRetention | None:
         if keep is None:
@@ -553,6 +591,13 @@ def _check_deadline(seconds: Any) -> None:
             found=repr(seconds),
             next_step="give a number, such as 30",
         )
+
+
+def _copied(value: Any) -> Any:
+    """A copy of the containers that JSON has; what they hold stays itself."""
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _marks(state: Any) -> list[Any]:

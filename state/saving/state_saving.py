@@ -7,6 +7,7 @@ the same model without them.
 """
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cairn.state.adapt import PackedParam, abstract_model, module_settings
+from cairn.state.adapt import PackedParam, abstract_model, check_mergeable, module_settings
 from cairn.state.config import FrozenJSON
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, TreeStructureError
@@ -35,7 +36,14 @@ from cairn.storage.runs import Annotation, ModelInfo, check_step, parse_ref
 from cairn.storage.store import StoreURI, is_above_zero, own_seconds_left, within
 from cairn.storage.training import Checkpointer, SaveHandle, processes
 
-__all__ = ["SaveArguments", "SkippedSave", "check_loadable", "save_easydel_state", "store"]
+__all__ = [
+    "SaveArguments",
+    "SkippedSave",
+    "check_loadable",
+    "check_options",
+    "save_easydel_state",
+    "store",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +147,7 @@ def _check_adapters(model: Any) -> None:
             found=f"a {type(model).__name__} that has none",
             next_step="leave it out: the model is stored as it is served",
         )
+    check_mergeable(model)
 
 
 def _merged(model: Any, float_dtype: Any) -> Any:
@@ -157,6 +166,26 @@ def check_loadable(state: Any) -> None:
         model = state.merge(state.graphstate)
         tree = nnx.merge_state(state.graphstate, state.graphother)
         refuse_unloadable(model, _description(model), tree)
+
+
+def check_options(state: Any, options: Mapping[str, Any]) -> None:
+    """Raises what the first save would raise of arguments that this state can't be saved with.
+
+    Raises:
+        ArgumentError: if `save_state` does not take one, or `merge_lora` has nothing to merge.
+    """
+    try:
+        own = {"step": None, "metrics": None, "labels": None, "extras": None}
+        inspect.signature(state.save_state).bind("run", **own, **options)
+    except TypeError as exc:
+        raise ArgumentError(
+            path="save_options",
+            expected=f"arguments of {type(state).__name__}.save_state",
+            found=str(exc).removeprefix("got "),
+            next_step="correct them, or leave them out",
+        ) from exc
+    if options.get("merge_lora") and hasattr(state, "graphstate"):
+        _check_adapters(state.merge(state.graphstate))
 
 
 def _description(model: Any) -> dict[str, Any]:

@@ -92,9 +92,9 @@ class StateStorageMixin:
             UnsupportedFormatError: if `compression` is not one of those.
             UnsupportedLeafError: if the state of an iterator can't be stored.
             ArgumentError: if `extras` is not JSON, if a flag is no bool, if `merge_lora` comes
-                without adapters, or if `enable`, `step`, `labels`, `extras` or another argument
-                differs between processes; on every process. Of `metrics`, which may have been
-                measured by each, those of process 0 are stored.
+                without adapters or with such as can't be merged, or if `enable`, `step`, `labels`,
+                `extras` or another argument differs between processes; on every process. Of
+                `metrics`, which may have been measured by each, those of process 0 are stored.
             SaveError: if the save before this one failed, or is still under way at the deadline.
             StoreUnavailableError: if the store gives no answer in time; nothing is saved.
             TimeoutError: with `wait`, if it is not durable at the deadline; it goes on.

@@ -43,6 +43,7 @@ from cairn.storage.errors import (
     StepInUseError,
     StepNotFoundError,
     StorageError,
+    UnsupportedFormatError,
 )
 from cairn.storage.runs import (
     Annotation,
@@ -528,7 +529,8 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             StepNotFoundError: there is no such step, or none at all (both a `FileNotFoundError`).
             TreeMismatchError: leaves are missing, unexpected, or not as asked; all are listed.
             IteratorMismatchError: an iterator can't go on where the step was saved.
-            UnsupportedFormatError: arguments that a run can't follow.
+            UnsupportedFormatError: arguments that a run can't follow, or another step or other
+                items than on another process.
             StorageError: as `cairn.load`.
         """
         if directory is not None and parse_uri(directory) != self._uri:
@@ -539,7 +541,11 @@ class CheckpointManager(policies.AbstractCheckpointManager):
         self._settle()
         info = self._listed(step)
         # What one process can't read or is asked otherwise must not leave the others waiting.
-        wanted = processes.together(lambda: self._wanted(info, items, restore_kwargs, args))
+        wanted = processes.together(
+            lambda: self._wanted(info, items, restore_kwargs, args),
+            same={"args": lambda made: sorted(made.names)},
+            error=UnsupportedFormatError,
+        )
         found: dict[str, Any] = {}
         if wanted.trees or wanted.iterators:
             found = load(
@@ -645,11 +651,17 @@ class CheckpointManager(policies.AbstractCheckpointManager):
             return self._metadata
 
     def _listed(self, step: SupportsIndex | None) -> StepInfo:
+        number = processes.together(
+            lambda: self._numbered(step), same={"step": int}, error=UnsupportedFormatError
+        )
+        ref = CheckpointRef(run=self._uri, step=number)
+        return agreed_step(lambda: self._run.resolve(ref))
+
+    def _numbered(self, step: SupportsIndex | None) -> int:
         number = self.latest_step() if step is None else check_step(step)
         if number is None:
             raise self._no_step(None)
-        ref = CheckpointRef(run=self._uri, step=number)
-        return agreed_step(lambda: self._run.resolve(ref))
+        return number
 
     def _no_step(self, step: int | None) -> StepNotFoundError:
         known = ", ".join(map(str, self.all_steps()[-5:]))

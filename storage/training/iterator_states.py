@@ -28,11 +28,19 @@ _DICT: Final = "$dict"
 _ARRAY: Final = "$array"
 _TENSOR: Final = "$tensor"
 
-_NUMBERS: Final = "biufc"
-"""Kinds of NumPy's dtypes that are stored: booleans, integers, floats and complex numbers."""
+_NUMBERS: Final = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
+"""Kinds of NumPy's dtypes that are stored, and their most bytes: a wider float is another one on
+another processor."""
+
+_REGISTERED: Final = 2
+"""`isbuiltin` of a dtype that another package brings, whose text says too little."""
 
 _MAX_BITS: Final = 8192
 """Of an integer: a reader of JSON may refuse one of more than some 4,000 digits."""
+
+
+_MAX_DEPTH: Final = 100
+"""Containers within each other; of more, whether they can be read depends on who reads them."""
 
 
 class NotStorableError(Exception):
@@ -59,7 +67,7 @@ def state_to_json(state: Any) -> bytes:
         if not problems:
             return json.dumps(written, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
-        problems = ["state: nested too deeply, or within itself"]
+        problems = [f"state: more than {_MAX_DEPTH} containers deep, or within itself"]
     raise NotStorableError(problems)
 
 
@@ -85,8 +93,10 @@ def state_from_json(data: bytes, *, path: object) -> Any:
         ) from exc
 
 
-def _written(value: Any, where: str, problems: list[str]) -> Any:
+def _written(value: Any, where: str, problems: list[str], depth: int = 0) -> Any:
     """What stands for `value` in JSON; what can't be written is added to `problems`."""
+    if depth > _MAX_DEPTH:
+        raise RecursionError
     kind = type(value)
     if isinstance(value, np.bool_ | np.integer) or (
         isinstance(value, np.floating) and value.itemsize <= np.dtype(float).itemsize
@@ -101,11 +111,11 @@ def _written(value: Any, where: str, problems: list[str]) -> Any:
     if kind is bytes:
         return {_BYTES: _text(value)}
     if kind is list or kind is tuple:
-        parts = [_written(one, f"{where}[{n}]", problems) for n, one in enumerate(value)]
+        parts = [_written(one, f"{where}[{n}]", problems, depth + 1) for n, one in enumerate(value)]
         return parts if kind is list else {_TUPLE: parts}
     if kind is dict or kind is OrderedDict:
-        return _written_dict(value, where, problems)
-    if kind is np.ndarray and value.dtype.kind in _NUMBERS:
+        return _written_dict(value, where, problems, depth + 1)
+    if kind is np.ndarray and _is_storable(value.dtype):
         return {_ARRAY: _described(value)}
     tensor = _as_numpy(value)
     if tensor is not None:
@@ -114,12 +124,16 @@ def _written(value: Any, where: str, problems: list[str]) -> Any:
     return None
 
 
-def _written_dict(value: dict[Any, Any], where: str, problems: list[str]) -> Any:
-    parts = {key: _written(one, f"{where}[{key!r}]", problems) for key, one in value.items()}
+def _written_dict(value: dict[Any, Any], where: str, problems: list[str], depth: int) -> Any:
+    parts = {key: _written(one, f"{where}[{key!r}]", problems, depth) for key, one in value.items()}
     if all(type(key) is str and is_text(key) and not key.startswith("$") for key in parts):
         return parts
-    keys = [_written(key, f"{where}: its key", problems) for key in parts]
+    keys = [_written(key, f"{where}: its key", problems, depth) for key in parts]
     return {_DICT: [list(pair) for pair in zip(keys, parts.values(), strict=True)]}
+
+
+def _is_storable(dtype: np.dtype[Any]) -> bool:
+    return dtype.isbuiltin != _REGISTERED and dtype.itemsize <= _NUMBERS.get(dtype.kind, -1)
 
 
 def _described(array: np.ndarray[Any, Any]) -> dict[str, Any]:

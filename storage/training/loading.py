@@ -78,7 +78,8 @@ def load(
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; those of all items are listed.
         IteratorMismatchError: the step has no such iterator, or it can't go on with this number of
-            processes; all are listed, and none is set.
+            processes: all are listed, and none is set. Or one refuses its state, when those before
+            it are set.
         UnsupportedFormatError: the target is no tree.
         CorruptionError: stored bytes fail their check; names the leaf or the file.
         StoreUnavailableError: the store gives no answer.

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
+from grain.checkpoint import CheckpointRestore, CheckpointSave
 from grain.experimental import (
     ElasticIterator,
     ThreadPrefetchIterDataset,
@@ -21,6 +23,7 @@ from grain.experimental import (
 from grain.sharding import ShardByJaxProcess
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cairn import CheckpointManager
 from cairn.state.saving.run_saver import RunSaver
 from cairn.state.train_state import TrainState
 from cairn.storage.arrays.value_files import StoredFile
@@ -190,8 +193,45 @@ def save_and_load_a_state(run: str) -> dict[str, Any]:
     refused = error_of(lambda: TrainState.load_state(run, state, iterators=some))
     odd = {"own": Odd(fails=process == 1)}
     failed = error_of(lambda: TrainState.load_state(run, state, iterators=odd))
-    errors = [[one["kinds"][0], one["text"]] for one in (refused, failed)]
+    later = state.replace(step=state.step + 1)
+    with RunSaver(run, SavePolicy(every_steps=1), agree_every=1) as saver:
+        unsaved = error_of(lambda: saver.step(later, iterators=odd))
+        saver.step(later.replace(step=later.step + 1), iterators={"own": data})
+    errors = [[one["kinds"][0], one["text"]] for one in (refused, failed, unsaved)]
     return {"step": int(loaded.step), "at": data.at, "errors": errors}
+
+
+def save_with_grains_arguments(run: str) -> dict[str, Any]:
+    """What a loop over Orbax's `CheckpointManager` does; then each process asks for its own."""
+    process = int(jax.process_index())
+    data, again = _plain(), _plain()
+    for _ in range(2 + process):
+        next(data)
+    args = ocp.args
+    with CheckpointManager(run) as manager:
+        items = args.Composite(
+            items=args.StandardSave(_tree()),
+            note=args.JsonSave({"at": 1}),
+            train=CheckpointSave(item=data),
+        )
+        manager.save(1, args=items)
+        manager.wait_until_finished()
+        manager.restore(1, args=args.Composite(train=CheckpointRestore(item=again)))
+        note = {"note": args.JsonRestore()}
+        train = {"train": CheckpointRestore(item=again)}
+        mine = train if process else note
+        more = {**note, **train} if process else note
+        errors = [
+            error_of(lambda: manager.restore(1, args=args.Composite(**mine))),
+            error_of(lambda: manager.restore(1, args=args.Composite(**more))),
+            error_of(lambda: manager.restore(1 + process, args=args.Composite(**note))),
+        ]
+        whole = manager.restore(1, args=args.Composite(**note, **train))
+    return {
+        "same": np.asarray(next(again)).tolist() == np.asarray(next(data)).tolist(),
+        "note": whole["note"],
+        "errors": [[one["kinds"][0], one["text"]] for one in errors],
+    }
 
 
 def damaging_positions() -> AbstractContextManager[object]:

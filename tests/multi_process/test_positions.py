@@ -59,9 +59,23 @@ def test_each_process_of_a_state_gets_the_position_that_it_was_trained_to(launch
     for process, result in enumerate(job.results(JOB_SECONDS)):
         assert (result["step"], result["at"]) == (7, 20 + process)
         kinds, texts = zip(*result["errors"], strict=True)
-        assert kinds == ("ArgumentError", "IteratorMismatchError")
+        assert kinds == ("ArgumentError", "IteratorMismatchError", "UnsupportedLeafError")
         assert texts[0].startswith("iterators: expected the same on every process")
-        assert ("process 1: " in texts[1]) == (process != 1)
+        for text in texts[1:]:
+            assert "OSError: the cable was pulled" in text
+            assert ("process 1: " in text) == (process != 1)
+
+
+def test_a_manager_restores_the_position_of_each_process_or_none(launch, tmp_path):
+    arguments = {"run": str(tmp_path / "run")}
+    job = launch("positions.save_with_grains_arguments", arguments, count=2)
+    for result in job.results(JOB_SECONDS):
+        assert result["same"]
+        assert result["note"] == {"at": 1}
+        for kind, text in result["errors"]:
+            assert kind == "UnsupportedFormatError"
+            assert "expected the same on every process" in text
+        assert [text[:5] for _, text in result["errors"]] == ["args:", "args:", "step:"]
 
 
 UNABLE = {

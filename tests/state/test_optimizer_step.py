@@ -222,3 +222,139 @@ def test_accumulated_steps_hand_on_what_the_optimizer_inside_takes():
     state, metrics = train_step(state, 1.0)
     plateau = state.opt_state.inner_opt_state[1]
     np.testing.assert_allclose(plateau.avg_value, metrics["loss"], rtol=1e-6)
+
+
+# -- arguments that are no arrays ----------------------------------------------------------------
+
+
+def looking(update):
+    """An optimizer that takes a step of zero or of one, as `update` says; chained, as most are."""
+
+    def scaled(updates, state, params=None, **extra):
+        return jax.tree.map(lambda leaf: leaf * update(**extra), updates), state
+
+    made = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), scaled)
+    return optax.chain(optax.identity(), made)
+
+
+def x_after(tx, **extra):
+    return float(stepped_x(tx, **extra))
+
+
+def stepped_x(tx, **extra):
+    state = CountedState.create(params={"x": jnp.ones(2)}, tx=tx)
+    return state.apply_gradients(grads={"x": jnp.ones(2)}, **extra).params["x"][0]
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", {}, (), b"", {"n": 3}, object()])
+def test_what_is_no_array_is_refused_where_no_part_looks_at_it(value):
+    tx = optax.chain(optax.adam(1e-2))
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"found nmae \(did you mean name\?\)"):
+            x_after(tx, nmae=value)
+
+
+@pytest.mark.parametrize(
+    ("update", "value"),
+    [
+        (lambda mode=None, **_: 1.0 if mode == "full" else 0.0, "full"),
+        (lambda mode=None, **_: 1.0 if isinstance(mode, str) else 0.0, "full"),
+        (lambda mode=None, **_: float(f"{mode}.0"), "1"),
+        (lambda mode=False, **_: 1.0 if mode else 0.0, True),
+        (lambda mode=0, **_: jnp.float32(mode), 1),
+        (lambda mode=0, **_: jax.jit(lambda one: one)(mode), 1.0),
+        (lambda mode=0, **_: 1.0 if mode > 3 else 0.0, 4),
+        (lambda mode=(), **_: sum(mode), (0.5, 0.5)),
+        (lambda mode=None, **_: mode["scale"], {"scale": 1.0, "name": "n"}),
+        (lambda mode=None, **_: np.asarray(mode, np.float32)[()], [1.0]),
+    ],
+)
+def test_what_is_no_array_reaches_the_part_that_looks_at_it(update, value):
+    tx = looking(update)
+    assert x_after(tx, mode=value) == 2.0
+    with pytest.raises(ArgumentError, match="; found other;"):
+        x_after(tx, mode=value, other=value)
+    assert float(jax.jit(lambda: stepped_x(tx, mode=value))()) == 2.0
+
+
+def test_what_is_looked_at_in_a_way_that_does_not_show_reaches_the_optimizer_too():
+    assert x_after(looking(lambda mode=None, **_: float("".join([mode]))), mode="1.0") == 2.0
+
+
+def test_a_flag_may_lead_to_another_argument():
+    tx = looking(lambda late=False, scale=0.0, **_: scale if late else 1.0)
+    assert x_after(tx, late=True, scale=jnp.float32(3)) == 4.0
+    with pytest.raises(ArgumentError, match="; found scale;"):
+        x_after(looking(lambda late=False, **_: 1.0 if late else 0.0), late=True, scale=1.0)
+
+
+def test_none_lets_no_array_pass_after_it():
+    tx = looking(lambda value=None, **_: 0.0 if value is None else value)
+    assert x_after(tx, value=None) == 1.0
+    assert x_after(tx, value=jnp.float32(1)) == 2.0
+    assert x_after(tx, value=1.0) == 2.0
+    plain = optax.chain(optax.adam(1e-2))
+    for value in (None, jnp.float32(1)):
+        with pytest.raises(ArgumentError, match="; found value;"):
+            x_after(plain, value=value)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.remat, lambda update: jax.jit(jax.jit(update))])
+def test_a_compiled_update_uses_only_what_it_reads(wrap):
+    def compiled(tx):
+        return optax.GradientTransformationExtraArgs(tx.init, wrap(tx.update))
+
+    with pytest.raises(ArgumentError, match="; found vlaue;"):
+        x_after(compiled(optax.chain(optax.sgd(1.0))), vlaue=jnp.float32(1))
+    scaled = compiled(looking(lambda value, **_: value))
+    assert x_after(scaled, value=jnp.float32(2)) == 3.0
+
+
+def test_an_argument_that_the_optimizer_misses_is_told_before_one_that_it_has_too_many():
+    state = in_the_valley(PLATEAU)
+    with pytest.raises(TypeError, match="'value'"):
+        state.apply_gradients(grads=state.params, nmae="x")
+
+
+def test_a_field_does_not_get_what_is_meant_for_the_optimizer():
+    class Valued(TrainState):
+        value: float = 0.0
+
+    def update(updates, state, params=None, *, value=None, **extra):
+        scale = 1.0 if value is None else value
+        return jax.tree.map(lambda leaf: leaf * scale, updates), state
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    state = Valued.create(params={"x": jnp.ones(2), "y": jnp.ones(2)}, tx=tx)
+    refused = pytest.raises(ArgumentError, match=r"fields that are named unlike.*found value; ren")
+    with refused:
+        TrainStep(valley, donate=False)(state, 1.0)
+    with refused:
+        state.apply_gradients(grads=state.params, value=jnp.float32(1))
+    plain = Valued.create(params=state.params, tx=optax.sgd(0.1))
+    stepped, _ = TrainStep(valley, donate=False)(plain, 1.0)
+    assert float(stepped.value) == 0.0
+    assert plain.apply_gradients(grads=plain.params, value=2.0).value == 2.0
+
+
+def test_a_line_search_moves_adapters_alone_and_goes_on_after_a_load(tmp_path):
+    model = my_model().apply_lora_to_layers(2, 4.0, "layers").shard_model()
+    state = EasyDeLState.create(model=model, tx=LBFGS, init_opt_state=True)
+    train_step = TrainStep(model_loss, donate=False)
+    frozen, losses = numbers(state.graphother), []
+    for _ in range(3):
+        state, metrics = train_step(state, IDS)
+        losses.append(float(metrics["loss"]))
+    assert sorted(losses, reverse=True) == losses
+    for a, b in zip(numbers(state.graphother), frozen, strict=True):
+        np.testing.assert_array_equal(a, b)
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    loaded = EasyDeLState.load_state(
+        tmp_path / "run", tx=LBFGS, auto_shard_model=True, sharding_axis_dims=(2, 4, 1, 1)
+    )
+    same(loaded, state)
+    for _ in range(2):
+        state, metrics = train_step(state, IDS)
+        loaded, again = train_step(loaded, IDS)
+        assert float(metrics["loss"]) == float(again["loss"])
+    same(loaded, state)

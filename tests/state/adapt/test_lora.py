@@ -17,7 +17,7 @@ from cairn.state.adapt import adapted_layers
 from cairn.state.errors import ArgumentError, TreeStructureError
 from cairn.state.paths import named_leaves
 from tests.state.forward import logits_of
-from tests.state.my_model import batch, my_model, train_step
+from tests.state.my_model import MyModel, MyModelConfig, batch, my_model, train_step
 from tests.tiny import TINY
 
 QV = ".*q_proj.*|.*v_proj.*"
@@ -237,6 +237,60 @@ def test_unwrapping_equals_the_adapters_output_and_leaves_a_plain_model(make):
     assert model.graphdef == graphdef
     assert description(model) == before
     model.apply_lora_to_layers(2)
+
+
+@pytest.mark.parametrize("method", ["merge_lora_params", "unwrap_lora_to_layers"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_adapters_beside_a_kernel_that_was_shared_since_are_named_and_nothing_is_merged(
+    method, quantized
+):
+    model = my_model()
+    if quantized and method == "unwrap_lora_to_layers":
+        model.quantize("nf4", 16, "layers/1")
+    model = adapted(model, pattern="layers/0")
+    model.again = nnx.Linear(64, 64, rngs=nnx.Rngs(0))
+    model.again.kernel = model.layers[0].kernel
+    before, wanted = description(model), logits(model)
+    with pytest.raises(ArgumentError, match="1 beside a kernel that other layers have") as caught:
+        getattr(model, method)()
+    assert caught.value.problems == ("layers/0",)
+    assert description(model) == before
+    assert model.lora is not None
+    np.testing.assert_array_equal(logits(model), wanted)
+
+
+def test_layers_made_as_one_for_a_scan_are_left_alone():
+    class Stacked(MyModel):
+        def __init__(self, config, **settings):
+            super().__init__(config, **settings)
+            size = config.hidden_size
+            made = nnx.vmap(lambda rngs: nnx.Linear(size, size, rngs=rngs))
+            self.stack = nnx.split_rngs(splits=2)(made)(settings["rngs"])
+
+        def __call__(self, input_ids, attention_mask=None, **kwargs):
+            @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            def through(hidden, layer):
+                return hidden + jnp.tanh(layer(hidden))
+
+            hidden = through(self.embed_tokens(input_ids), self.stack)
+            return self.embed_tokens.attend(self.layers[0](hidden))
+
+    config = MyModelConfig(sharding_axis_dims=(1, 1, 1, 1))
+    model = Stacked(config, rngs=nnx.Rngs(0))
+    ids = jnp.arange(8)[None]
+    exact = model(ids)
+    for change in (
+        lambda: model.quantize("8bit", 16, "stack"),
+        lambda: model.apply_lora_to_layers(4, 8.0, "stack"),
+    ):
+        with pytest.raises(ArgumentError, match="'stack', which matches none of 2"):
+            change()
+    np.testing.assert_array_equal(model(ids), exact)
+    model.apply_lora_to_layers(4, 8.0)
+    assert {path.split("/")[0] for path in adapters(model)} == {"layers"}
+    np.testing.assert_array_equal(model(ids), exact)
+    model.quantize("8bit", 16)
+    assert {path.split("/")[0] for path in leaves(model) if "qvalue" in path} == {"layers"}
 
 
 def test_layers_with_several_axes_have_adapters_too():

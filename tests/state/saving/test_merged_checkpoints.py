@@ -8,7 +8,7 @@ from flax import nnx
 from orbax.checkpoint import v1 as ocp
 
 from cairn import SavePolicy
-from cairn.state import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState
+from cairn.state import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, TrainState
 from cairn.state.conversion import whole
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.hf_folder import model_streams
@@ -210,9 +210,34 @@ def test_what_can_not_be_merged_is_refused_before_anything_is_written(tmp_path):
         ArgumentError, match="merge_lora: expected a model with adapters; found a D"
     ):
         plain.save_state(tmp_path / "run", merge_lora=True, verbose=False)
+    tied = my_model().apply_lora_to_layers(4, 8.0, "layers")
+    tied.layers[0].kernel = tied.layers[1].kernel
+    with pytest.raises(ArgumentError, match="beside a kernel that other layers have"):
+        state_of(tied).save_state(tmp_path / "run", merge_lora=True, verbose=False)
     with pytest.raises(ArgumentError, match="merge_lora: expected True or False; found 'yes'"):
         state_of(tiny("lora")).save_state(tmp_path / "run", merge_lora="yes", verbose=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "found"),
+    [
+        (lambda: state_of(tiny()), {"merge_lora": True}, "merge_lora: .*; found a DecoderFor"),
+        (lambda: state_of(tiny()), {"merge_lroa": True}, "'merge_lroa'"),
+        (
+            lambda: TrainState.create(params={"w": jnp.ones(2)}),
+            {"merge_lora": True},
+            "save_options: expected arguments of TrainState.save_state; found an .*'merge_lora'",
+        ),
+    ],
+)
+def test_an_option_that_no_save_will_take_is_told_at_the_first_step(tmp_path, make, options, found):
+    policy, state = SavePolicy(every_steps=100), make()
+    with (
+        RunSaver(tmp_path / "run", policy, save_options=options) as saver,
+        pytest.raises(ArgumentError, match=found),
+    ):
+        saver.step(state, step=1)
 
 
 def test_a_save_leaves_the_state_and_its_model_as_they_were(tmp_path):

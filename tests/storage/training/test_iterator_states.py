@@ -1,7 +1,9 @@
 """The state of an iterator comes back bit by bit, or is refused by the place of what is in it."""
 
+import inspect
 import json
 import random
+import sys
 from collections import Counter, OrderedDict, namedtuple
 
 import jax.numpy as jnp
@@ -42,6 +44,9 @@ STATES = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+NAMED = ("seen", "point", "text", "half", "eighth", "wide", "names", "huge")
 
 
 def told(state):
@@ -106,6 +111,8 @@ def test_what_can_not_be_stored_is_named_by_its_place_and_all_of_it():
         "point": point(1, 2),
         "text": "\ud800",
         "half": np.zeros(2, ml_dtypes.bfloat16),
+        "eighth": np.zeros(2, ml_dtypes.float8_e5m2),  # of NumPy's own kind of floats
+        "wide": np.zeros(2, np.longdouble),
         "names": np.array(["a"]),
         "huge": 1 << 10_000,
         "fine": 3,
@@ -118,13 +125,28 @@ def test_what_can_not_be_stored_is_named_by_its_place_and_all_of_it():
         "state['rng'][0]",
         "state['at'][3][0]",
         "state['at'][3][1]",
-        *(f"state[{name!r}]" for name in ("seen", "point", "text", "half", "names", "huge")),
+        *(f"state[{name!r}]" for name in NAMED),
         "state",
     ]
     assert "ArrayImpl" in caught.value.problems[0]
     assert caught.value.problems[-1].startswith("state: its key: builtins.object")
     with pytest.raises(NotStorableError, match="within itself"):
         state_to_json(within)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: [one], lambda one: (one,), lambda one: {1: one}])
+def test_what_is_saved_can_be_read_wherever_it_is_read(wrap):
+    def further_in(calls, read):
+        return read() if calls == 0 else further_in(calls - 1, read)
+
+    state = 7
+    for _ in range(100):
+        state = wrap(state)
+    data = state_to_json(state)
+    room = sys.getrecursionlimit() - len(inspect.stack(0)) - 400
+    assert further_in(room, lambda: state_from_json(data, path="here")) == state
+    with pytest.raises(NotStorableError, match="more than 100 containers deep"):
+        state_to_json(wrap(state))
 
 
 def test_what_is_restored_is_nobody_elses():
