@@ -158,10 +158,11 @@ def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTabl
 
 
 def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[str, Any]:
-    """config.json for tensors of these dtypes, without nulls."""
+    """config.json for tensors of these dtypes."""
     floating = [dtype.name for dtype in dtypes if is_floating(dtype)]
     data = config.to_hf()
-    if floating:
+    # A class of no family may have a field of that name, which says something else.
+    if floating and not hasattr(config, "dtype"):
         data["dtype"] = max(dict.fromkeys(floating), key=floating.count)
     return data
 
