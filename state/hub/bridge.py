@@ -178,7 +178,8 @@ class EasyBridgeMixin:
 
         Leaves go to the host one after the other. With several processes all must call this; the
         first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
-        give way; other files of the folder stay.
+        give way; other files of the folder stay. Of a class of no family all variables are written
+        but its random streams: averages of a BatchNorm too.
 
         Args:
             save_directory: a folder, here or in a store.

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from cairn.state.adapt import PackedParam, QuantizedWeight, adaptable_layers
 from cairn.state.conversion import Array, MemoryLeaf, Rule, RuleTable, float_dtype, match, streams
 from cairn.state.errors import ConversionError
+from cairn.state.hub.pretrained import is_weight
 from cairn.state.paths import named_leaves
 from cairn.state.sharding import gather_leaf
 from cairn.state.weights import CONFIG_FILE, INDEX_FILE, hf_config, rule_table
@@ -39,9 +41,9 @@ class _Weights:
     """
 
     def __init__(self, model: Any) -> None:
-        params = nnx.state(model, nnx.All(nnx.Param, nnx.Not(PackedParam)))
+        weights = nnx.state(model, nnx.All(is_weight, nnx.Not(PackedParam)))
         self.arrays: dict[str, jax.Array | QuantizedWeight] = {
-            named.path: named.leaf for named in named_leaves(params)
+            named.path: jnp.asarray(named.leaf) for named in named_leaves(weights)
         }
         kernels = ((f"{path}/kernel", layer.kernel) for path, layer in adaptable_layers(model))
         self.arrays |= {path: one for path, one in kernels if isinstance(one, QuantizedWeight)}

@@ -63,6 +63,8 @@ def export_sources(
     if item == MODEL_ITEM:
         _check_plain(reader)
     infos = reader.leaves(item)
+    random = _random_streams(reader, item)
+    infos = {path: info for path, info in infos.items() if path not in random}
     shapes = {path: tuple(info.shape) for path, info in infos.items()}
     if isinstance(config, DecoderConfig):
         _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {item}")
@@ -72,6 +74,14 @@ def export_sources(
     }
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
+    """The leaves of random streams, by path: their keys, and the counts beside these."""
+    records = reader.contents.leaves if reader.contents is not None else ()
+    own = [record for record in records if record.item == item]
+    keys = {record.path for record in own if record.dtype.startswith("key<")}
+    return keys | {f"{path.removesuffix('key')}count" for path in keys if path.endswith("/key")}
 
 
 def served_item(items: Collection[str]) -> str:
