@@ -122,22 +122,21 @@ class EDPretrainedConfig(Sealed):
     def problems(self) -> list[str]:
         """Everything wrong with the fields' values; a subclass adds to its parent's list."""
         found = []
-        dims, names = self.sharding_axis_dims, self.sharding_axis_names
-        if len(dims) != len(names):
-            found.append(
-                f"sharding_axis_dims {dims} and sharding_axis_names {names} differ in length"
-            )
+        dims, slices = self.sharding_axis_dims, self.sharding_dcn_axis_dims
+        names: tuple[Any, ...] = self.sharding_axis_names
+        if not all(isinstance(name, str) for name in names):
+            found.append(f"sharding_axis_names {names} must be text")
         if len(set(names)) != len(names):
             found.append(f"sharding_axis_names {names} repeat a name")
-        if any(d != -1 and d < 1 for d in dims) or list(dims).count(-1) > 1:
-            found.append(f"sharding_axis_dims {dims} must be positive, with at most one -1")
-        slices = self.sharding_dcn_axis_dims
-        if slices is not None and len(slices) != len(names):
-            found.append(
-                f"sharding_dcn_axis_dims {slices} and sharding_axis_names {names} differ in length"
-            )
-        if slices is not None and (any(d != -1 and d < 1 for d in slices) or slices.count(-1) > 1):
-            found.append(f"sharding_dcn_axis_dims {slices} must be positive, with at most one -1")
+        for name, sizes in (("sharding_axis_dims", dims), ("sharding_dcn_axis_dims", slices)):
+            if sizes is None:
+                continue
+            if len(sizes) != len(names):
+                found.append(f"{name} {sizes} and sharding_axis_names {names} differ in length")
+            if not all(_is_integer(size) for size in sizes):
+                found.append(f"{name} {sizes} must be integers")
+            elif any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
+                found.append(f"{name} {sizes} must be positive, with at most one -1")
         axis: Any = self.partition_axis
         if isinstance(axis, PartitionAxis):
             unknown = axis.unknown_axes(names)
@@ -267,6 +266,10 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [jsonable(v) for v in value]
     return value
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _tuples(value: Any) -> Any:
