@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import jax
-import numpy as np
 from flax import nnx
 
 from cairn.state.adapt import abstract_model
 from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
 from cairn.state.errors import ConfigError
-from cairn.state.paths import named_leaves, tree_problems
+from cairn.state.paths import too_wide, tree_problems
 
 __all__ = ["refuse_unloadable"]
 
@@ -118,17 +116,7 @@ def _name(one: type[Any]) -> str:
 
 def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
     """Refuse numbers of Python and NumPy in dtypes of which JAX makes others: no load could fit."""
-    wide = {
-        named.path: np.asarray(named.leaf).dtype
-        for named in named_leaves(tree)
-        if not isinstance(named.leaf, jax.Array)
-    }
-    made = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
-    problems = [
-        f"{path}: {dtype}, of which JAX makes {made[path]}"
-        for path, dtype in sorted(wide.items())
-        if made[path] != dtype
-    ]
+    problems = too_wide(tree)
     if problems:
         raise ConfigError(
             "load_state could not load this checkpoint",

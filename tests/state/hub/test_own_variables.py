@@ -131,3 +131,16 @@ def test_a_folder_that_lacks_them_is_refused_by_their_names(model, tmp_path):
         Averaging.from_pretrained(tmp_path, auto_shard_model=False)
     assert "norm.mean" in str(refused.value)
     assert "scale" in str(refused.value)
+
+
+def test_numbers_that_jax_would_hold_otherwise_are_refused_as_in_a_save(model, tmp_path):
+    model.seen = nnx.Variable(np.zeros(2))
+    model.narrow = nnx.Variable(np.zeros(2, np.float32))
+    model.count = nnx.Variable(0)
+    with pytest.raises(ConversionError, match="make them arrays in the model") as refused:
+        model.save_pretrained(tmp_path)
+    assert refused.value.problems == (
+        "count: int64, of which JAX makes int32",
+        "seen: float64, of which JAX makes float32",
+    )
+    assert not [*tmp_path.iterdir()]
