@@ -59,6 +59,18 @@ def theirs_with(folder, settings, **generate):
         return model.generate(ids, attention_mask=mask, **generate).numpy()
 
 
+def in_folder(folder, path, settings, config=None):
+    """A copy of the folder with this generation_config.json (None for no file) and config.json."""
+    for file in folder.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "generation_config.json").unlink()
+    if settings is not None:
+        (path / "generation_config.json").write_text(json.dumps(settings))
+    data = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**data, **(config or {})}))
+    return path
+
+
 def cases(free):
     """Settings that each change what is generated."""
     ends = [int(free[0, 9]), int(free[1, 11]), int(free[2, 8])]
@@ -380,6 +392,24 @@ def test_old_models_keep_settings_in_config_json(folder, tmp_path, free):
         model.generate(IDS)
 
 
+def test_settings_of_config_json_go_along_too(folder, tmp_path):
+    (tmp_path / "old").mkdir()
+    settings = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 2, "max_length": 16}
+    tokens = {"eos_token_id": [2, 47], "pad_token_id": 1, "forced_eos_token_id": 9}
+    path = in_folder(folder, tmp_path / "old", None, settings | tokens)
+    model = DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
+    model.save_pretrained(tmp_path / "saved")
+    expected = np.asarray(model.generate(IDS).sequences)
+    for theirs in (
+        LlamaForCausalLM.from_pretrained(path),
+        LlamaForCausalLM.from_pretrained(tmp_path / "saved"),
+        model.to_pytorch(),
+    ):
+        with torch.no_grad():
+            found = theirs.generate(torch.tensor(IDS).long()).numpy()
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_settings_go_with_the_model_wherever_it_goes(ours, tmp_path):
     settings = {"repetition_penalty": 1.8, "eos_token_id": [2, 3], "pad_token_id": 2}
     model = with_settings(ours, settings)
@@ -396,18 +426,6 @@ def test_settings_go_with_the_model_wherever_it_goes(ours, tmp_path):
         with torch.no_grad():
             made = torch_model.generate(torch.tensor(IDS).long(), max_new_tokens=20)
         np.testing.assert_array_equal(made.numpy(), expected)
-
-
-def in_folder(folder, path, settings, config=None):
-    """A copy of the folder with this generation_config.json (None for no file) and config.json."""
-    for file in folder.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
-    (path / "generation_config.json").unlink()
-    if settings is not None:
-        (path / "generation_config.json").write_text(json.dumps(settings))
-    data = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**data, **(config or {})}))
-    return path
 
 
 @pytest.mark.parametrize(
