@@ -82,12 +82,12 @@ def plan(
     """
     compiled = None if rules is None else [(re.compile(text), spec) for text, spec in rules]
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
-    return ShardingReport(
-        mesh,
-        tuple(
-            _place(named, mesh, compiled, axis_rules, units or {}) for named in named_leaves(tree)
-        ),
+    leaves = tuple(
+        _place(named, mesh, compiled, axis_rules, units or {}) for named in named_leaves(tree)
     )
+    met = {leaf.rule for leaf in leaves}
+    idle = tuple(text for text, _ in rules or () if text not in met and not _is_catch_all(text))
+    return ShardingReport(mesh, leaves, idle)
 
 
 def spec_for(
