@@ -180,7 +180,8 @@ def _is_same(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
         pairs = zip(ours, theirs, strict=False)
         return len(ours) == len(theirs) and all(_is_same(*pair) for pair in pairs)
-    return bool(ours == theirs)
+    # A NaN is equal to none, itself included.
+    return ours is theirs or bool(ours == theirs) or (ours != ours and theirs != theirs)
 
 
 def _not_kept(config_class: type[Any]) -> list[str]:

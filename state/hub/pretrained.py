@@ -20,19 +20,21 @@ from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding import module_plan
 from cairn.state.weights import Pretrained, rule_table
 
+_PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
+
 Model = TypeVar("Model", bound=nnx.Module)
 Placement = Callable[[Any], Mapping[str, Sharding]]
 
 
 def is_weight(path: Any, node: Any) -> bool:
-    """Says whether a variable is written to a pretrained folder: all but random streams are.
+    """Says whether a variable is written to a pretrained folder.
 
-    Statistics, such as the running averages of a BatchNorm, are no parameters, and yet the model
-    computes with them.
+    All are but random streams, caches, and what a forward pass has left behind. Statistics, such
+    as the running averages of a BatchNorm, are no parameters, and yet the model computes with them.
     """
     dtype = getattr(node, "dtype", None)
     is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    return not isinstance(node, nnx.RngState) and not is_key
+    return not isinstance(node, _PASSING) and not is_key
 
 
 def load_weights(

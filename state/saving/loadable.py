@@ -62,7 +62,9 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
             next_step="set the model_type of the config's own class, and let the model's "
             "__init__ take config, dtype, param_dtype, precision and rngs alone",
         ) from exc
-    _refuse_other_class(model_class, type(model.config), type(described.config))
+    _refuse_other_class(
+        model_class, type(model.config), type(getattr(described, "config", model.config))
+    )
     _refuse_too_wide(model_class, tree)
     checked.add(key)
     changed = _changed(_attributes(described), _attributes(model))

@@ -169,6 +169,12 @@ def test_what_from_json_makes_again_comes_back_with_what_is_computed(tmp_path):
     assert config.replace(width=6).half == 3
 
 
+def test_a_copy_keeps_what_json_could_not_hold():
+    array, nan = np.arange(3), float("nan")
+    assert AnyConfig(value=array).replace(model_type="other").value is array
+    assert np.isnan(AnyConfig(value=nan).replace(model_type="other").value)
+
+
 def test_lists_in_lists_come_back_as_what_has_a_hash():
     config = AnyConfig(value=((1, (2, 3)), "x"))
     again = AnyConfig.from_dict(json.loads(json.dumps(config.to_dict())))

@@ -98,6 +98,13 @@ def test_a_checkpoint_is_converted_without_jax_to_the_same_tensors(model, tmp_pa
     same_variables(again, model)
 
 
+def test_what_a_forward_pass_leaves_behind_is_not_written(model, tmp_path):
+    model.inputs, model.cache = nnx.Intermediate((INPUTS,)), nnx.Cache(jnp.zeros(3))
+    model.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() == NAMES
+    same_variables(Averaging.from_pretrained(tmp_path, auto_shard_model=False), model)
+
+
 def test_a_dtype_for_parameters_leaves_other_variables_alone(model, tmp_path):
     model.save_pretrained(tmp_path)
     half = Averaging.from_pretrained(tmp_path, param_dtype="bfloat16", auto_shard_model=False)
