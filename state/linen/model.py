@@ -29,6 +29,11 @@ from cairn.storage.store import StoreURI
 __all__ = ["EDPretrainedModel", "model_markdown"]
 
 
+_PLAIN = (bool, int, float, str, type(None))
+_OF_A_MODEL = frozenset({"seed"})
+"""Attributes that say how one model was made, and nothing of what it computes."""
+
+
 class EDPretrainedModel:
     """A Linen module, its configuration and its parameters.
 
@@ -233,7 +238,8 @@ class EDPretrainedModel:
         """Returns the same model as an NNX module, around the same arrays.
 
         Raises:
-            ArgumentError: if the config does not make the module that this model has.
+            ArgumentError: if the config does not make the module, or plain attributes, that this
+                model has.
         """
         own: Any = type(self)
         made = linen_model(own, self.config, self.dtype)
@@ -244,6 +250,19 @@ class EDPretrainedModel:
                 found=str(self.module),
                 next_step="put what differs into the config, nothing else is saved; functions that "
                 "are made anew each time differ too: define them once, or set module_class",
+            )
+        changed = [
+            f"{name}={value!r}, and {getattr(made, name)!r} in the other"
+            for name, value in sorted(vars(self).items())
+            if type(value) in _PLAIN and name not in _OF_A_MODEL and not name.startswith("_")
+            if hasattr(made, name) and getattr(made, name) != value
+        ]
+        if changed:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.to_nnx",
+                expected=f"the attributes that {type(self).__name__}(config) gets",
+                found="; ".join(changed),
+                next_step="put what differs into the config: nothing else is saved",
             )
         settings = {"dtype": self.dtype.name, "param_dtype": self._param_dtype(params).name}
         graphdef, state = nnx.split(abstract_model(self.nnx_class(), self.config, settings))

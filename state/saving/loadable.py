@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from flax import nnx
 
+from cairn.state import registry
 from cairn.state.adapt import abstract_model
 from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
 from cairn.state.errors import ConfigError
@@ -67,6 +68,12 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
     )
     _refuse_too_wide(model_class, tree)
     checked.add(key)
+    if registry.is_hidden(model_class):
+        logger.warning(
+            "load_state will make another %s: a class that was defined later has its module and "
+            "name; give it another name, or pass model_class= to load_state",
+            _name(model_class),
+        )
     changed = _changed(_attributes(described), _attributes(model))
     if changed:
         logger.warning(

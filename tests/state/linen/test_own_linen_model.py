@@ -417,3 +417,36 @@ def test_a_module_without_parameters_has_none():
         module_class = Empty
 
     assert EmptyModel(WaveConfig()).params == {}
+
+
+def test_an_attribute_that_the_config_does_not_give_is_refused():
+    class Warm(WaveModel):
+        temperature = 1.0
+
+        def __call__(self, input_ids, params=None):
+            return self.module.apply({"params": self._fitting(params)}, input_ids, self.temperature)
+
+    model = Warm(WaveConfig(), seed=5)
+    model.comment = "of no matter"
+    np.testing.assert_allclose(model.to_easydel_state().model(IDS), model(IDS), rtol=1e-6)
+    model.temperature = 5.0
+    with pytest.raises(ArgumentError, match=r"found temperature=5.0, and 1.0 in the other; put"):
+        model.to_easydel_state()
+
+
+def test_a_class_that_a_later_one_hides_is_told_at_the_first_save(tmp_path, caplog):
+    def of_sign(sign):
+        class Signed(WaveModel):
+            def __call__(self, input_ids, params=None):
+                return sign * self.module.apply({"params": self._fitting(params)}, input_ids)
+
+        return Signed
+
+    first, second = of_sign(1), of_sign(-1)
+    second(WaveConfig()).to_easydel_state().save_state(tmp_path / "b", wait=True, verbose=False)
+    assert "defined later" not in caplog.text
+    model = first(WaveConfig())
+    model.to_easydel_state().save_state(tmp_path / "a", wait=True, verbose=False)
+    assert "load_state will make another tests.state.linen" in caplog.text
+    loaded = EasyDeLState.load_state(tmp_path / "a", model_class=first, verbose=False)
+    np.testing.assert_allclose(loaded.model(IDS), model(IDS), rtol=1e-6)
