@@ -19,6 +19,7 @@ __all__ = [
     "named_leaves",
     "own_variables",
     "rebuild",
+    "too_wide",
     "tree_problems",
     "variable_paths",
 ]
@@ -84,6 +85,21 @@ def tree_problems(expected: Any, given: Any) -> list[str]:
         if path in found and found[path] != shape
     ]
     return sorted(problems)
+
+
+def too_wide(tree: Any) -> list[str]:
+    """Lists numbers of Python and NumPy arrays in dtypes of which JAX makes others, sorted."""
+    wide = {
+        named.path: np.asarray(named.leaf).dtype
+        for named in named_leaves(tree)
+        if not isinstance(named.leaf, jax.Array)
+    }
+    made = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
+    return [
+        f"{path}: {dtype}, of which JAX makes {made[path]}"
+        for path, dtype in sorted(wide.items())
+        if made[path] != dtype
+    ]
 
 
 def rebuild(expected: Any, given: Any, *, path: object) -> Any:

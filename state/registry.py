@@ -20,6 +20,7 @@ __all__ = [
     "family",
     "find",
     "is_family",
+    "is_hidden",
     "known_families",
     "module_class",
     "register",
@@ -76,6 +77,12 @@ def class_identity(model_class: type[Any]) -> dict[str, str]:
 def register(model_class: type[Any]) -> None:
     """Remembers a model class; a later one of the same module and name takes its place."""
     _CLASSES[model_class.__module__, model_class.__name__] = model_class
+
+
+def is_hidden(model_class: type[Any]) -> bool:
+    """Says whether a later class of the same module and name is what a load finds instead."""
+    known = _CLASSES.get((model_class.__module__, model_class.__name__))
+    return known is not None and known is not model_class
 
 
 def module_class(model_class: type[Any]) -> type[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -13,6 +15,7 @@ from cairn.state.config.written_init import (
     Sealed,
     adopt_init,
     has_written_init,
+    json_text,
     refuse_changed,
     written_parent,
 )
@@ -119,22 +122,21 @@ class EDPretrainedConfig(Sealed):
     def problems(self) -> list[str]:
         """Everything wrong with the fields' values; a subclass adds to its parent's list."""
         found = []
-        dims, names = self.sharding_axis_dims, self.sharding_axis_names
-        if len(dims) != len(names):
-            found.append(
-                f"sharding_axis_dims {dims} and sharding_axis_names {names} differ in length"
-            )
+        dims, slices = self.sharding_axis_dims, self.sharding_dcn_axis_dims
+        names: tuple[Any, ...] = self.sharding_axis_names
+        if not all(isinstance(name, str) for name in names):
+            found.append(f"sharding_axis_names {names} must be text")
         if len(set(names)) != len(names):
             found.append(f"sharding_axis_names {names} repeat a name")
-        if any(d != -1 and d < 1 for d in dims) or list(dims).count(-1) > 1:
-            found.append(f"sharding_axis_dims {dims} must be positive, with at most one -1")
-        slices = self.sharding_dcn_axis_dims
-        if slices is not None and len(slices) != len(names):
-            found.append(
-                f"sharding_dcn_axis_dims {slices} and sharding_axis_names {names} differ in length"
-            )
-        if slices is not None and (any(d != -1 and d < 1 for d in slices) or slices.count(-1) > 1):
-            found.append(f"sharding_dcn_axis_dims {slices} must be positive, with at most one -1")
+        for name, sizes in (("sharding_axis_dims", dims), ("sharding_dcn_axis_dims", slices)):
+            if sizes is None:
+                continue
+            if len(sizes) != len(names):
+                found.append(f"{name} {sizes} and sharding_axis_names {names} differ in length")
+            if not all(_is_integer(size) for size in sizes):
+                found.append(f"{name} {sizes} must be integers")
+            elif any(size != -1 and size < 1 for size in sizes) or sizes.count(-1) > 1:
+                found.append(f"{name} {sizes} must be positive, with at most one -1")
         axis: Any = self.partition_axis
         if isinstance(axis, PartitionAxis):
             unknown = axis.unknown_axes(names)
@@ -170,23 +172,25 @@ class EDPretrainedConfig(Sealed):
         """A copy with these fields changed; the copy is checked again.
 
         Raises:
-            ConfigError: values that don't go together; or the class's own `__init__` gives other
-                values than it was called with.
+            ConfigError: values that don't go together; or a config that is made of this one's
+                fields has others.
         """
-        if has_written_init(type(self)):
-            refuse_changed(self, lambda: dataclasses.replace(self))
+        refuse_changed(self, lambda: dataclasses.replace(self))
         return dataclasses.replace(self, **updates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Our JSON form: every field but the tokenizer's files.
+        """Our JSON form: every field but the tokenizer's files, and those that are computed.
 
         Raises:
-            ConfigError: the class's own `__init__` would make another config of it.
+            ConfigError: fields that JSON can't hold, or of which `from_dict` would make others.
         """
-        fields = dataclasses.fields(self)
-        data = {f.name: jsonable(getattr(self, f.name)) for f in fields if self._in_json(f.name)}
-        if has_written_init(type(self)):
-            refuse_changed(self, lambda: self.from_dict(data), self.JSON_EXCLUDED)
+        data = {
+            entry.name: jsonable(getattr(self, entry.name))
+            for entry in dataclasses.fields(self)
+            if entry.init and entry.name not in self.JSON_EXCLUDED
+        }
+        text = json_text(self, data)
+        refuse_changed(self, lambda: self.from_dict(json.loads(text)), self.JSON_EXCLUDED)
         return data
 
     @classmethod
@@ -196,7 +200,8 @@ class EDPretrainedConfig(Sealed):
         Raises:
             ConfigError: unknown fields, or values that don't go together.
         """
-        known = [f.name for f in dataclasses.fields(cls) if f.name not in cls.JSON_EXCLUDED]
+        fields = [entry for entry in dataclasses.fields(cls) if entry.init]
+        known = [entry.name for entry in fields if entry.name not in cls.JSON_EXCLUDED]
         unknown = sorted(set(data) - set(known))
         if unknown:
             raise ConfigError(
@@ -208,11 +213,14 @@ class EDPretrainedConfig(Sealed):
         return cls(**{name: cls._from_json(name, value) for name, value in data.items()})
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of a Hugging Face config.json, without nulls.
+        """The content of a Hugging Face config.json.
 
-        A config of no known family writes its own fields, under its own `model_type`.
+        A config of no known family writes its own fields, under its own `model_type`; nulls only
+        where the field's default is another value.
         """
-        return without_nulls(self.to_dict())
+        empty = {entry.name for entry in dataclasses.fields(self) if entry.default is None}
+        data = self.to_dict()
+        return {name: data[name] for name in data if data[name] is not None or name not in empty}
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> Self:
@@ -235,13 +243,9 @@ class EDPretrainedConfig(Sealed):
         return cls.from_dict({name: value for name, value in data.items() if name in known})
 
     @classmethod
-    def _in_json(cls, name: str) -> bool:
-        return name not in cls.JSON_EXCLUDED
-
-    @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        """One field's value from JSON; a subclass with nested dataclasses extends this."""
-        return tuple(value) if isinstance(value, list) else value
+        """One field's value from JSON; a subclass with enums or nested dataclasses extends this."""
+        return _tuples(value)
 
 
 def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
@@ -250,7 +254,11 @@ def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
 
 
 def jsonable(value: Any) -> Any:
-    """A value as JSON has it: dataclasses and mappings as dicts with text keys, tuples as lists."""
+    """A value as JSON has it: dataclasses and mappings as dicts, tuples as lists, enums' values."""
+    if isinstance(value, enum.Enum):
+        return jsonable(value.value)
+    if isinstance(value, EDPretrainedConfig):
+        return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -260,10 +268,10 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def without_nulls(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of nested JSON that are not null."""
-    return {
-        name: without_nulls(value) if isinstance(value, Mapping) else value
-        for name, value in data.items()
-        if value is not None
-    }
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tuples(value: Any) -> Any:
+    """Lists of JSON as tuples, which a hash can be made of; mappings as they are."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

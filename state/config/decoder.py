@@ -29,6 +29,12 @@ OURS_ALONE = frozenset(
 """Fields that say how a model runs, not what it is: no family writes them."""
 
 
+_FLAGS = (
+    *("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"),
+    *("scan_layers", "remat", "shard_attention_computation"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Rotary positions: base frequency and how it is stretched to longer contexts.
@@ -54,8 +60,8 @@ class RopeConfig:
         found = []
         if self.scaling not in ROPE_SCALINGS:
             found.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
-        if not self.theta > 0 or not self.factor > 0:
-            found.append(f"rope theta {self.theta} and factor {self.factor} must be positive")
+        if not all(_is_size(size) and size > 0 for size in (self.theta, self.factor)):
+            found.append(f"rope theta {self.theta!r} and factor {self.factor!r} must be positive")
         if self.scaling == "llama3":
             low, high = self.low_freq_factor, self.high_freq_factor
             if not low or not high or not self.original_max_position_embeddings:
@@ -147,7 +153,18 @@ class DecoderConfig(EDPretrainedConfig):
         bad = {n: getattr(self, n) for n in sizes if not _is_positive_int(getattr(self, n))}
         if bad:
             return [*found, f"these must be positive integers: {bad}"]
+<<<<<<< HEAD
         found += self._mistyped()
+=======
+        for names, is_fitting, expected in (
+            (_FLAGS, _is_flag, "True or False"),
+            (("rms_norm_eps", "initializer_range"), _is_size, "numbers, 0 or more"),
+        ):
+            values = {name: getattr(self, name) for name in names}
+            other = {name: value for name, value in values.items() if not is_fitting(value)}
+            if other:
+                found.append(f"these must be {expected}: {other}")
+>>>>>>> w15C
         if self.num_attention_heads % self.kv_heads:
             found.append(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -157,7 +174,10 @@ class DecoderConfig(EDPretrainedConfig):
             found.append(f"head_dim {self.head_size} must be even for rotary positions")
         if self.hidden_act not in ACTIVATIONS:
             found.append(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
-        return found + self.rope.problems()
+        rope: Any = self.rope
+        if not isinstance(rope, RopeConfig):
+            return [*found, f"rope {rope!r} is no RopeConfig"]
+        return found + rope.problems()
 
     def _mistyped(self) -> list[str]:
         """Options that JSON may have as text: "false" would count as true."""
@@ -224,6 +244,13 @@ class DecoderConfig(EDPretrainedConfig):
         return super()._from_json(name, value)
 
 
+<<<<<<< HEAD
+=======
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+>>>>>>> w15C
 def _is_size(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

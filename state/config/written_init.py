@@ -6,15 +6,24 @@ So everything that knows the fields of a config (equality, hash, JSON, `replace`
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from cairn.state.config.frozen import FrozenJSON
 from cairn.state.errors import ConfigError
 
-__all__ = ["Sealed", "adopt_init", "has_written_init", "refuse_changed", "written_parent"]
+__all__ = [
+    "Sealed",
+    "adopt_init",
+    "has_written_init",
+    "json_text",
+    "refuse_changed",
+    "written_parent",
+]
 
 _UNDER_WAY = "_init_is_under_way"
 
@@ -106,6 +115,7 @@ def refuse_changed(
     Raises:
         ConfigError: if it can't be made again, or fields differ; lists them.
     """
+    written = has_written_init(type(config))
     try:
         again = make()
     except TypeError as exc:
@@ -113,23 +123,72 @@ def refuse_changed(
             path=f"{type(config).__name__}.__init__",
             expected="a call with each of the config's fields",
             found=str(exc),
-            next_step="make what it hands to super().__init__ by name a parameter of its own",
+            next_step="make what it hands to super().__init__ by name a parameter of its own"
+            if written
+            else "let it be made of its fields alone",
         ) from exc
     lost = [
         f"{field.name}={ours!r} would come back as {theirs!r}"
         for field in dataclasses.fields(config)
-        if field.compare and field.name not in excluded
+        if field.name not in excluded
         for ours, theirs in [(getattr(config, field.name), getattr(again, field.name))]
-        if ours != theirs
+        if not _is_same(ours, theirs)
     ]
+    if not written:
+        lost += [f"{name}, which is no field, would be lost" for name in _not_kept(type(config))]
     if lost:
         raise ConfigError(
             path=type(config).__name__,
-            expected="an __init__ that gives the same attributes when it is called with them",
+            expected="a class that gives the same attributes when it is called with them",
             found="; ".join(lost),
             next_step="keep each argument under its own name, and give what is computed from it "
-            "another; nested objects are made again in _from_json",
+            "another; nested objects and enums are made again in _from_json",
         )
+
+
+def json_text(config: Any, data: Mapping[str, Any]) -> str:
+    """Returns a config's fields as JSON.
+
+    Raises:
+        ConfigError: if JSON can't hold some of them; lists them.
+    """
+    problems = []
+    for name, value in data.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as exc:
+            problems.append(f"{name}={getattr(config, name)!r}: {exc}")
+    if problems:
+        raise ConfigError(
+            path=type(config).__name__,
+            expected="fields that JSON can hold: text, numbers, booleans, lists and mappings",
+            found="; ".join(problems),
+            next_step="make them text or numbers, and the objects that they stand for in a "
+            "property",
+        )
+    return json.dumps(data)
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    """Says whether values are equal, whether they are in lists or tuples."""
+    if isinstance(ours, enum.Enum) or hasattr(ours, "_fields"):
+        # Equal to plain text, numbers and tuples, and yet not what `is` and attributes want.
+        return type(ours) is type(theirs) and bool(ours == theirs)
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        same_keys = ours.keys() == theirs.keys()
+        return same_keys and all(_is_same(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        pairs = zip(ours, theirs, strict=False)
+        return len(ours) == len(theirs) and all(_is_same(*pair) for pair in pairs)
+    # A NaN is equal to none, itself included.
+    return ours is theirs or bool(ours == theirs) or (ours != ours and theirs != theirs)
+
+
+def _not_kept(config_class: type[Any]) -> list[str]:
+    """The parameters of a dataclass that are no fields: its InitVars."""
+    known = {field.name for field in dataclasses.fields(config_class)}
+    _, *parameters = inspect.signature(config_class.__init__).parameters
+    return [name for name in parameters if name not in known]
 
 
 def _check_parameters(

@@ -178,7 +178,8 @@ class EasyBridgeMixin:
 
         Leaves go to the host one after the other. With several processes all must call this; the
         first one writes. Weights of an earlier save (`model.safetensors`, its shards, their index)
-        give way; other files of the folder stay.
+        give way; other files of the folder stay. Of a class of no family all variables are written
+        but its random streams: averages of a BatchNorm too.
 
         Args:
             save_directory: a folder, here or in a store.
@@ -332,7 +333,7 @@ class EasyBridgeMixin:
     def to_pytorch(self, *, float_dtype: Any = None) -> Any:
         """The `transformers` model with these weights, in evaluation mode.
 
-        It generates as the model's generation_config.json says, if there is one.
+        It generates as the model's generation_config.json says, else as its config.json.
 
         Args:
             float_dtype: as in `to_torch`.
@@ -345,6 +346,7 @@ class EasyBridgeMixin:
         torch, transformers = _module("torch"), _module("transformers")
         tensors = self.to_torch(float_dtype=float_dtype)
         data = self.config.to_hf()
+        usual_settings = transformers.GenerationConfig.from_model_config(dict(data))
         config = transformers.AutoConfig.for_model(data.pop("model_type"), **data)
         floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
         usual = max(set(floating), key=floating.count, default=torch.float32)
@@ -364,9 +366,11 @@ class EasyBridgeMixin:
             )
         model.name_or_path = model.config.name_or_path = ""
         raw = self.config.tokenizer_files.get(GENERATION_FILE)
-        if raw is not None:
-            settings = parse_json(raw, GENERATION_FILE)
-            model.generation_config = transformers.GenerationConfig.from_dict(settings)
+        model.generation_config = (
+            usual_settings
+            if raw is None
+            else transformers.GenerationConfig.from_dict(parse_json(raw, GENERATION_FILE))
+        )
         return model.eval()
 
 

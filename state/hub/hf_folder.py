@@ -16,7 +16,8 @@ from flax import nnx
 from cairn.state.adapt import PackedParam, QuantizedWeight, adaptable_layers
 from cairn.state.conversion import Array, MemoryLeaf, Rule, RuleTable, float_dtype, match, streams
 from cairn.state.errors import ConversionError
-from cairn.state.paths import named_leaves
+from cairn.state.hub.pretrained import is_weight
+from cairn.state.paths import named_leaves, too_wide
 from cairn.state.sharding import gather_leaf
 from cairn.state.weights import CONFIG_FILE, INDEX_FILE, hf_config, rule_table
 from cairn.storage.safetensors import (
@@ -39,9 +40,18 @@ class _Weights:
     """
 
     def __init__(self, model: Any) -> None:
-        params = nnx.state(model, nnx.All(nnx.Param, nnx.Not(PackedParam)))
+        weights = nnx.state(model, nnx.All(is_weight, nnx.Not(PackedParam)))
+        problems = too_wide(weights)
+        if problems:
+            raise ConversionError(
+                path=type(model).__name__,
+                expected="variables that are arrays of JAX, as a load builds them",
+                found=f"{len(problems)} numbers or NumPy arrays that JAX holds in another dtype",
+                next_step="make them arrays in the model, such as nnx.Variable(jnp.asarray(0))",
+                problems=problems,
+            )
         self.arrays: dict[str, jax.Array | QuantizedWeight] = {
-            named.path: named.leaf for named in named_leaves(params)
+            named.path: named.leaf for named in named_leaves(weights)
         }
         kernels = ((f"{path}/kernel", layer.kernel) for path, layer in adaptable_layers(model))
         self.arrays |= {path: one for path, one in kernels if isinstance(one, QuantizedWeight)}

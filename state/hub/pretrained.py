@@ -7,20 +7,41 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
+<<<<<<< HEAD
 from cairn.state.config import EDPretrainedConfig
 from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.paths import named_leaves
+=======
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.conversion import Array, float_dtype, is_floating, match
+from cairn.state.errors import ArgumentError
+from cairn.state.paths import NamedLeaf, named_leaves
+>>>>>>> w15C
 from cairn.state.sharding import module_plan
 from cairn.state.weights import Pretrained, rule_table
 
+_PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
+
 Model = TypeVar("Model", bound=nnx.Module)
 Placement = Callable[[Any], Mapping[str, Sharding]]
+
+
+def is_weight(path: Any, node: Any) -> bool:
+    """Says whether a variable is written to a pretrained folder.
+
+    All are but random streams, caches, and what a forward pass has left behind. Statistics, such
+    as the running averages of a BatchNorm, are no parameters, and yet the model computes with them.
+    """
+    dtype = getattr(node, "dtype", None)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return not isinstance(node, _PASSING) and not is_key
 
 
 def load_weights(
@@ -70,18 +91,24 @@ def load_weights(
         method, size = quantization.method, quantization.group_size
         nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
         layers = layers_to_quantize(model, quantization)
-    graphdef, params, others = nnx.split(model, nnx.Param, ...)
-    leaves = {named.path: named.leaf for named in named_leaves(params)}
-    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    # A family's files have parameters alone.
+    stored: Any = nnx.Param if isinstance(found.config, DecoderConfig) else is_weight
+    graphdef, weights, others = nnx.split(model, stored, ...)
+    leaves = {named.path: named for named in named_leaves(weights)}
+    shapes = {path: tuple(named.leaf.shape) for path, named in leaves.items()}
     table = found.own_rules(shapes) or rule_table(found.config, shapes)
     rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
+<<<<<<< HEAD
     _refuse_numbers(rules, {path: leaf.dtype for path, leaf in leaves.items()}, found)
     shardings = place(params)
+=======
+    shardings = place(weights)
+>>>>>>> w15C
     placed: dict[str, jax.Array] = {}
     for rule in rules:
         made = rule.op.to_ours([found.weights.read(name) for name in rule.theirs])
         for path, values in zip(rule.ours, made, strict=True):
-            target = cast if cast is not None and is_floating(values.dtype) else values.dtype
+            target = values.dtype if cast is None else _cast(values.dtype, leaves[path], cast)
             array = put(values, target, shardings[path])
             if path in layers and quantization is not None:
                 quantize_layer(layers[path], array, quantization)
@@ -89,14 +116,14 @@ def load_weights(
                 placed[path] = array
     if quantization is not None:
         model = filled(model, placed, quantization)
-        graphdef, params, others = nnx.split(model, nnx.Param, ...)
+        graphdef, weights, others = nnx.split(model, stored, ...)
     else:
         ordered = [placed[path] for path in leaves]
-        params = jax.tree.unflatten(jax.tree.structure(params), ordered)
+        weights = jax.tree.unflatten(jax.tree.structure(weights), ordered)
     if jax.tree.leaves(others):
-        # What is no weight (random streams, statistics) starts as the class makes it.
-        others = jax.jit(lambda: nnx.split(make(), nnx.Param, ...)[2])()
-    made_of: Model = nnx.merge(graphdef, params, others)
+        # What is no weight starts as the class makes it.
+        others = jax.jit(lambda: nnx.split(make(), stored, ...)[2])()
+    made_of: Model = nnx.merge(graphdef, weights, others)
     return made_of
 
 
@@ -165,6 +192,14 @@ def placement(
         )
     one = SingleDeviceSharding(jax.local_devices()[0] if device is None else device)
     return lambda params: {named.path: one for named in named_leaves(params)}
+
+
+def _cast(stored: np.dtype[Any], leaf: NamedLeaf, param_dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a weight that may be cast: of what is no parameter, that of the class."""
+    if not is_floating(stored):
+        return stored
+    is_parameter = leaf.variable_type is not None and issubclass(leaf.variable_type, nnx.Param)
+    return param_dtype if is_parameter else np.dtype(leaf.leaf.dtype)
 
 
 def _usual(dtypes: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:

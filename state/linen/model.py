@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import linen, nnx
 from flax.core import meta, unfreeze
+from flax.errors import FlaxError
 from jax.sharding import Mesh, NamedSharding
 
 from cairn.state.adapt import abstract_model
@@ -22,10 +23,15 @@ from cairn.state.errors import ArgumentError, NotInitializedError
 from cairn.state.linen.twin import linen_model, make_twin
 from cairn.state.module import EasyDeLBaseModule
 from cairn.state.paths import named_leaves, rebuild
-from cairn.state.sharding import DEFAULT_AXIS_RULES, axis_units, check_rules, leaf_bytes, plan
+from cairn.state.sharding import axis_units, check_rules, leaf_bytes, plan
 from cairn.storage.store import StoreURI
 
 __all__ = ["EDPretrainedModel", "model_markdown"]
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_OF_A_MODEL = frozenset({"seed"})
+"""Attributes that say how one model was made, and nothing of what it computes."""
 
 
 class EDPretrainedModel:
@@ -46,7 +52,8 @@ class EDPretrainedModel:
     `EasyDeLState.load_state` finds again by the class's name once the class is defined, and
     `save_pretrained` writes the parameters under their own names, dots between them. A class with
     an `__init__` of its own needs no `module_class`: it is made as
-    `MyModel(config, dtype=..., _do_init=False)`.
+    `MyModel(config, dtype=..., _do_init=False)`. A module that can't run without other collections
+    than its parameters, such as the averages of a BatchNorm, is refused there.
 
     Attributes:
         module_class: the Linen module's class, or a function that makes it; called with the config
@@ -58,6 +65,7 @@ class EDPretrainedModel:
     """
 
     module_class: ClassVar[Callable[..., linen.Module] | None] = None
+    _own_module: linen.Module | None = None
     _nnx_class: ClassVar[type[EasyDeLBaseModule] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -94,7 +102,7 @@ class EDPretrainedModel:
             make = type(self).module_class
             if make is None:
                 raise self._undefined("module_class")
-            module = make(config, dtype=self.dtype)
+            module = self._own_module = make(config, dtype=self.dtype)
         self.module = module
         self._params: Any = None
         if _do_init:
@@ -184,8 +192,7 @@ class EDPretrainedModel:
             rules = check_rules(self.config.get_partition_rules())
         mesh = self.mesh if mesh is None else mesh
         axis = self.config.partition_axis
-        logical = DEFAULT_AXIS_RULES if axis is None else axis.axis_rules()
-        axis_rules = {**{name: name for name in mesh.axis_names}, **logical}
+        axis_rules = None if axis is None else axis.axis_rules()
         tree = self.params_with_axes()
         report = plan(
             tree, mesh, rules=rules, axis_rules=axis_rules, units=axis_units(self.config)
@@ -231,15 +238,30 @@ class EDPretrainedModel:
         """Returns the same model as an NNX module, around the same arrays.
 
         Raises:
-            ArgumentError: if the config does not make the module that this model has.
+            ArgumentError: if the config does not make the module, or plain attributes, that this
+                model has.
         """
         own: Any = type(self)
         made = linen_model(own, self.config, self.dtype)
-        if made.module != self.module:
+        if self.module is not self._own_module and made.module != self.module:
             raise ArgumentError(
                 path=f"{type(self).__name__}.to_nnx",
                 expected=f"the module that {type(self).__name__}(config) makes: {made.module}",
                 found=str(self.module),
+                next_step="put what differs into the config, nothing else is saved; functions that "
+                "are made anew each time differ too: define them once, or set module_class",
+            )
+        changed = [
+            f"{name}={value!r}, and {getattr(made, name)!r} in the other"
+            for name, value in sorted(vars(self).items())
+            if type(value) in _PLAIN and name not in _OF_A_MODEL and not name.startswith("_")
+            if hasattr(made, name) and getattr(made, name) != value
+        ]
+        if changed:
+            raise ArgumentError(
+                path=f"{type(self).__name__}.to_nnx",
+                expected=f"the attributes that {type(self).__name__}(config) gets",
+                found="; ".join(changed),
                 next_step="put what differs into the config: nothing else is saved",
             )
         settings = {"dtype": self.dtype.name, "param_dtype": self._param_dtype(params).name}
@@ -435,7 +457,31 @@ class EDPretrainedModel:
 
     def _init_variables(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
         variables = self.module.init(rng, jnp.zeros(input_shape, jnp.int32))
-        return unfreeze(variables["params"])
+        return unfreeze(variables.get("params", {}))
+
+    def needed_collections(self) -> dict[str, list[str]]:
+        """What the module needs besides parameters and caches: paths of variables, by collection.
+
+        Collections that it only writes to, as `sow` does, are none of them.
+        """
+        if type(self)._init_variables is not EDPretrainedModel._init_variables:
+            return {}  # who initialises it with other inputs says what is of it
+        inputs = jnp.zeros(self.input_shape, jnp.int32)
+        key = jax.random.key(0)
+        made = jax.eval_shape(lambda: meta.unbox(unfreeze(self.module.init(key, inputs))))
+        passed = {name: made.pop(name) for name in ("params", "cache") if name in made}
+        found = {name: [leaf.path for leaf in named_leaves(made[name])] for name in made}
+        if not found:
+            return {}
+
+        def run(variables: Any) -> None:
+            self.module.apply(variables, inputs, rngs={"params": key})
+
+        try:
+            jax.eval_shape(run, passed)
+        except FlaxError:
+            return found
+        return {}
 
     def params_with_axes(self) -> Any:
         """Returns the abstract parameters; one with axis names is an `nnx.Param` that has them."""

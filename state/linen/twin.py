@@ -43,7 +43,8 @@ class LinenTwin:
         """Makes new parameters, the floating ones of `param_dtype`.
 
         Raises:
-            ConfigError: if a parameter's name is that of something else in a module.
+            ConfigError: if a parameter's name is that of something else in a module, or the Linen
+                module needs variables that are no parameters, which would be lost.
             ArgumentError: if a precision is asked for, which the Linen module alone decides.
         """
         if precision is not None:
@@ -55,6 +56,15 @@ class LinenTwin:
             )
         EasyDeLBaseModule.__init__(self, config, dtype, param_dtype, precision, rngs)
         model = linen_model(self.linen_class, config, self.dtype)
+        lost = model.needed_collections()
+        if lost:
+            raise ConfigError(
+                path=f"{type(self).__name__}: the Linen module's variables",
+                expected="parameters alone, which are what is trained, saved and loaded",
+                found="; ".join(f"{name}: {', '.join(paths)}" for name, paths in lost.items()),
+                next_step="use layers without them (LayerNorm for BatchNorm), or keep them beside "
+                "the parameters in a TrainState with a field for each collection",
+            )
         key = (nnx.Rngs(0) if rngs is None else rngs).params()
         made = jax.tree.map(self._cast, model.init_weights(key))
         taken = sorted(name for name in made if hasattr(type(self), name) or name in vars(self))

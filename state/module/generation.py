@@ -90,8 +90,10 @@ class EasyGenerationMixin:
                 `top_k` or `min_p` is given.
             temperature: divides the logits, 1 by default; 0 takes the likeliest token.
             top_p: draw from the likeliest tokens whose probabilities sum up to this.
-            top_k: draw from this many likeliest tokens; 0, the default, for all.
-            eos_token_id: stop a row at one of these; by default those of the config; () for none.
+            top_k: draw from this many likeliest tokens, 0 for all. By default 50 where the file or
+                `generation_config` is there and says nothing of it, as in transformers, else all.
+            eos_token_id: stop a row at one of these; by default those of the file, or where there
+                is none those of the config; () for none.
             pad_token_id: what follows a row's end; by default found in the same way, else its
                 first end-of-sequence token, else 0.
             rng: a JAX key, a seed or `nnx.Rngs`; seed 0 by default.
@@ -128,8 +130,8 @@ class EasyGenerationMixin:
         sampling = checked_sampling(
             settings.get("do_sample"), **{name: settings.get(name) for name in SAMPLING}
         )
-        eos = end_tokens(self.config, settings)
-        pad = padding_token(self.config, settings, eos)
+        eos = end_tokens(settings)
+        pad = padding_token(settings, eos)
         rules = checked_rules(settings, width=prompt.shape[1], eos=eos, vocabulary=vocabulary)
         graphdef, state = nnx.split(self)
         run = with_cache if self.takes_cache else without_cache

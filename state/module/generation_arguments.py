@@ -19,6 +19,7 @@ from cairn.state.module.sampling import Biases, Rules
 HostArray = np.ndarray[Any, Any]
 
 _USUAL_NEW_TOKENS = 20
+_LARGEST = int(np.iinfo(np.int32).max)
 
 
 def checked_prompt(
@@ -164,35 +165,30 @@ def checked_integer(name: str, value: Any, *, least: int) -> int:
     """The value as an int.
 
     Raises:
-        ArgumentError: it is no integer, or below `least`.
+        ArgumentError: it is no integer, below `least`, or too large for JAX.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
+    number = _index(value)
+    if number is None or not least <= number <= _LARGEST:
         raise ArgumentError(path=name, expected=f"an integer, {least} or more", found=repr(value))
     return number
 
 
-def end_tokens(config: Any, settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """The tokens that end a row: those of the settings, else of the config, else none.
+def end_tokens(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a row: those of the settings, else none.
 
     Raises:
         ArgumentError: they are no integers.
     """
-    value = settings.get("eos_token_id", config_value(config, "eos_token_id"))
-    return () if value is None else _token_ids("eos_token_id", value)
+    return _token_ids("eos_token_id", settings.get("eos_token_id", ()))
 
 
-def padding_token(config: Any, settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
-    """The token after a row's end: that of the settings, of the config, or the first of `eos`.
+def padding_token(settings: Mapping[str, Any], eos: tuple[int, ...]) -> int:
+    """The token after a row's end: that of the settings, or the first of `eos`.
 
     Raises:
         ArgumentError: it is no integer.
     """
-    value = settings.get("pad_token_id", config_value(config, "pad_token_id"))
-    return _token("pad_token_id", next(iter(eos), 0) if value is None else value)
+    return _token("pad_token_id", settings.get("pad_token_id", next(iter(eos), 0)))
 
 
 def checked_rules(
@@ -254,9 +250,23 @@ def checked_rules(
     ):
         if np.size(settings.get(name, ())):
             rules[rule] = _ids(name, settings[name], vocabulary)
+    _refuse_suppressed(rules, settings)
     if "suppressed_first" in rules:
         rules["beginning"] = jnp.int32(1 if width == 1 and first is not None else 0)
     return Rules(**rules) if rules else None
+
+
+def _refuse_suppressed(rules: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Tokens that are forced and never chosen: no token would be left, and the first one come."""
+    suppressed = {int(token) for token in rules.get("suppressed", ())}
+    for name, rule in (("forced_bos_token_id", "first"), ("forced_eos_token_id", "last")):
+        if rule in rules and {int(token) for token in rules[rule]} <= suppressed:
+            raise ArgumentError(
+                path=name,
+                expected="a token that is not among suppress_tokens",
+                found=repr(settings[name]),
+                next_step="leave it out there; to put an end off, say min_new_tokens",
+            )
 
 
 def _sequence_bias(value: Any, vocabulary: int | None) -> dict[tuple[int, ...], float]:
@@ -351,21 +361,35 @@ def sampling_key(rng: Any) -> jax.Array:
 
 
 def _number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
     try:
-        return None if value is None else float(value)
+        if isinstance(value, str | bool | np.bool_):  # float() takes these too
+            raise TypeError
+        return float(value)
     except (TypeError, ValueError) as exc:
         raise ArgumentError(path=name, expected="a number", found=repr(value)) from exc
 
 
-def _token(name: str, value: Any) -> int:
+def _index(value: Any) -> int | None:
+    """The value as an int; None if it is no integer. True and False are none."""
     try:
-        return operator.index(value)
-    except TypeError as exc:
-        raise ArgumentError(path=name, expected="integers", found=repr(value)) from exc
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _token(name: str, value: Any) -> int:
+    token = _index(value)
+    if token is None or abs(token) > _LARGEST:
+        raise ArgumentError(path=name, expected="integers", found=repr(value))
+    return token
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(_token(name, token) for token in np.atleast_1d(value))
+    # NumPy would make integers of True and False among others.
+    tokens = value if isinstance(value, list | tuple) else np.atleast_1d(value).tolist()
+    return tuple(_token(name, token) for token in tokens)
 
 
 def _listed(values: dict[str, Any]) -> str:

@@ -6,10 +6,11 @@ and the values that change nothing are those of transformers' `GenerationConfig`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 from cairn.state.errors import ArgumentError, with_nearest
+from cairn.state.module.generation_arguments import config_value
 from cairn.state.weights import GENERATION_FILE, parse_json
 
 SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p")
@@ -35,6 +36,7 @@ _ONLY_RANDOM: Final[Mapping[str, Any]] = {
 """Settings that are refused where tokens are drawn, unless they have this value."""
 
 _NEUTRAL: Final[Mapping[str, Any]] = {
+    "assistant_ensemble_weight": None,
     "constraints": None,
     "diversity_penalty": 0.0,
     "dola_layers": None,
@@ -43,6 +45,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
     "exponential_decay_length_penalty": None,
     "force_words_ids": None,
     "guidance_scale": 1,
+    "is_assistant": False,
     "max_time": None,
     "num_beam_groups": 1,
     "num_beams": 1,
@@ -60,12 +63,12 @@ _HARMLESS: Final = frozenset(
         # of beams alone
         *("early_stopping", "length_penalty"),
         # how fast, and in which memory
-        *("assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight"),
-        *("assistant_lookbehind", "cache_config", "cache_implementation", "compile_config"),
-        *("continuous_batching_config", "disable_compile", "is_assistant", "low_memory"),
-        *("max_cache_len", "max_matching_ngram_size", "num_assistant_tokens"),
-        *("num_assistant_tokens_schedule", "prefill_chunk_size", "prompt_lookup_num_tokens"),
-        *("speculation_type", "target_lookbehind", "use_cache", "use_mtp"),
+        *("assistant_confidence_threshold", "assistant_early_exit", "assistant_lookbehind"),
+        *("cache_config", "cache_implementation", "compile_config", "continuous_batching_config"),
+        *("disable_compile", "low_memory", "max_cache_len", "max_matching_ngram_size"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "prefill_chunk_size"),
+        *("prompt_lookup_num_tokens", "speculation_type", "target_lookbehind", "use_cache"),
+        "use_mtp",
         # which other numbers transformers returns; a scale that no choice depends on
         *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
         *("renormalize_logits", "return_dict_in_generate"),
@@ -74,6 +77,12 @@ _HARMLESS: Final = frozenset(
     }
 )
 """Settings of a file that change no token."""
+
+_LOSSY_CACHE: Final = ("cache_implementation", "quantized")
+"""The one cache that changes tokens."""
+
+_USUAL_TOP_K: Final = 50
+"""What transformers draws from where settings say nothing of it."""
 
 
 def merged_settings(
@@ -90,13 +99,13 @@ def merged_settings(
         ConversionError: the file holds no JSON object.
         ArgumentError: settings are unknown, or can't act here; all are listed.
     """
-    call = {name: value for name, value in call.items() if value is not None}
-    own = _own(config) if generation_config is None else _given(generation_config)
-    own = {name: value for name, value in own.items() if value is not None and name not in call}
+    call = _said(call)
+    own = _own(config) if generation_config is None else _given(config, generation_config)
+    own = {name: value for name, value in own.items() if name not in call}
     random = bool(_sampling(own, call)["do_sample"])
     problems = [
-        *_problems(call, "argument", random, SETTINGS.__contains__),
-        *_problems(own, GENERATION_FILE, random, _is_harmless),
+        *_problems(call, "argument", SETTINGS.__contains__, frozenset()),
+        *_problems(own, GENERATION_FILE, _is_harmless, {*(() if random else _ONLY_RANDOM)}),
     ]
     if problems:
         raise ArgumentError(
@@ -110,20 +119,23 @@ def merged_settings(
     lengths = _lengths(own, call)
     merged = {**own, **call, **_sampling(own, call)}
     named = {name: value for name, value in merged.items() if name in SETTINGS}
-    return {name: value for name, value in {**named, **lengths}.items() if value is not None}
+    return _said({**named, **lengths})
 
 
-def _own(config: Any) -> Mapping[str, Any]:
-    """What the model came with: the file, else such keys of its config.json, as in old models."""
+def _own(config: Any) -> dict[str, Any]:
+    """What the model came with: the file, else such keys of its config.json, as in old models.
+
+    Where there is a file, the end and padding tokens of the config are for training alone.
+    """
     raw = getattr(config, "tokenizer_files", {}).get(GENERATION_FILE)
     if raw is not None:
-        return parse_json(raw, GENERATION_FILE)
+        return {"top_k": _USUAL_TOP_K, **_said(parse_json(raw, GENERATION_FILE))}
     extra = getattr(config, "hf_extra", {})
     known = SETTINGS | _NEUTRAL.keys()
-    return {name: value for name, value in extra.items() if name in known}
+    return _of_config(config, {name: value for name, value in extra.items() if name in known})
 
 
-def _given(generation_config: Any) -> Mapping[str, Any]:
+def _given(config: Any, generation_config: Any) -> dict[str, Any]:
     if not isinstance(generation_config, Mapping):
         raise ArgumentError(
             path="generation_config",
@@ -131,7 +143,19 @@ def _given(generation_config: Any) -> Mapping[str, Any]:
             found=type(generation_config).__name__,
             next_step="pass a dict; of transformers' GenerationConfig, its to_dict()",
         )
-    return generation_config
+    return _of_config(config, generation_config)
+
+
+def _of_config(config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that leave the end and padding tokens to the config."""
+    said = _said(settings)
+    usual = {"top_k": _USUAL_TOP_K} if said else {}
+    tokens = {name: config_value(config, name) for name in ("eos_token_id", "pad_token_id")}
+    return {**usual, **_said(tokens), **said}
+
+
+def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _lengths(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,13 +181,14 @@ def _sampling(own: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _problems(
-    settings: Mapping[str, Any], source: str, random: bool, passes: Callable[[str], bool]
+    settings: Mapping[str, Any], source: str, passes: Callable[[str], bool], unused: Set[str]
 ) -> list[str]:
     problems = []
     for name, value in sorted(settings.items()):
-        neutral = name in _NEUTRAL and value == _NEUTRAL[name]
-        unused = name in _ONLY_RANDOM and not random
-        if passes(name) or neutral or unused:
+        if (name, value) == _LOSSY_CACHE:
+            problems.append(f"{source} {name}={value!r}: changes tokens, and can't be done")
+            continue
+        if passes(name) or name in unused or (name in _NEUTRAL and value == _NEUTRAL[name]):
             continue
         if name in _NEUTRAL:
             problems.append(f"{source} {name}={value!r}: only {_NEUTRAL[name]!r} can be done")
@@ -175,5 +200,5 @@ def _problems(
 
 
 def _is_harmless(name: str) -> bool:
-    own_token = name.endswith(("_token_id", "_token_ids"))
-    return name in SETTINGS or name in _HARMLESS or name.startswith("_") or own_token
+    known = name in SETTINGS or name in _HARMLESS
+    return known or name.startswith("_") or name.endswith("_token_id")

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import jax
-import numpy as np
 from flax import nnx
 
+from cairn.state import registry
 from cairn.state.adapt import abstract_model
-from cairn.state.config import AutoEasyDeLConfig
+from cairn.state.config import AutoEasyDeLConfig, DecoderConfig
 from cairn.state.errors import ConfigError
-from cairn.state.paths import named_leaves, tree_problems
+from cairn.state.paths import too_wide, tree_problems
 
 __all__ = ["refuse_unloadable"]
 
@@ -49,7 +48,7 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
     if config is None:
         return
     checked = _CHECKED.setdefault(model_class, set())
-    key = json.dumps([config, settings], sort_keys=True, default=str)
+    key = json.dumps([_name(type(model.config)), config, settings], sort_keys=True, default=str)
     if key in checked:
         return
     try:
@@ -64,8 +63,17 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
             next_step="set the model_type of the config's own class, and let the model's "
             "__init__ take config, dtype, param_dtype, precision and rngs alone",
         ) from exc
+    _refuse_other_class(
+        model_class, type(model.config), type(getattr(described, "config", model.config))
+    )
     _refuse_too_wide(model_class, tree)
     checked.add(key)
+    if registry.is_hidden(model_class):
+        logger.warning(
+            "load_state will make another %s: a class that was defined later has its module and "
+            "name; give it another name, or pass model_class= to load_state",
+            _name(model_class),
+        )
     changed = _changed(_attributes(described), _attributes(model))
     if changed:
         logger.warning(
@@ -85,19 +93,39 @@ def refuse_unloadable(model: Any, meta: Mapping[str, Any], tree: Any) -> None:
         )
 
 
+def _refuse_other_class(model_class: type[Any], own: type[Any], loaded: type[Any]) -> None:
+    """Refuse a config of whose `model_type` a load makes another class: its methods would be lost.
+
+    A family's `model_type` can be no other class's; then the log says it.
+    """
+    names = _name(own), _name(loaded)
+    # By name: a notebook may have defined the class again.
+    if names[0] == names[1]:
+        return
+    if issubclass(loaded, DecoderConfig):
+        logger.warning(
+            "load_state will make a %s of the config, which is a %s: methods that it defines anew "
+            "are lost (partition rules can be given as partition_rules=)",
+            names[1],
+            names[0],
+        )
+        return
+    raise ConfigError(
+        "load_state could not load this checkpoint",
+        path=f"save_state: {model_class.__name__}",
+        expected=f"a config class that is found again by its model_type; it finds {names[1]}",
+        found=names[0],
+        next_step="give the class a model_type of its own",
+    )
+
+
+def _name(one: type[Any]) -> str:
+    return f"{one.__module__}.{one.__qualname__}"
+
+
 def _refuse_too_wide(model_class: type[Any], tree: Any) -> None:
     """Refuse numbers of Python and NumPy in dtypes of which JAX makes others: no load could fit."""
-    wide = {
-        named.path: np.asarray(named.leaf).dtype
-        for named in named_leaves(tree)
-        if not isinstance(named.leaf, jax.Array)
-    }
-    made = {path: jax.dtypes.canonicalize_dtype(dtype) for path, dtype in wide.items()}
-    problems = [
-        f"{path}: {dtype}, of which JAX makes {made[path]}"
-        for path, dtype in sorted(wide.items())
-        if made[path] != dtype
-    ]
+    problems = too_wide(tree)
     if problems:
         raise ConfigError(
             "load_state could not load this checkpoint",

@@ -68,10 +68,17 @@ class ShardingReport:
     """The placement of every leaf of a tree on a mesh, in the order of the tree's leaves.
 
     `print()` shows it as a table; Rich prints it as one too, and `str` gives it as plain text.
+
+    Attributes:
+        mesh: the mesh.
+        leaves: where each one goes.
+        idle_rules: rules that take no leaf, in their order: misspelt, meant for another model, or
+            behind one that takes it first.
     """
 
     mesh: Mesh | AbstractMesh
     leaves: tuple[LeafPlacement, ...] = ()
+    idle_rules: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +161,8 @@ class ShardingReport:
 
     def _footer(self) -> list[str]:
         total = f"{self.nbytes:,} bytes in all, {self.bytes_per_device:,} on each device"
-        return [total, *self.problems, *self.unmatched]
+        idle = [f"rule {text!r} takes no leaf" for text in self.idle_rules]
+        return [total, *self.problems, *self.unmatched, *idle]
 
 
 def _row(leaf: LeafPlacement) -> tuple[str, ...]:

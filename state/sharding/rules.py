@@ -82,12 +82,12 @@ def plan(
     """
     compiled = None if rules is None else [(re.compile(text), spec) for text, spec in rules]
     axis_rules = DEFAULT_AXIS_RULES if axis_rules is None else axis_rules
-    return ShardingReport(
-        mesh,
-        tuple(
-            _place(named, mesh, compiled, axis_rules, units or {}) for named in named_leaves(tree)
-        ),
+    leaves = tuple(
+        _place(named, mesh, compiled, axis_rules, units or {}) for named in named_leaves(tree)
     )
+    met = {leaf.rule for leaf in leaves}
+    idle = tuple(text for text, _ in rules or () if text not in met and not _is_catch_all(text))
+    return ShardingReport(mesh, leaves, idle)
 
 
 def spec_for(
@@ -130,7 +130,8 @@ def _place(
     shards = 1
     kept: list[AxisEntry] = []
     for dimension, entry in enumerate(entries):
-        name = axes[dimension] if axes is not None else None
+        wished = axes[dimension] if axes is not None else None
+        name = wished if isinstance(wished, str) else None
         # An axis name that ends in "?" is a wish: split where it divides, else whole.
         found = [] if name is not None and name.endswith("?") else problems
         divisor = _check_dimension(dimension, entry, shape, name, mesh, axis_rules, units, found)
@@ -203,11 +204,16 @@ def _entries_by_axes(
         return rule, []
     taken: set[str] = set()
     entries: list[AxisEntry] = []
+    # Flax's own names may be those of mesh axes, and several for a dimension.
+    carriers = {**{name: name for name in mesh.axis_names}, **axis_rules}
     for wished in axes:
-        name = None if wished is None else wished.removesuffix("?")
-        if name is not None and name not in axis_rules:
-            problems.append(f"unknown axis name {name!r} (known: {', '.join(axis_rules)})")
-        entry = axis_rules.get(name) if name is not None else None
+        names = [name.removesuffix("?") for name in entry_axes(wished)]
+        unknown = [name for name in names if name not in carriers]
+        problems += [
+            f"unknown axis name {name!r} (known: {', '.join(carriers)})" for name in unknown
+        ]
+        found = [carriers[name] for name in names if name in carriers]
+        entry = tuple(axis for carrier in found for axis in entry_axes(carrier))
         # One mesh axis can split a leaf once: the first dimension that asks for it has it.
         free = tuple(axis for axis in entry_axes(entry) if axis not in taken)
         taken.update(free)

@@ -191,7 +191,8 @@ class StateShardingMixin:
             leaves += explain_optimizer(
                 self.opt_state, _abstract(self.graphstate, params), params.mesh
             )
-        report = ShardingReport(params.mesh, leaves)
+        idle = tuple(rule for rule in params.idle_rules if rule in other.idle_rules)
+        report = ShardingReport(params.mesh, leaves, idle)
         return report.raise_for_problems(strict=True) if strict else report
 
 

@@ -63,6 +63,8 @@ def export_sources(
     if item == MODEL_ITEM:
         _check_plain(reader)
     infos = reader.leaves(item)
+    random = _random_streams(reader, item)
+    infos = {path: info for path, info in infos.items() if path not in random}
     shapes = {path: tuple(info.shape) for path, info in infos.items()}
     if isinstance(config, DecoderConfig):
         _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {item}")
@@ -72,6 +74,14 @@ def export_sources(
     }
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
+    """The leaves of random streams, by path: their keys, and the counts beside these."""
+    records = reader.contents.leaves if reader.contents is not None else ()
+    own = [record for record in records if record.item == item]
+    keys = {record.path for record in own if record.dtype.startswith("key<")}
+    return keys | {f"{path.removesuffix('key')}count" for path in keys if path.endswith("/key")}
 
 
 def served_item(items: Collection[str]) -> str:
@@ -160,10 +170,11 @@ def rule_table(config: EDPretrainedConfig, shapes: dict[str, Shape]) -> RuleTabl
 
 
 def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[str, Any]:
-    """config.json for tensors of these dtypes, without nulls."""
+    """config.json for tensors of these dtypes."""
     floating = [dtype.name for dtype in dtypes if is_floating(dtype)]
     data = config.to_hf()
-    if floating:
+    # A class of no family may have a field of that name, which says something else.
+    if floating and not hasattr(config, "dtype"):
         data["dtype"] = max(dict.fromkeys(floating), key=floating.count)
     return data
 

@@ -42,6 +42,7 @@ WIDENED: Final = frozenset({"uint2", "uint4"})
 BITCAST: Final = frozenset({"float8_e4m3"})
 """Stored as the uint8 of the same bits: zarr3 has no such type."""
 
+_NUMBERS: Final = (bool, int, float, complex)
 _INT64: Final = range(-(2**63), 2**63)
 
 
@@ -154,6 +155,8 @@ def _plain(leaf: Any) -> tuple[Any, str | None]:
         array = np.asarray(leaf)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         return native, _why_not_dtype(native.dtype)
+    if isinstance(leaf, int | float | complex) and type(leaf) not in _NUMBERS:
+        return None, f"{type(leaf).__name__} is more than a number; store its value"
     match leaf:
         case bool():
             return np.asarray(leaf, np.bool_), None

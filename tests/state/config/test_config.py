@@ -266,3 +266,33 @@ def test_reading_configs_and_rules_needs_no_jax():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tie_word_embeddings": "false"}, r"must be True or False: \{'tie_word_embeddings': 'fal"),
+        ({"mlp_bias": "no", "remat": 1}, r"\{'mlp_bias': 'no', 'remat': 1\}"),
+        ({"attention_bias": None}, r"\{'attention_bias': None\}"),
+        ({"rms_norm_eps": "1e-5"}, r"must be numbers, 0 or more: \{'rms_norm_eps': '1e-5'\}"),
+        ({"rms_norm_eps": -1e-5}, r"\{'rms_norm_eps': -1e-05\}"),
+        ({"initializer_range": float("nan")}, r"\{'initializer_range': nan\}"),
+        ({"rope": RopeConfig(theta="10000")}, "rope theta '10000' and factor 1.0 must be positive"),
+        ({"rope": RopeConfig(factor=True)}, "factor True must be positive"),
+        ({"rope": {"theta": 1e4}}, r"rope \{'theta': 10000.0\} is no RopeConfig"),
+        ({"sharding_axis_dims": (1.0, -1, 1, 1)}, r"sharding_axis_dims \(1.0, -1, 1, 1\) must be"),
+        ({"sharding_axis_dims": "1,-1,1,1"}, "sharding_axis_dims .* must be integers"),
+        ({"sharding_axis_dims": (True, -1, 1, 1)}, r"\(True, -1, 1, 1\) must be integers"),
+        ({"sharding_axis_names": (1, 2, 3, 4)}, r"sharding_axis_names \(1, 2, 3, 4\) must be text"),
+        ({"sharding_dcn_axis_dims": (1.5, 1, 1, 1)}, "sharding_dcn_axis_dims .* must be integers"),
+    ],
+)
+def test_values_of_another_type_are_refused_by_their_names(fields, said):
+    with pytest.raises(ConfigError, match=said):
+        DecoderConfig(**TINY, **fields)
+
+
+@pytest.mark.parametrize("value", ["false", 1, "no"])
+def test_a_files_text_for_a_flag_is_no_flag(value):
+    with pytest.raises(ConfigError, match=r"must be True or False.*tie_word_embeddings"):
+        AutoEasyDeLConfig.from_hf({**TINY_HF, "tie_word_embeddings": value})

@@ -1,5 +1,6 @@
 """A Linen model of a made-up family: trained, saved, loaded, exported; no NNX class is written."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +15,7 @@ from safetensors.numpy import load_file
 from cairn.state.config.base import EDPretrainedConfig
 from cairn.state.conversion import whole
 from cairn.state.easydel_state import EasyDeLState
-from cairn.state.errors import ArgumentError, ConfigError, TreeStructureError
+from cairn.state.errors import ArgumentError, ConfigError, ShardingError, TreeStructureError
 from cairn.state.linen.model import EDPretrainedModel
 from cairn.state.module.base import EasyDeLBaseModule
 from cairn.state.optimizers import make_optimizer
@@ -299,3 +300,153 @@ assert isinstance(state.model, defined.WaveModel.nnx_class())
     done = run(["-c", code], timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(state.step) == 3
+
+
+class Averaging(linen.Module):
+    """Has running averages, as a ResNet has, and a variable of its own."""
+
+    config: WaveConfig
+    dtype: jnp.dtype = jnp.float32
+
+    @linen.compact
+    def __call__(self, input_ids):
+        hidden = linen.Embed(self.config.vocab_size, 8, name="tokens")(input_ids)
+        hidden = linen.BatchNorm(use_running_average=True, name="norm")(hidden)
+        return hidden * self.variable("scales", "scale", lambda: jnp.float32(2)).value
+
+
+class Sowing(linen.Module):
+    """Writes to collections that it does not read."""
+
+    config: WaveConfig
+    dtype: jnp.dtype = jnp.float32
+    activation: object = jnp.sin
+
+    @linen.compact
+    def __call__(self, input_ids):
+        hidden = linen.Embed(self.config.vocab_size, 8, name="tokens")(input_ids)
+        hidden = linen.Dropout(0.5, deterministic=not self.has_rng("dropout"))(hidden)
+        zero, add = (lambda: jnp.float32(0)), (lambda one, other: one + other)
+        self.sow("losses", "spread", hidden.std(), init_fn=zero, reduce_fn=add)
+        self.sow("intermediates", "hidden", hidden)
+        return self.activation(hidden)
+
+
+def test_variables_that_would_be_lost_are_refused_by_name(tmp_path):
+    class AveragingModel(EDPretrainedModel):
+        module_class = Averaging
+
+        def __call__(self, input_ids, params=None):
+            rest = {"batch_stats": {}, "scales": {}}
+            variables = {"params": self._fitting(params), **rest}
+            return self.module.apply(variables, input_ids, mutable=list(rest))[0]
+
+    model = AveragingModel(WaveConfig())
+    said = r"batch_stats: norm/mean, norm/var; scales: scale; use layers without them"
+    for make in (
+        model.to_easydel_state,
+        lambda: model.save_pretrained(tmp_path / "hf"),
+        lambda: AveragingModel.nnx_class()(model.config),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make()
+    assert not (tmp_path / "hf").exists()
+
+
+def test_collections_that_are_only_written_and_functions_made_anew_are_no_matter(tmp_path):
+    class SowingModel(WaveModel):
+        @classmethod
+        def module_class(cls, config, dtype):
+            return Sowing(config, dtype, activation=functools.partial(jnp.multiply, 2.0))
+
+        def __call__(self, input_ids, params=None):
+            return self.module.apply({"params": self._fitting(params)}, input_ids)
+
+    model = SowingModel(WaveConfig())
+    state = model.to_easydel_state()
+    state.save_state(tmp_path / "run", wait=True, verbose=False)
+    loaded = EasyDeLState.load_state(tmp_path / "run", verbose=False)
+    same(loaded.graphstate, state.graphstate)
+    np.testing.assert_array_equal(loaded.model(IDS), model(IDS))
+    other = SowingModel(WaveConfig(), Sowing(WaveConfig(), activation=lambda hidden: hidden))
+    with pytest.raises(ArgumentError, match="functions that are made anew each time differ too"):
+        other.to_easydel_state()
+
+
+def test_names_of_mesh_axes_place_it_as_names_of_dimensions_do():
+    def module(config, dtype, axes):
+        normal = linen.initializers.normal()
+
+        class Placed(linen.Module):
+            @linen.compact
+            def __call__(self, input_ids):
+                init = linen.with_partitioning(normal, axes)
+                return self.param("table", init, (32, 16))[input_ids]
+
+        return Placed()
+
+    def model(axes):
+        class PlacedModel(WaveModel):
+            module_class = functools.partial(module, axes=axes)
+
+        return PlacedModel(WaveConfig(sharding_axis_dims=(1, 4, 2, 1)))
+
+    for axes, spec in (
+        (("tp", None), PartitionSpec("tp")),
+        (("vocab", "fsdp"), PartitionSpec("tp", "fsdp")),
+        ((("fsdp", "tp"), None), PartitionSpec(("fsdp", "tp"))),
+        (("vocab", "tp"), PartitionSpec("tp")),
+    ):
+        placed = model(axes)
+        assert placed.get_named_sharding()["table"].spec == spec
+        state = placed.to_easydel_state().shard_state()
+        assert state.params["table"].sharding.spec == spec
+    with pytest.raises(ShardingError, match="unknown axis name 'rows'"):
+        model(("rows", None)).to_easydel_state().shard_state()
+
+
+def test_a_module_without_parameters_has_none():
+    class Empty(linen.Module):
+        config: WaveConfig
+        dtype: jnp.dtype = jnp.float32
+
+        def __call__(self, input_ids):
+            return input_ids * 2
+
+    class EmptyModel(WaveModel):
+        module_class = Empty
+
+    assert EmptyModel(WaveConfig()).params == {}
+
+
+def test_an_attribute_that_the_config_does_not_give_is_refused():
+    class Warm(WaveModel):
+        temperature = 1.0
+
+        def __call__(self, input_ids, params=None):
+            return self.module.apply({"params": self._fitting(params)}, input_ids, self.temperature)
+
+    model = Warm(WaveConfig(), seed=5)
+    model.comment = "of no matter"
+    np.testing.assert_allclose(model.to_easydel_state().model(IDS), model(IDS), rtol=1e-6)
+    model.temperature = 5.0
+    with pytest.raises(ArgumentError, match=r"found temperature=5.0, and 1.0 in the other; put"):
+        model.to_easydel_state()
+
+
+def test_a_class_that_a_later_one_hides_is_told_at_the_first_save(tmp_path, caplog):
+    def of_sign(sign):
+        class Signed(WaveModel):
+            def __call__(self, input_ids, params=None):
+                return sign * self.module.apply({"params": self._fitting(params)}, input_ids)
+
+        return Signed
+
+    first, second = of_sign(1), of_sign(-1)
+    second(WaveConfig()).to_easydel_state().save_state(tmp_path / "b", wait=True, verbose=False)
+    assert "defined later" not in caplog.text
+    model = first(WaveConfig())
+    model.to_easydel_state().save_state(tmp_path / "a", wait=True, verbose=False)
+    assert "load_state will make another tests.state.linen" in caplog.text
+    loaded = EasyDeLState.load_state(tmp_path / "a", model_class=first, verbose=False)
+    np.testing.assert_allclose(loaded.model(IDS), model(IDS), rtol=1e-6)

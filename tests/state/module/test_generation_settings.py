@@ -59,6 +59,18 @@ def theirs_with(folder, settings, **generate):
         return model.generate(ids, attention_mask=mask, **generate).numpy()
 
 
+def in_folder(folder, path, settings, config=None):
+    """A copy of the folder with this generation_config.json (None for no file) and config.json."""
+    for file in folder.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "generation_config.json").unlink()
+    if settings is not None:
+        (path / "generation_config.json").write_text(json.dumps(settings))
+    data = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**data, **(config or {})}))
+    return path
+
+
 def cases(free):
     """Settings that each change what is generated."""
     ends = [int(free[0, 9]), int(free[1, 11]), int(free[2, 8])]
@@ -380,6 +392,24 @@ def test_old_models_keep_settings_in_config_json(folder, tmp_path, free):
         model.generate(IDS)
 
 
+def test_settings_of_config_json_go_along_too(folder, tmp_path):
+    (tmp_path / "old").mkdir()
+    settings = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 2, "max_length": 16}
+    tokens = {"eos_token_id": [2, 47], "pad_token_id": 1, "forced_eos_token_id": 9}
+    path = in_folder(folder, tmp_path / "old", None, settings | tokens)
+    model = DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
+    model.save_pretrained(tmp_path / "saved")
+    expected = np.asarray(model.generate(IDS).sequences)
+    for theirs in (
+        LlamaForCausalLM.from_pretrained(path),
+        LlamaForCausalLM.from_pretrained(tmp_path / "saved"),
+        model.to_pytorch(),
+    ):
+        with torch.no_grad():
+            found = theirs.generate(torch.tensor(IDS).long()).numpy()
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_settings_go_with_the_model_wherever_it_goes(ours, tmp_path):
     settings = {"repetition_penalty": 1.8, "eos_token_id": [2, 3], "pad_token_id": 2}
     model = with_settings(ours, settings)
@@ -396,3 +426,100 @@ def test_settings_go_with_the_model_wherever_it_goes(ours, tmp_path):
         with torch.no_grad():
             made = torch_model.generate(torch.tensor(IDS).long(), max_new_tokens=20)
         np.testing.assert_array_equal(made.numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("file", "ends"),
+    [
+        ({"max_new_tokens": 12}, False),
+        ({"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 3}, False),
+        ({"max_new_tokens": 12, "eos_token_id": 59}, True),
+        (None, True),
+    ],
+    ids=["no end", "null for an end", "no padding", "no file"],
+)
+def test_end_and_padding_tokens_are_those_of_the_file_where_there_is_one(
+    folder, tmp_path, free, file, ends
+):
+    config = {"eos_token_id": [59, int(free[1, 11])], "pad_token_id": 3}
+    path = in_folder(folder, tmp_path, file, config)
+    theirs = LlamaForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        expected = theirs.generate(torch.tensor(IDS).long(), max_new_tokens=12).numpy()
+    model = DecoderForCausalLM.from_pretrained(path, auto_shard_model=False)
+    found = np.asarray(model.generate(IDS, max_new_tokens=12).sequences)
+    np.testing.assert_array_equal(found, expected)
+    assert (found == free[:, : found.shape[1]]).all() != ends
+    without = np.asarray(model.generate(IDS, max_new_tokens=12, generation_config={}).sequences)
+    assert 3 in without[:, 7:]  # those of the config, where there are no settings
+
+
+def test_a_file_that_samples_draws_from_the_likeliest_fifty_as_in_transformers(ours):
+    rows = np.repeat(IDS[:1], 512, axis=0)
+
+    def drawn(file, **call):
+        made = with_settings(ours, file).generate(rows, max_new_tokens=1, **call)
+        return set(np.asarray(made.sequences)[:, -1].tolist())
+
+    hot = {"do_sample": True, "temperature": 100.0}
+    with torch.no_grad():
+        logits = torch.tensor(np.asarray(ours(input_ids=IDS[:1]).logits)[:, -1])
+    likeliest = set(logits.topk(50).indices.flatten().tolist())
+    assert drawn(hot) == drawn({**hot, "top_k": None}) == likeliest
+    assert drawn({}, temperature=100.0) == likeliest
+    assert drawn({}, temperature=100.0, generation_config=hot) == likeliest
+    for everything in (drawn({**hot, "top_k": 0}), drawn(hot, top_k=0)):
+        assert everything > likeliest
+    assert drawn({}, temperature=100.0, generation_config={}) > likeliest
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"typical_p": 0.9}, "argument typical_p=0.9: only 1.0"),
+        ({"eos_token_ids": [2]}, r"argument eos_token_ids \(did you mean eos_token_id\?\)"),
+        ({"max_new_tokens": True}, "max_new_tokens: expected an integer, 1 or more; found True"),
+        ({"no_repeat_ngram_size": True}, "no_repeat_ngram_size: expected an integer"),
+        ({"top_k": True}, "top_k: expected an integer"),
+        ({"top_k": 2**40}, "top_k: expected an integer"),
+        ({"repetition_penalty": "1.8"}, "repetition_penalty: expected a number; found '1.8'"),
+        ({"repetition_penalty": True}, "repetition_penalty: expected a number; found True"),
+        ({"eos_token_id": [True, 5]}, "eos_token_id: expected integers; found True"),
+        ({"eos_token_id": 2**40}, "eos_token_id: expected integers; found 1099511627776"),
+        ({"pad_token_id": False}, "pad_token_id: expected integers; found False"),
+        ({"suppress_tokens": [False]}, "suppress_tokens: expected integers; found False"),
+        (
+            {"bad_words_ids": [[4, True]]},
+            r"bad_words_ids: expected lists.*\[\[4, True\]\]",
+        ),
+        (
+            {"suppress_tokens": [4, 5], "forced_eos_token_id": [5]},
+            r"forced_eos_token_id: .* not among suppress_tokens; found \[5\]",
+        ),
+    ],
+)
+def test_an_argument_that_would_do_nothing_or_another_thing_is_refused(ours, settings, said):
+    with pytest.raises(ArgumentError, match=said):
+        ours.generate(IDS, generation_config={}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"is_assistant": True}, "is_assistant=True: only False can be done"),
+        ({"assistant_ensemble_weight": 0.5}, "assistant_ensemble_weight=0.5: only None"),
+        ({"cache_implementation": "quantized"}, "cache_implementation='quantized': changes tokens"),
+        ({"stop_token_ids": [2]}, r"json stop_token_ids \(did you mean .*\?\): unknown"),
+    ],
+)
+def test_settings_of_a_file_that_would_change_tokens_are_refused(ours, settings, said):
+    with pytest.raises(ArgumentError, match=said):
+        with_settings(ours, settings).generate(IDS)
+    kept = {"is_assistant": False, "cache_implementation": "static", "typical_p": 0.9}
+    assert with_settings(ours, kept).generate(IDS, max_new_tokens=1).lengths.tolist() == [1, 1, 1]
+
+
+def test_a_forced_first_token_that_is_never_chosen_is_refused(ours):
+    with pytest.raises(ArgumentError, match="forced_bos_token_id: expected a token"):
+        ours.generate(IDS[:, :1], forced_bos_token_id=9, suppress_tokens=[9])
+    assert ours.generate(IDS, forced_bos_token_id=9, suppress_tokens=[9], max_new_tokens=1)

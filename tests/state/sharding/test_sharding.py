@@ -288,6 +288,21 @@ def test_strict_mode_lists_large_leaves_that_a_catch_all_took_with_those_that_do
     assert len(caught.value.problems) == 1
 
 
+def test_rules_that_take_no_leaf_are_told():
+    mesh, whole = make_mesh((1, 1, 1, 8)), PartitionSpec()
+    rules = (("kernal", PartitionSpec("fsdp")), ("table", whole), ("tabl", whole), *RULES)
+    report = plan(MIXED, mesh, rules=rules)
+    assert report.idle_rules == ("kernal", "tabl")
+    assert str(report).endswith("rule 'kernal' takes no leaf\nrule 'tabl' takes no leaf")
+    assert plan(MIXED, mesh).idle_rules == ()
+    model = my_model()
+    model.count = nnx.Variable(jnp.zeros(2))
+    rules = (("count", whole), ("kernal", whole), (".*", whole))
+    told = str(EasyDeLState.create(model=model).explain_sharding(rules))
+    assert told.endswith("rule 'kernal' takes no leaf")
+    assert "'count'" not in told
+
+
 def test_a_rule_reads_a_slash_in_a_key_like_any_other():
     """Flat dicts of joined paths, as Haiku's, take the rules that nested ones do."""
     rules = (("linear/~/w$", PartitionSpec("fsdp")), (".*", PartitionSpec()))

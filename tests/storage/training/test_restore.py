@@ -1,3 +1,4 @@
+import enum
 import os
 import socket
 import subprocess
@@ -553,6 +554,21 @@ def test_leaves_that_cannot_be_stored_are_refused(step):
         store_form(bad)
     for name in bad:
         assert f"{name}: no lossless way to store dtype" in str(caught.value)
+
+
+class Phase(enum.IntEnum):
+    WARM = 1
+
+
+class Seconds(float):
+    pass
+
+
+@pytest.mark.parametrize(("leaf", "name"), [(Phase.WARM, "Phase"), (Seconds(1.5), "Seconds")])
+def test_a_number_that_is_more_than_its_value_is_refused_at_once(step, leaf, name):
+    with pytest.raises(UnsupportedLeafError, match=f"a: {name} is more than a number; store its"):
+        step(model={"a": leaf})
+    assert restore_item(step(model={"a": leaf + 0}), "model", {"a": leaf + 0}) == {"a": leaf}
 
 
 TWO_PROCESSES = """
