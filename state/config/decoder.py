@@ -153,9 +153,6 @@ class DecoderConfig(EDPretrainedConfig):
         bad = {n: getattr(self, n) for n in sizes if not _is_positive_int(getattr(self, n))}
         if bad:
             return [*found, f"these must be positive integers: {bad}"]
-<<<<<<< HEAD
-        found += self._mistyped()
-=======
         for names, is_fitting, expected in (
             (_FLAGS, _is_flag, "True or False"),
             (("rms_norm_eps", "initializer_range"), _is_size, "numbers, 0 or more"),
@@ -164,7 +161,6 @@ class DecoderConfig(EDPretrainedConfig):
             other = {name: value for name, value in values.items() if not is_fitting(value)}
             if other:
                 found.append(f"these must be {expected}: {other}")
->>>>>>> w15C
         if self.num_attention_heads % self.kv_heads:
             found.append(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -178,18 +174,6 @@ class DecoderConfig(EDPretrainedConfig):
         if not isinstance(rope, RopeConfig):
             return [*found, f"rope {rope!r} is no RopeConfig"]
         return found + rope.problems()
-
-    def _mistyped(self) -> list[str]:
-        """Options that JSON may have as text: "false" would count as true."""
-        flags = [
-            *("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"),
-            *("scan_layers", "remat", "shard_attention_computation"),
-        ]
-        bad = {n: getattr(self, n) for n in flags if not isinstance(getattr(self, n), bool)}
-        found = [f"these must be true or false: {bad}"] * bool(bad)
-        numbers = ("rms_norm_eps", "initializer_range")
-        bad = {n: getattr(self, n) for n in numbers if not _is_size(getattr(self, n))}
-        return found + [f"these must be numbers, not below 0: {bad}"] * bool(bad)
 
     def to_hf(self) -> dict[str, Any]:
         """The content of config.json for this family, without nulls.
@@ -244,13 +228,10 @@ class DecoderConfig(EDPretrainedConfig):
         return super()._from_json(name, value)
 
 
-<<<<<<< HEAD
-=======
 def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
->>>>>>> w15C
 def _is_size(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -13,17 +13,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
-<<<<<<< HEAD
-from cairn.state.config import EDPretrainedConfig
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
 from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.paths import named_leaves
-=======
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import Array, float_dtype, is_floating, match
-from cairn.state.errors import ArgumentError
 from cairn.state.paths import NamedLeaf, named_leaves
->>>>>>> w15C
 from cairn.state.sharding import module_plan
 from cairn.state.weights import Pretrained, rule_table
 
@@ -98,12 +91,9 @@ def load_weights(
     shapes = {path: tuple(named.leaf.shape) for path, named in leaves.items()}
     table = found.own_rules(shapes) or rule_table(found.config, shapes)
     rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
-<<<<<<< HEAD
-    _refuse_numbers(rules, {path: leaf.dtype for path, leaf in leaves.items()}, found)
-    shardings = place(params)
-=======
+    dtypes = {path: named.leaf.dtype for path, named in leaves.items()}
+    _refuse_numbers(rules, dtypes, found)
     shardings = place(weights)
->>>>>>> w15C
     placed: dict[str, jax.Array] = {}
     for rule in rules:
         made = rule.op.to_ours([found.weights.read(name) for name in rule.theirs])

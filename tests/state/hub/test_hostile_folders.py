@@ -78,8 +78,8 @@ def test_weights_of_easydel_beside_others_are_refused_by_name(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tie_word_embeddings": "false"}, "these must be true or false"),
-        ({"attention_bias": 0}, "these must be true or false"),
+        ({"tie_word_embeddings": "false"}, "these must be True or False"),
+        ({"attention_bias": 0}, "these must be True or False"),
         ({"rms_norm_eps": "1e-5"}, "these must be numbers"),
         ({"rms_norm_eps": float("nan")}, "these must be numbers"),
         ({"rms_norm_eps": -1e-5}, "these must be numbers"),
