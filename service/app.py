@@ -1,7 +1,7 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -23,7 +23,7 @@ from cairn.service.http import (
     problem_responses,
     refuse_unknown_parameters,
 )
-from cairn.service.jobs import JobEngine, launch
+from cairn.service.jobs import Jobs, open_jobs, start_worker
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -36,10 +36,9 @@ from cairn.service.routes import (
     restore,
     runs,
     verify,
+    workers,
 )
 from cairn.service.settings import Settings, load_settings
-from cairn.storage.errors import RunNotFoundError
-from cairn.storage.runs import Run
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -52,6 +51,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     clean_up.router,
     verify.router,
     operations.router,
+    workers.router,
     artifacts.router,
 )
 
@@ -111,7 +111,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     await run_in_threadpool(settings.prepare)
     catalog = await run_in_threadpool(Catalog.open, settings.database_url)
-    engine: JobEngine | None = None
+    jobs: Jobs | None = None
     index = Index(catalog)
     scanner = Scanner(index, settings.root_uris, settings.scan_seconds)
     try:
@@ -123,20 +123,16 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         scanner.start()
         app.state.jobs = None
         if app.state.launch_jobs:
-            changed = partial(_refresh, index, settings)
-            engine = await run_in_threadpool(partial(launch, settings, changed=changed))
-            app.state.jobs = engine
+            jobs = app.state.jobs = await run_in_threadpool(open_jobs, settings)
+            if settings.worker:
+                start = partial(start_worker, settings, catalog, version=package_version())
+                jobs.worker = await run_in_threadpool(start)
         yield
     finally:
-        if engine is not None:
-            await run_in_threadpool(engine.close)
+        if jobs is not None:
+            await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
-
-
-def _refresh(index: Index, settings: Settings, root: str, run: str) -> None:
-    with suppress(RunNotFoundError):  # a fork that came to nothing
-        index.refresh_run(root, Run(settings.root_uris[root] / run))
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -191,6 +191,30 @@ class CheckpointList(Page):
     checkpoints: list[Checkpoint]
 
 
+class Worker(Response):
+    """A process that executes jobs."""
+
+    name: str
+    host: str
+    process: int
+    version: str
+    started: datetime
+    alive: bool = Field(description="A live process has its name.")
+    running: list[str] = Field(description="Ids of the operations that it has taken.")
+
+
+class WorkerList(Response):
+    """Every worker, by name."""
+
+    workers: list[Worker]
+
+
+class TakenOver(Response):
+    """What a worker had left, and other workers execute now."""
+
+    operations: list[str] = Field(description="Their ids.")
+
+
 class AnnounceRequest(Request):
     """A step that a job has saved."""
 

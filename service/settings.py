@@ -47,6 +47,9 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="How often the store is looked at for what nobody announced; 0: never.",
     )
+    worker: bool = Field(
+        default=True, description="Run a job worker inside the server; else `cairn worker` does."
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,

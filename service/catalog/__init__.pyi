@@ -8,3 +8,6 @@ from .models import RootRow as RootRow
 from .models import RunRow as RunRow
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner
+from .workers import forget_worker as forget_worker
+from .workers import known_workers as known_workers
+from .workers import note_worker as note_worker

@@ -163,6 +163,18 @@ class AliasRow(Base):
     sequence: Mapped[int] = mapped_column(BigInteger)
 
 
+class WorkerRow(Base):
+    """A job worker that was started; whether it lives is known where its name is held."""
+
+    __tablename__ = "workers"
+
+    name: Mapped[str] = mapped_column(PlainText(128), primary_key=True)
+    host: Mapped[str] = mapped_column(PlainText(256))
+    process: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str] = mapped_column(PlainText(64))
+    started: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
 class AuditRow(Base):
     """Something that was done through this control plane; not rebuilt from the store."""
 

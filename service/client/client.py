@@ -43,6 +43,9 @@ from cairn.service.schemas import (
     RootList,
     Run,
     RunList,
+    TakenOver,
+    Worker,
+    WorkerList,
 )
 
 
@@ -185,6 +188,15 @@ class Client(CleanUpConnection):
     def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
         """Delete an alias that is still at sequence number `expect`."""
         self._answer("DELETE", alias_path(root, run, alias), headers=_precondition(expect))
+
+    def workers(self) -> list[Worker]:
+        """Every job worker that was started, by name."""
+        return self._get(WorkerList, "/v1/workers").workers
+
+    def take_over(self, worker: str) -> list[str]:
+        """Have other workers go on with what a dead one has left; ids of the operations."""
+        path = f"/v1/workers/{segment(worker)}:takeOver"
+        return self._send(TakenOver, "POST", path).operations
 
     def restore(
         self,

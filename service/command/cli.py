@@ -32,6 +32,7 @@ from cairn.service.command.options import (
     errors,
 )
 from cairn.service.command.options import report as _report
+from cairn.service.command.workers import workers_app
 from cairn.service.errors import ProblemResponseError, ServiceError, WatchEndedError
 from cairn.service.schemas import CheckpointState, OperationState
 from cairn.storage.errors import StorageError
@@ -90,13 +91,17 @@ def serve(
     ] = None,
     port: Annotated[int | None, typer.Option(metavar="PORT", help="0: any free one.")] = None,
     data_dir: DataOption = None,
+    worker: Annotated[
+        bool | None,
+        typer.Option("--worker/--no-worker", help="Execute jobs here too, or in `cairn worker`."),
+    ] = None,
 ) -> None:
     """Run the control plane and its web page.
 
     Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; jobs that are
     under way go on at the next start.
     """
-    settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir)
+    settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir, worker=worker)
     from cairn.service.command.serving import serve_until_signalled  # takes seconds
 
     def announce(url: str) -> None:
@@ -105,6 +110,31 @@ def serve(
         print(f"cairn: {url}", flush=True)
 
     serve_until_signalled(settings, announce)
+
+
+@app.command("worker")
+def work(
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of this worker; the same over restarts."),
+    ] = None,
+    root: StoreOption = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Execute jobs of a control plane, beside it.
+
+    With the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM or
+    Ctrl-C ends it; jobs that are under way go on at its next start, or are taken over.
+    """
+    settings = _load_settings(root=root, data_dir=data_dir, executor_id=name)
+    from cairn.service.command.working import work_until_signalled  # takes seconds
+
+    work_until_signalled(
+        settings, lambda: print(f"cairn: worker {settings.executor_id}", flush=True)
+    )
+
+
+app.add_typer(workers_app, name="workers")
 
 
 @app.command()

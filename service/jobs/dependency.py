@@ -6,21 +6,21 @@ from fastapi import Depends, Request, Response
 
 from cairn.service.dependencies import RunDependency, StepNumber
 from cairn.service.errors import NotReadyError
-from cairn.service.jobs.engine import JobEngine
+from cairn.service.jobs.dbos_engine import Jobs
 from cairn.service.schemas import Operation
 from cairn.storage.runs import StepInfo
 
 
-def get_jobs(request: Request) -> JobEngine:
-    """The job engine of this application.
+def get_jobs(request: Request) -> Jobs:
+    """The jobs of this application.
 
     Raises:
         NotReadyError: It was not launched.
     """
-    engine = cast(JobEngine | None, request.app.state.jobs)
-    if engine is None:
+    jobs = cast(Jobs | None, request.app.state.jobs)
+    if jobs is None:
         raise NotReadyError("the job engine of this server was not launched")
-    return engine
+    return jobs
 
 
 def get_step(run: RunDependency, step: StepNumber) -> StepInfo:
@@ -28,7 +28,7 @@ def get_step(run: RunDependency, step: StepNumber) -> StepInfo:
     return run.step(step)
 
 
-JobsDependency = Annotated[JobEngine, Depends(get_jobs)]
+JobsDependency = Annotated[Jobs, Depends(get_jobs)]
 StepDependency = Annotated[StepInfo, Depends(get_step)]
 
 

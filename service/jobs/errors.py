@@ -7,6 +7,8 @@ ServiceError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
     ├── DamagedError               500
+    ├── WorkerNotFoundError        404
+    ├── WorkerAliveError           409
     └── IdempotencyKeyReusedError  422
 """
 
@@ -38,6 +40,18 @@ class OperationStateError(ProblemError):
     """The operation is in a state in which this cannot be done."""
 
     status, slug, title = 409, "operation-state", "The operation's state forbids this"
+
+
+class WorkerNotFoundError(ProblemError):
+    """No worker of that name was started."""
+
+    status, slug, title = 404, "worker-not-found", "No such worker"
+
+
+class WorkerAliveError(ProblemError):
+    """The worker lives, and goes on with its jobs."""
+
+    status, slug, title = 409, "worker-alive", "The worker is alive"
 
 
 class DamagedError(ProblemError):

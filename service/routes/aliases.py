@@ -31,8 +31,6 @@ router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"], route_class=StoreRoute
 )
 
-_history: Final = APIRouter(route_class=StoreReadRoute)
-
 
 @router.get("", responses=problem_responses(404))
 def list_aliases(
@@ -74,7 +72,6 @@ def remove_alias(
     note_alias(catalog, root=root, run=run, actor=actor, alias=tombstone)
 
 
-@_history.get("/{alias}/history", responses=problem_responses(404))
 def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
     """Moves of an alias, newest first, also after its deletion."""
     events = [
@@ -84,4 +81,9 @@ def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
     return AliasHistory(alias=alias, events=events)
 
 
-router.include_router(_history)
+router.add_api_route(
+    "/{alias}/history",
+    get_alias_history,
+    responses=problem_responses(404),
+    route_class_override=StoreReadRoute,
+)

@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from cairn.service.dependencies import PageSize, PageToken
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import decode_token, encode_token, problem_responses
-from cairn.service.jobs import JobEngine, JobsDependency
+from cairn.service.jobs import Jobs, JobsDependency
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])
@@ -100,7 +100,7 @@ async def watch_operation(
 
 
 async def _events(
-    jobs: JobEngine, current: Operation, last_event_id: str | None
+    jobs: Jobs, current: Operation, last_event_id: str | None
 ) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     told = last_event_id

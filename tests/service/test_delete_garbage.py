@@ -73,7 +73,7 @@ def test_cancelled_collection_ends_after_what_it_was_removing(http, run, monkeyp
     reached = threading.Event()
 
     def wait_for_the_cancellation(found, key, **options):
-        (execution,) = http.app.state.jobs._running()
+        (execution,) = http.app.state.jobs.worker._running()
         reached.set()
         assert execution.interrupted.wait(60)
         return begin_removal(found, key, **options)

@@ -7,7 +7,9 @@ from dbos import DBOS
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobKind
-from cairn.service.jobs.engine import JobEngine
+from cairn.service.jobs.dbos_engine.database import open_database
+from cairn.service.jobs.dbos_engine.jobs import Jobs
+from cairn.service.jobs.dbos_engine.worker import Worker
 from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
     JobsBusyError,
@@ -15,6 +17,7 @@ from cairn.service.jobs.errors import (
     OperationStateError,
 )
 from cairn.service.jobs.progress import ProgressMeter
+from cairn.service.jobs.worker_names import FileName
 from cairn.service.schemas import OperationState
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store.uri import parse_uri
@@ -70,14 +73,13 @@ def launch(tmp_path, counting):
     live = []
 
     def start(kind=counting.kind):
-        engine = JobEngine(
-            database_url=f"sqlite:///{tmp_path / 'jobs.sqlite'}",
-            executor_id="test",
-            roots={"default": parse_uri(tmp_path / "store")},
-            kinds={"gather": kind},
-        )
-        engine.launch()
+        url = f"sqlite:///{tmp_path / 'jobs.sqlite'}"
+        what = {"roots": {"default": parse_uri(tmp_path / "store")}, "kinds": {"gather": kind}}
+        engine = Jobs(open_database(url), **what)
+        worker = Worker(database_url=url, name=FileName(tmp_path, "test"), **what)
         live.append(engine)
+        worker.launch()
+        engine.worker = worker
         return engine
 
     yield start
@@ -196,6 +198,21 @@ def test_a_process_has_one_engine(launch):
         launch()
 
 
+def test_a_job_that_an_older_release_has_queued_is_executed(launch, counting, tmp_path):
+    client = open_database(f"sqlite:///{tmp_path / 'jobs.sqlite'}")
+    client.register_queue("cairn-jobs", worker_concurrency=2, polling_interval_sec=0.1)
+    options = {
+        "workflow_name": "cairn.gather",
+        "queue_name": "cairn-jobs",
+        "workflow_id": f"op-{'0' * 32}",
+        "app_version": "1",
+    }
+    client.enqueue(options, {"name": "a"})
+    client.destroy()
+    engine = launch()
+    assert ended(engine, engine.get(f"op-{'0' * 32}")).result == {"counted": 3}
+
+
 def test_database_is_in_wal_mode(launch, tmp_path):
     import sqlite3
 
@@ -232,7 +249,7 @@ def test_job_taken_over_elsewhere_is_left_alone(launch, counting):
     engine = launch()
     operation = engine.start("gather", {"name": "a", "hold": True})
     assert counting.reached.wait(PATIENCE)
-    DBOS.resume_workflow(operation.id, queue_name="cairn-jobs")  # as an operator's takeover does
+    DBOS.resume_workflow(operation.id, queue_name="cairn-gather")  # as an operator's takeover does
     counting.opened.set()
     assert ended(engine, operation).state == "succeeded"
     assert counting.abandoned == []

@@ -13,6 +13,8 @@ from tests.service.conftest import BASE_URL, PEER
 METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
     "announce_checkpoint",
+    "list_workers",
+    "take_over_worker",
     "apply_retention",
     "cancel_operation",
     "collect_run_garbage",

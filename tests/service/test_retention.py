@@ -245,7 +245,7 @@ def test_cancelled_operation_deletes_no_more_and_keeps_what_it_did(jobs, root, m
 
     def pause_in_the_second_batch(found, key, tombstone):
         if key == (9, 1) and not reached.is_set():
-            (execution,) = jobs.app.state.jobs._running()
+            (execution,) = jobs.app.state.jobs.worker._running()
             reached.set()
             assert execution.interrupted.wait(60)
         return lay_tombstone(found, key, tombstone)

@@ -1,0 +1,46 @@
+"""`cairn workers`: who executes jobs, and what to do once one is gone for good."""
+
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.command.options import UrlOption, console
+from cairn.service.command.tables import print_table
+
+workers_app: Final = typer.Typer(
+    help="List the workers that execute jobs.", invoke_without_command=True
+)
+
+WorkerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of a dead worker.")]
+
+
+@workers_app.callback()
+def workers(context: typer.Context, url: UrlOption = None) -> None:
+    """List the workers that execute jobs."""
+    if context.invoked_subcommand is not None:
+        return
+    with Client(url) as client:
+        found = client.workers()
+    titles = ("worker", "alive", "host", "process", "version", "started (UTC)", "running")
+    rows = (
+        (
+            one.name,
+            "yes" if one.alive else "no",
+            one.host,
+            one.process,
+            one.version,
+            one.started,
+            ", ".join(one.running),
+        )
+        for one in found
+    )
+    print_table(console, titles, rows)
+
+
+@workers_app.command("take-over")
+def take_over(name: WorkerArgument, url: UrlOption = None) -> None:
+    """Have other workers go on with what a dead one has left."""
+    with Client(url) as client:
+        for operation in client.take_over(name):
+            print(operation)

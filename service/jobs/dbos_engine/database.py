@@ -1,0 +1,83 @@
+"""The database of jobs: DBOS's own, in SQLite or PostgreSQL."""
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+
+from cairn.service.errors import SettingsError
+from cairn.service.schemas import OperationKind
+
+APPLICATION: Final = "cairn"
+# Part of what makes a stored job resumable: raise it only when old jobs must not go on with new
+# code, and let them finish first.
+APPLICATION_VERSION: Final = "1"
+PROGRESS_EVENT: Final = "progress"
+QUEUE_POLL_SECONDS: Final = 0.1
+LIMITS: Final[Mapping[OperationKind, int]] = {
+    OperationKind.CONVERT: 2,
+    OperationKind.GATHER: 2,
+    OperationKind.RESTORE: 2,
+    OperationKind.VERIFY: 1,
+    OperationKind.RETENTION: 1,
+    OperationKind.GC: 1,
+}
+"""Jobs of each kind that one worker runs at a time: most are bound by the store, and a conversion
+may take 512 MiB."""
+
+
+class WalConnection(sqlite3.Connection):
+    """A connection in WAL mode; hand it to SQLAlchemy as `connect_args={"factory": ...}`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA busy_timeout=30000").close()
+        self.execute("PRAGMA journal_mode=WAL").close()
+        self.execute("PRAGMA synchronous=NORMAL").close()
+
+
+def is_sqlite(url: str) -> bool:
+    """Whether a database is a file."""
+    return make_url(url).get_backend_name() == "sqlite"
+
+
+def queue_of(kind: str) -> str:
+    """The queue of a kind of jobs."""
+    return f"cairn-{kind}"
+
+
+def open_database(url: str) -> DBOSClient:
+    """Bring the tables to this version, make the queues, and connect.
+
+    Raises:
+        SettingsError: The database can't be opened.
+    """
+    try:
+        DBOS.migrate(url)
+        client = _connect(url)
+        for kind, limit in LIMITS.items():
+            client.register_queue(
+                queue_of(kind), worker_concurrency=limit, polling_interval_sec=QUEUE_POLL_SECONDS
+            )
+    except DBAPIError as exc:
+        raise SettingsError(
+            f"CAIRN_JOBS_DATABASE_URL: {make_url(url)!r} cannot be opened: {exc.orig}. Check that "
+            "it runs, and that this user may write it."
+        ) from exc
+    return client
+
+
+def _connect(url: str) -> DBOSClient:
+    options: dict[str, Any] = {
+        "application_name": APPLICATION,
+        "serializer": DBOSPortableJSONSerializer(),
+        "retry_connection_errors": False,
+        "lazy": True,
+    }
+    if is_sqlite(url):
+        engine = create_engine(url, connect_args={"factory": WalConnection})
+        return DBOSClient(system_database_engine=engine, **options)
+    return DBOSClient(system_database_url=url, **options)

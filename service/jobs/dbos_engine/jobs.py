@@ -1,0 +1,278 @@
+"""What starts, watches and steers jobs; it runs none."""
+
+import builtins
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from dbos import DBOSClient, EnqueueOptions, WorkflowHandle, WorkflowStatus
+from dbos import error as dbos_errors
+
+from cairn.service.jobs.context import JobKind, Request
+from cairn.service.jobs.dbos_engine.database import (
+    APPLICATION_VERSION,
+    PROGRESS_EVENT,
+    open_database,
+    queue_of,
+)
+from cairn.service.jobs.dbos_engine.worker import Worker, abandon
+from cairn.service.jobs.errors import (
+    IdempotencyKeyReusedError,
+    OperationNotFoundError,
+    OperationStateError,
+)
+from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.records import (
+    moment,
+    operation_id,
+    operation_of,
+    statuses_of,
+    workflow_name,
+)
+from cairn.service.schemas import Operation, OperationState
+from cairn.service.settings import Settings
+from cairn.storage.store import StoreURI
+
+SMALLEST_CHUNK: Final = 50
+_NOT_STARTED: Final = frozenset({"DELAYED", "ENQUEUED"})
+
+
+class Jobs:
+    """Starts, watches and steers jobs, by their database alone.
+
+    Args:
+        client: Of the database.
+        roots: Store roots by name.
+        kinds: What can be started.
+
+    Attributes:
+        worker: What executes jobs in this process, if anything does.
+        stopping: The process is going down: nobody should be kept watching.
+    """
+
+    def __init__(
+        self, client: DBOSClient, *, roots: Mapping[str, StoreURI], kinds: Mapping[str, JobKind]
+    ) -> None:
+        self.roots = dict(roots)
+        self.kinds = dict(kinds)
+        self.worker: Worker | None = None
+        self.stopping = False
+        self._client = client
+
+    def close(self) -> None:
+        """Stop the worker, if there is one, and close every connection."""
+        self.stopping = True
+        if self.worker is not None:
+            self.worker.close()
+        self._client.destroy()
+
+    def start(
+        self, kind: str, request: Request, *, idempotency_key: str | None = None
+    ) -> Operation:
+        """Start a job, or find the one that is meant.
+
+        Without a key, and while an operation has not ended, the same kind and request are the same
+        operation.
+
+        Args:
+            kind: Key of `kinds`.
+            request: JSON object handed to the job.
+            idempotency_key: The same key is the same operation, for good; no other key is.
+
+        Raises:
+            IdempotencyKeyReusedError: The key was used for another request.
+        """
+        options: EnqueueOptions = {
+            "workflow_name": workflow_name(kind),
+            "queue_name": queue_of(kind),
+            "workflow_id": operation_id(idempotency_key),
+            "app_version": APPLICATION_VERSION,
+        }
+        identity = json.dumps([kind, dict(request)], sort_keys=True)
+        shared: EnqueueOptions = {
+            **options,
+            "deduplication_id": hashlib.sha256(identity.encode()).hexdigest(),
+            "duplication_policy": "return-existing" if idempotency_key is None else "reject",
+        }
+        try:
+            handle: WorkflowHandle[Any] = self._client.enqueue(shared, dict(request))
+        except dbos_errors.DBOSQueueDeduplicatedError:
+            # An equal one is under way under another id, which would not answer to the key later.
+            handle = self._client.enqueue(options, dict(request))
+        except dbos_errors.DBOSConflictingWorkflowError as exc:
+            raise self._reused(idempotency_key) from exc
+        operation = self.get(handle.get_workflow_id())
+        if operation.kind != kind or operation.request != dict(request):
+            raise self._reused(idempotency_key)
+        return operation
+
+    def get(self, operation_id: str) -> Operation:
+        """The operation as it stands now.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+        """
+        found = self._client.list_workflows(workflow_ids=[operation_id], name=self._names())
+        if not found:
+            raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
+        return self._describe(found[0])
+
+    def list(
+        self,
+        *,
+        limit: int,
+        after: tuple[datetime, str] | None = None,
+        state: OperationState | None = None,
+    ) -> builtins.list[Operation]:
+        """Operations, newest first.
+
+        Args:
+            limit: At most this many.
+            after: Only those that come after the one with this `created` and id.
+            state: Only those in this state.
+        """
+        found: dict[tuple[datetime, str], WorkflowStatus] = {}
+        size, offset = max(limit, SMALLEST_CHUNK), 0
+        while True:
+            chunk = self._client.list_workflows(
+                name=self._names(),
+                limit=size,
+                offset=offset,
+                end_time=(after[0] + timedelta(milliseconds=1)).isoformat() if after else None,
+                status=statuses_of(state) or None,
+                sort_desc=True,
+            )
+            for status in chunk:
+                key = (moment(status.created_at), status.workflow_id)
+                if after is None or key < after:
+                    found[key] = status
+            # SQLite keeps seconds only: several operations may share one moment, and come in any
+            # order within it; ids settle it. A page is full once all of its last moment are there.
+            newest = sorted(found, reverse=True)[:limit]
+            if len(chunk) < size or (
+                len(newest) == limit and moment(chunk[-1].created_at) < newest[-1][0]
+            ):
+                return [self._describe(found[key]) for key in newest]
+            offset += size
+
+    def cancel(self, operation_id: str) -> Operation:
+        """Cancel; a running job stops at its next block and removes what it wrote.
+
+        Cancelling a cancelled operation changes nothing.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+            OperationStateError: It has ended otherwise.
+        """
+        operation = self.get(operation_id)
+        if not operation.state.final:
+            self._client.cancel_workflow(operation_id)
+            operation = self.get(operation_id)
+        if operation.state is not OperationState.CANCELLED:
+            raise OperationStateError(
+                f"operation {operation_id}: expected one that has not ended, found it "
+                f"{operation.state.value}"
+            )
+        # Else it never started, was left by a dead worker, or runs elsewhere.
+        if self.worker is None or not self.worker.interrupt(operation_id):
+            abandon(self.kinds[operation.kind], self.roots, operation.request, operation_id)
+        return operation
+
+    def resume(self, operation_id: str) -> Operation:
+        """Run a failed or cancelled operation again, from its start, under the same id.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+            OperationStateError: It is under way or has succeeded.
+        """
+        operation = self.get(operation_id)
+        if operation.state not in (OperationState.FAILED, OperationState.CANCELLED):
+            raise OperationStateError(
+                f"operation {operation_id}: expected a failed or cancelled one, found it "
+                f"{operation.state.value}"
+            )
+        try:
+            self._client.rewind_workflow(operation_id, queue_name=queue_of(operation.kind))
+        except dbos_errors.DBOSException as exc:
+            raise OperationStateError(
+                f"operation {operation_id}: expected a failed or cancelled one, found it resumed "
+                "by another request"
+            ) from exc
+        return self.get(operation_id)
+
+    def check(self) -> None:
+        """Raise unless the database answers."""
+        self._client.list_workflows(
+            name=self._names(), limit=1, load_input=False, load_output=False
+        )
+
+    def get_many(self, ids: Iterable[str]) -> dict[str, Operation]:
+        """Operations as they stand now, by id; unknown ones are left out."""
+        found = self._client.list_workflows(workflow_ids=[*ids], name=self._names())
+        return {status.workflow_id: self._describe(status) for status in found}
+
+    def running(self) -> dict[str, builtins.list[str]]:
+        """Ids of the operations that workers have taken, by the worker's name."""
+        taken: dict[str, builtins.list[str]] = {}
+        for status in self._client.list_workflows(
+            name=self._names(), status=["PENDING"], load_input=False, load_output=False
+        ):
+            taken.setdefault(status.executor_id or "", []).append(status.workflow_id)
+        return taken
+
+    def put_back(self, worker: str) -> builtins.list[str]:
+        """Have live workers take what a dead one had taken; ids of the operations.
+
+        What was done of an operation is not done again. If the worker lives after all, it notices
+        at the next step of each, and leaves it alone.
+        """
+        found = self._client.list_workflows(
+            name=self._names(),
+            status=["PENDING"],
+            executor_id=worker,
+            load_input=False,
+            load_output=False,
+        )
+        for status in found:
+            kind = status.name.removeprefix(workflow_name(""))
+            self._client.resume_workflow(status.workflow_id, queue_name=queue_of(kind))
+        return [status.workflow_id for status in found]
+
+    def _reused(self, key: str | None) -> IdempotencyKeyReusedError:
+        return IdempotencyKeyReusedError(
+            f"Idempotency-Key {key!r}: expected the request of operation {operation_id(key)} "
+            "again, found another one. Use a new key for a new request."
+        )
+
+    def _names(self) -> builtins.list[str]:
+        return [workflow_name(kind) for kind in self.kinds]
+
+    def _describe(self, status: WorkflowStatus) -> Operation:
+        return operation_of(
+            workflow_id=status.workflow_id,
+            name=status.name,
+            status=status.status,
+            request=status.input["args"][0] if status.input else {},
+            progress=self._progress(status),
+            output=status.output,
+            error_data=getattr(status.error, "data", None),
+            created_ms=status.created_at,
+            updated_ms=status.updated_at,
+        )
+
+    def _progress(self, status: WorkflowStatus) -> Mapping[str, Any]:
+        if status.executor_id is None and status.status in _NOT_STARTED:
+            return {}
+        return self._client.get_event(status.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {}
+
+
+def open_jobs(settings: Settings) -> Jobs:
+    """The jobs of a server, without a worker.
+
+    Raises:
+        SettingsError: The database can't be opened.
+    """
+    client = open_database(settings.jobs_database_url)
+    return Jobs(client, roots=settings.root_uris, kinds=KINDS)

@@ -1,0 +1,306 @@
+"""What executes jobs: DBOS's executor, one in a process."""
+
+import builtins
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from dbos import (
+    DBOS,
+    DBOSConfig,
+    DBOSPortableJSONSerializer,
+    PortableWorkflowError,
+)
+from dbos import error as dbos_errors
+
+from cairn.service.jobs.context import (
+    JobCancelled,
+    JobInterrupt,
+    JobKind,
+    JobsStopping,
+    JobTakenOver,
+    Request,
+    Result,
+)
+from cairn.service.jobs.dbos_engine.database import (
+    APPLICATION,
+    APPLICATION_VERSION,
+    PROGRESS_EVENT,
+    WalConnection,
+    is_sqlite,
+    open_database,
+)
+from cairn.service.jobs.errors import JobFailedError, JobsBusyError
+from cairn.service.jobs.execution import Execution
+from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.records import (
+    CANCELLED,
+    workflow_name,
+)
+from cairn.service.jobs.worker_names import WorkerName, worker_name
+from cairn.service.schemas import OperationKind
+from cairn.service.settings import Settings
+from cairn.storage.store import StoreURI
+
+
+class ExpectedEndings(logging.Filter):
+    """Drops records of the engine about failed, cancelled and stopped jobs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is news."""
+        ending = record.exc_info[1] if record.exc_info else None
+        return not isinstance(ending, JobFailedError | JobInterrupt)
+
+
+logger = logging.getLogger(__name__)
+
+MAX_RECOVERIES: Final = 5
+STOP_TIMEOUT_SECONDS: Final = 30.0
+
+
+class _Steps:
+    """Steps and progress, as DBOS keeps them; only for threads that DBOS runs a job in."""
+
+    def run_step(self, name: str, body: Callable[[], Result]) -> Result:
+        try:
+            return DBOS.run_step({"name": name}, body)
+        except PortableWorkflowError as exc:  # it had failed before a restart
+            if not isinstance(exc.data, dict):
+                raise
+            raise JobFailedError(exc.data) from exc
+
+    def report(self, progress: dict[str, Any]) -> None:
+        # Fails once the operation was cancelled or taken over elsewhere.
+        DBOS.set_event(PROGRESS_EVENT, progress)
+
+
+class Worker:
+    """Executes jobs; one in a process.
+
+    Args:
+        database_url: DBOS's own database; SQLite or PostgreSQL.
+        name: Of this worker; the same over restarts. Held while it runs.
+        roots: Store roots by name.
+        kinds: What can be started.
+        changed: Told of each run, by root and name, whose lists a job has changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        database_url: str,
+        name: WorkerName,
+        roots: Mapping[str, StoreURI],
+        kinds: Mapping[str, JobKind],
+        changed: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self.roots = dict(roots)
+        self.kinds = dict(kinds)
+        self.stopping = False
+        self._executions: set[Execution] = set()
+        self._lock = threading.Lock()
+        self._database_url = database_url
+        self.name = name
+        self._changed = changed
+
+    def launch(self) -> None:
+        """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
+
+        Raises:
+            JobsBusyError: This process has a running engine already, or another has its name.
+            SettingsError: The lock cannot be made.
+        """
+        global _current
+        with _current_lock:
+            if _current is not None:
+                raise JobsBusyError(
+                    "job engine: expected none in this process, found a running one. Close the "
+                    "first application before starting a second."
+                )
+            self.name.acquire(self._lose)
+            _current = self
+        try:
+            open_database(self._database_url).destroy()
+            DBOS(config=self._config())
+            DBOS.launch()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop: running jobs leave off at their next block, and go on at the next launch."""
+        global _current
+        self.stopping = True
+        deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+        running = self._running()
+        for execution in running:
+            execution.interrupted.set()
+        for execution in running:
+            if not execution.finished.wait(max(0.0, deadline - time.monotonic())):
+                logger.warning("operation %s did not stop in time", execution.operation_id)
+        DBOS.destroy()
+        with _current_lock:
+            if _current is self:
+                _current = None
+                self.name.release()
+
+    def _lose(self) -> None:
+        """Leave everything to whoever has the name now."""
+        threading.Thread(target=self.close, name="cairn-worker-end").start()
+
+    def interrupt(self, operation_id: str) -> bool:
+        """Stop an operation that was cancelled, and wait until it has; whether it ran here."""
+        here = [each for each in self._running() if each.operation_id == operation_id]
+        for execution in here:
+            execution.interrupted.set()
+        for execution in here:
+            execution.finished.wait(STOP_TIMEOUT_SECONDS)
+        return bool(here)
+
+    def execute(self, kind: str, request: Request) -> Result:
+        """The body of every workflow; DBOS calls it."""
+        operation_id = DBOS.workflow_id
+        if operation_id is None:
+            raise RuntimeError("a job runs inside a workflow only")
+        execution = Execution(
+            operation_id, roots=self.roots, runner=_Steps(), stopping=lambda: self.stopping
+        )
+        with self._lock:
+            self._executions.add(execution)
+            if self.stopping:
+                execution.interrupted.set()
+        try:
+            return self._run(self.kinds[kind], execution, request)
+        except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
+            # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
+            cancelled = self._is_cancelled(operation_id)
+            if cancelled:
+                abandon(self.kinds[kind], self.roots, request, operation_id)
+            elif isinstance(exc, JobsStopping):
+                raise
+            # Past DBOS, which would keep this thread waiting for the end of the operation: a
+            # resumed one may take long, and a thread that waits keeps the process from ending.
+            raise (JobCancelled if cancelled else JobTakenOver)(operation_id) from exc
+        finally:
+            with self._lock:
+                self._executions.discard(execution)
+            execution.finished.set()
+
+    def _run(self, kind: JobKind, execution: Execution, request: Request) -> Result:
+        try:
+            result = kind.run(execution, request)
+            self._tell(kind, request)
+            return result
+        except Exception as exc:
+            failure = execution.failure(exc)
+
+            def clean_up() -> Result:
+                execution.progress.set(message="removing what was written")  # only if still ours
+                abandon(kind, self.roots, request, execution.operation_id)
+                return {}
+
+            execution.step("clean up", clean_up)
+            self._tell(kind, request)  # it may have done a part
+            raise failure from exc
+
+    def _tell(self, kind: JobKind, request: Request) -> None:
+        """Tell of the run that a job has changed, before the operation counts as ended."""
+        if kind.changed is None or self._changed is None:
+            return
+        try:
+            self._changed(request["root"], kind.changed(request))
+        except Exception:
+            logger.exception("%s: lists are behind until the store is looked at", request["root"])
+
+    def _is_cancelled(self, operation_id: str) -> bool:
+        found = _outside_workflow(
+            lambda: DBOS.list_workflows(
+                workflow_ids=[operation_id], load_input=False, load_output=False
+            )
+        )
+        return bool(found) and found[0].status == CANCELLED
+
+    def _running(self) -> builtins.list[Execution]:
+        with self._lock:
+            return [*self._executions]
+
+    def _config(self) -> DBOSConfig:
+        config: DBOSConfig = {
+            "name": APPLICATION,
+            "system_database_url": self._database_url,
+            "application_version": APPLICATION_VERSION,
+            "executor_id": self.name.name,
+            "serializer": DBOSPortableJSONSerializer(),
+            "enable_otlp": False,
+            "log_level": "WARNING",
+            "notification_listener_polling_interval_sec": 0.2,
+        }
+        if is_sqlite(self._database_url):
+            config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
+        return config
+
+
+_T = TypeVar("_T")
+
+_current: Worker | None = None
+_current_lock = threading.Lock()
+
+
+def launch_worker(
+    settings: Settings, *, changed: Callable[[str, str], None] | None = None
+) -> Worker:
+    """Start the worker of this process.
+
+    Args:
+        settings: Of the server.
+        changed: Told of each run, by root and name, whose lists a job has changed.
+
+    Raises:
+        JobsBusyError: It has one already, or another process has its name.
+        SettingsError: Its database or data folder cannot be opened.
+    """
+    worker = Worker(
+        database_url=settings.jobs_database_url,
+        name=worker_name(settings),
+        roots=settings.root_uris,
+        kinds=KINDS,
+        changed=changed,
+    )
+    worker.launch()
+    return worker
+
+
+def abandon(
+    kind: JobKind, roots: Mapping[str, StoreURI], request: Request, operation_id: str
+) -> None:
+    """Remove what a cancelled or failed operation left; what can't be is left to `cairn gc`."""
+    try:
+        kind.abandon(roots, request, operation_id)
+    except Exception:
+        logger.exception("operation %s: could not remove what it left", operation_id)
+
+
+def _register_workflow(kind: OperationKind) -> None:
+    def job(request: dict[str, Any]) -> dict[str, Any]:
+        engine = _current
+        if engine is None:  # closed between DBOS taking the job and starting it
+            raise JobsStopping(kind)
+        return engine.execute(kind, request)
+
+    DBOS.workflow(name=workflow_name(kind), max_recovery_attempts=MAX_RECOVERIES)(job)
+
+
+for _kind in OperationKind:
+    _register_workflow(_kind)
+
+
+def _outside_workflow(function: Callable[[], _T]) -> _T:
+    """Call into DBOS without the running workflow's context, so that it records no step."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+logging.getLogger("dbos").addFilter(ExpectedEndings())

@@ -1,0 +1,32 @@
+"""The worker of a process: it executes jobs, is known by its name, and keeps lists up to date."""
+
+from contextlib import suppress
+
+from cairn.service.catalog import Catalog, Index, note_worker
+from cairn.service.jobs.dbos_engine import Worker, launch_worker
+from cairn.service.settings import Settings
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.runs import Run
+
+
+def start_worker(settings: Settings, catalog: Catalog, *, version: str) -> Worker:
+    """Start the worker that the settings name.
+
+    Args:
+        settings: Of the server.
+        catalog: Where it is noted, and where runs are read anew that a job has changed.
+        version: Of Cairn.
+
+    Raises:
+        JobsBusyError: This process has a worker already, or another has its name.
+        SettingsError: Its database or data folder cannot be opened.
+    """
+    index = Index(catalog)
+
+    def changed(root: str, run: str) -> None:
+        with suppress(RunNotFoundError):  # a fork that came to nothing
+            index.refresh_run(root, Run(settings.root_uris[root] / run))
+
+    worker = launch_worker(settings, changed=changed)
+    note_worker(catalog, settings.executor_id, version=version)
+    return worker

@@ -1,0 +1,216 @@
+"""One live process per worker's name: two would take each other's jobs up, and leave them behind.
+
+The system holds the name, and gives it back for a process that dies: by a lock on a file of the
+data folder, or where jobs are kept in PostgreSQL by a lock of a session there, for all machines.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from cairn.service.errors import SettingsError
+from cairn.service.jobs.errors import JobsBusyError
+from cairn.service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 5.0
+"""How often a session is asked whether it still has its name."""
+
+
+class WorkerName(ABC):
+    """A name that one live worker has at a time.
+
+    Attributes:
+        name: The name.
+    """
+
+    name: str
+
+    @abstractmethod
+    def acquire(self, lost: Callable[[], None]) -> None:
+        """Take it.
+
+        Args:
+            lost: Called from another thread if somebody else has it, all of a sudden.
+
+        Raises:
+            JobsBusyError: Another process has it.
+            SettingsError: Where it is held can't be reached.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give it back; fine if it is not held."""
+
+    @abstractmethod
+    def is_held(self) -> bool:
+        """Whether a live process has it."""
+
+
+def worker_name(settings: Settings, name: str | None = None) -> WorkerName:
+    """A worker's name, where the jobs of these settings are kept.
+
+    Args:
+        settings: Of the server.
+        name: By default the one that the settings give.
+    """
+    name = settings.executor_id if name is None else name
+    if make_url(settings.jobs_database_url).get_backend_name() == "sqlite":
+        return FileName(settings.data_dir, name)
+    return SessionName(settings.jobs_database_url, name)
+
+
+class FileName(WorkerName):
+    """A name that is held by a lock on a file.
+
+    Args:
+        folder: The data folder, which exists.
+        name: The name.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        # Any text may be a name, and no file name.
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        self._path = folder / f"executor-{digest}.lock"
+        self._file: BinaryIO | None = None
+
+    def acquire(self, lost: Callable[[], None]) -> None:
+        """See `WorkerName`."""
+        file = self._open()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            file.seek(0)
+            holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
+            file.close()
+            raise JobsBusyError(
+                f"{self._path.parent}: expected no running worker called {self.name!r} on this "
+                f"data folder, found process {holder}. End it, or give this one another name "
+                "(CAIRN_EXECUTOR_ID) or a data folder of its own (--data-dir)."
+            ) from exc
+        except BaseException:
+            file.close()
+            raise
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """See `WorkerName`. The file stays: removing it would race."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_held(self) -> bool:
+        """See `WorkerName`."""
+        if not self._path.exists():
+            return False
+        with self._open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self._path.open("a+b")
+        except OSError as exc:
+            raise SettingsError(
+                f"CAIRN_DATA_DIR: {self._path} cannot be opened: {exc}. Point it at a folder that "
+                "this user may write."
+            ) from exc
+
+
+class SessionName(WorkerName):
+    """A name that is held by an advisory lock of a session in PostgreSQL.
+
+    A session that is cut takes the name up again, unless another process was quicker.
+
+    Args:
+        url: Of the database.
+        name: The name.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        self.name = name
+        # Of its own, and not of a pool: the lock lasts as long as the connection.
+        self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        self._key = {"key": f"cairn worker {name}"}
+        self._connection: Connection | None = None
+        self._released = threading.Event()
+
+    def acquire(self, lost: Callable[[], None]) -> None:
+        """See `WorkerName`."""
+        try:
+            self._connection = self._take()
+        except SQLAlchemyError as exc:
+            raise SettingsError(
+                f"CAIRN_JOBS_DATABASE_URL: {self._engine.url!r} does not answer: {exc}."
+            ) from exc
+        if self._connection is None:
+            raise JobsBusyError(
+                f"{self._engine.url!r}: expected no live worker called {self.name!r}, found one. "
+                "End it, or give this one another name (CAIRN_EXECUTOR_ID)."
+            )
+        self._released.clear()
+        threading.Thread(target=self._keep, args=(lost,), name="cairn-name", daemon=True).start()
+
+    def release(self) -> None:
+        """See `WorkerName`."""
+        self._released.set()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._engine.dispose()
+
+    def is_held(self) -> bool:
+        """See `WorkerName`."""
+        held = (
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND "
+            "database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND "
+            "objsubid = 1 AND "
+            "((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)"
+        )
+        with self._engine.connect() as connection:
+            return bool(connection.execute(text(held), self._key).scalar())
+
+    def _take(self) -> Connection | None:
+        connection = self._engine.connect()
+        taken = False
+        try:
+            take = text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))")
+            taken = bool(connection.execute(take, self._key).scalar())
+        finally:
+            if not taken:
+                connection.close()
+        return connection if taken else None
+
+    def _keep(self, lost: Callable[[], None]) -> None:
+        while not self._released.wait(LOOK_SECONDS):
+            try:
+                if self._connection is not None:
+                    self._connection.execute(text("SELECT 1"))
+                    continue
+                self._connection = self._take()
+            except SQLAlchemyError as exc:
+                logger.warning("worker %s: its session was cut: %s", self.name, exc)
+                self._connection = None
+                continue
+            if self._connection is None:
+                logger.error("worker %s: another process has taken its name", self.name)
+                lost()
+                return

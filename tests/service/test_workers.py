@@ -1,0 +1,164 @@
+"""Servers that enqueue and workers that execute, in processes of their own, over one database."""
+
+import os
+import subprocess
+from contextlib import contextmanager, suppress
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cairn.service.app import create_app
+from cairn.service.jobs.errors import JobsBusyError
+from cairn.service.jobs.worker_names import worker_name
+from cairn.service.settings import Settings
+from tests.programs.program import Program
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.jobs import done, save_llama, until, watch
+
+STEP = "/v1/roots/default/runs/llama/checkpoints/1"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def settings(request, root, tmp_path):
+    """Of a server without a worker."""
+    given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0, "worker": False}
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgresql").create()
+        given |= {"database_url": url, "jobs_database_url": url}
+    (tmp_path / "data").mkdir()
+    return Settings(**given)
+
+
+@pytest.fixture
+def http(settings):
+    with TestClient(create_app(settings), base_url=BASE_URL, client=PEER) as client:
+        yield client
+
+
+@contextmanager
+def working(settings, name, program=("-m", "cairn.service.command.cli", "worker")):
+    """A worker in a process of its own."""
+    process = Program(
+        [*program, "--name", name],
+        env={
+            **os.environ,
+            "CAIRN_ROOT": settings.root,
+            "CAIRN_DATA_DIR": str(settings.data_dir),
+            "CAIRN_DATABASE_URL": settings.database_url,
+            "CAIRN_JOBS_DATABASE_URL": settings.jobs_database_url,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        process.wait(60)
+
+
+def started(process):
+    assert process.stdout.readline().startswith("cairn: worker ")
+    return process
+
+
+def workers(http):
+    return {one["name"]: one for one in http.get("/v1/workers").json()["workers"]}
+
+
+def test_a_worker_beside_the_server_does_what_the_server_is_asked(http, root, settings):
+    save_llama(root / "llama")
+    asked = http.post(f"{STEP}:convert", json={}).json()
+    assert http.get(f"/v1/operations/{asked['id']}").json()["state"] == "pending"
+    with working(settings, "one") as process:
+        started(process)
+        assert watch(http, asked["id"])["state"] == "succeeded"
+        forked = done(http, f"{STEP}:restore", {"mode": "fork", "run": "child"})
+        assert forked["result"]["run"] == "child"
+        # The worker has told the catalog that they share.
+        names = [run["name"] for run in http.get("/v1/runs").json()["runs"]]
+        assert names == ["child", "llama"]
+        assert (workers(http)["one"]["alive"], workers(http)["one"]["process"]) == (
+            True,
+            process.pid,
+        )
+        process.terminate()
+        assert process.wait(60) == 0
+    assert workers(http)["one"]["alive"] is False
+
+
+def test_a_name_is_that_of_one_live_worker(http, settings):
+    with working(settings, "one") as first:
+        started(first)
+        with working(settings, "one") as second:
+            assert second.wait(60) == 1
+            assert "called 'one'" in second.stderr.read()
+        with working(settings, "two") as other:
+            started(other)
+            assert {name for name, one in workers(http).items() if one["alive"]} == {"one", "two"}
+        answer = http.post("/v1/workers/one:takeOver")
+        assert (answer.status_code, answer.json()["type"]) == (
+            409,
+            "urn:cairn:problem:worker-alive",
+        )
+    assert http.post("/v1/workers/none:takeOver").status_code == 404
+    name = worker_name(settings, "one")
+    assert not name.is_held()
+    name.acquire(lambda: None)
+    assert worker_name(settings, "one").is_held()
+    with pytest.raises(JobsBusyError, match="'one'"):
+        worker_name(settings, "one").acquire(lambda: None)
+    name.release()
+    assert not worker_name(settings, "one").is_held()
+
+
+def test_what_a_killed_worker_has_left_goes_on_elsewhere_once_it_is_taken_over(
+    http, root, settings, tmp_path
+):
+    save_llama(root / "llama")
+    reached = tmp_path / "reached"
+    program = ("-m", "tests.service.stalling_worker", str(reached))
+    with working(settings, "one", program) as process:
+        asked = http.post(f"{STEP}:convert", json={}).json()
+        until(reached.exists)
+        assert workers(http)["one"]["running"] == [asked["id"]]
+        process.kill()
+        process.wait(60)
+    with working(settings, "two") as other:
+        started(other)
+        until(lambda: not workers(http)["one"]["alive"])
+        taken = http.post("/v1/workers/one:takeOver").json()
+        assert taken == {"operations": [asked["id"]]}
+        ended = watch(http, asked["id"])
+        assert ended["state"] == "succeeded", ended
+        assert set(workers(http)) == {"two"}
+    assert len(list((root / "llama/exports").glob("*/*/*.json"))) <= 1
+
+
+def test_a_worker_that_is_started_again_under_its_name_goes_on(http, root, settings, tmp_path):
+    save_llama(root / "llama")
+    reached = tmp_path / "reached"
+    program = ("-m", "tests.service.stalling_worker", str(reached))
+    with working(settings, "one", program) as process:
+        asked = http.post(f"{STEP}:convert", json={}).json()
+        until(reached.exists)
+        process.kill()
+        process.wait(60)
+    with working(settings, "one") as again:
+        started(again)
+        assert watch(http, asked["id"])["state"] == "succeeded"
+
+
+def test_a_cancelled_job_of_a_worker_elsewhere_leaves_nothing(http, root, settings):
+    save_llama(root / "llama")
+    asked = http.post(f"{STEP}:convert", json={}).json()
+    assert http.post(f"/v1/operations/{asked['id']}:cancel").json()["state"] == "cancelled"
+    with working(settings, "one") as process:
+        started(process)
+        assert done(http, f"{STEP}:verify", {})["state"] == "succeeded"
+    assert http.get(f"/v1/operations/{asked['id']}").json()["state"] == "cancelled"
+
+
+def test_a_server_without_a_worker_is_ready(http):
+    assert http.get("/readyz").is_success
