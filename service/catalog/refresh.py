@@ -85,11 +85,8 @@ class Index:
             RunNotFoundError: It is gone; so are its rows now.
         """
         with self._turn(root, run.uri, always=anew) as turn:
-            # Whoever writes first wins. One of two who were first since this began has looked at
-            # the store since then: the second, who knew of what the first had written.
-            if turn is not None and not self._read_run(root, run, anew=anew):
-                while not self._read_run(root, run, anew=anew) and anew:
-                    pass
+            while turn is not None and not self._read_run(root, run, anew=anew):
+                pass  # whoever writes first wins, and the others look again
 
     def look_for(self, root: str, run: Run) -> None:
         """Read one run that the catalog does not know, unless too many are being looked for.
