@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.program import run as run_program
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(
     path.stem
@@ -18,10 +20,9 @@ EXAMPLES = sorted(
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs_and_its_checks_hold(name, tmp_path, tmp_path_factory):
     # The examples choose their own devices; the tests' choice must not reach them.
-    chosen = {"XLA_FLAGS", "JAX_PLATFORMS"}
-    environment = {key: value for key, value in os.environ.items() if key not in chosen}
-    result = subprocess.run(
-        [sys.executable, "-m", f"examples.{name}"],
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    result = run_program(
+        ["-m", f"examples.{name}"],
         cwd=REPOSITORY,
         env={
             **environment,
@@ -31,9 +32,6 @@ def test_example_runs_and_its_checks_hold(name, tmp_path, tmp_path_factory):
             # Threads that wait for each other by spinning are very slow beside other tests.
             "OMP_NUM_THREADS": "1",
         },
-        capture_output=True,
-        text=True,
-        timeout=280,
     )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     assert result.stdout.count("  yes  ") >= 3, result.stdout

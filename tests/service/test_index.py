@@ -24,6 +24,17 @@ RUN = "/v1/roots/default/runs/run"
 SECONDS = 30.0
 
 
+BOTH = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+
+
+@pytest.fixture
+def database_url(request, tmp_path):
+    """Of an empty database; tests of what depends on its kind ask for both."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        return request.getfixturevalue("postgresql").create()
+    return f"sqlite:///{tmp_path}/catalog.sqlite"
+
+
 @pytest.fixture
 def settings(root, tmp_path, database_url):
     data = tmp_path / "data"
@@ -51,6 +62,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+@BOTH
 def test_what_is_known_is_read_without_the_store(http, root, monkeypatch):
     run = make_run(root / "run", [1, 2, 3])
     annotate(run, 3, labels={"eval": "passed"})
@@ -93,6 +105,7 @@ def test_what_the_catalog_does_not_know_is_looked_for(http, root):
     assert [one["step"] for one in http.get(f"{RUN}/checkpoints").json()["checkpoints"]] == [2, 1]
 
 
+@BOTH
 def test_a_scan_finds_what_nobody_announced(index, root):
     uri = parse_uri(root)
     run = make_run(root / "run", [1])
@@ -165,6 +178,7 @@ def test_a_run_that_can_no_longer_be_read_stays_as_it_was_and_is_named(index, ro
     assert "run/run.json" in row.problems[0]
 
 
+@BOTH
 def test_labels_and_deletions_that_changed_are_read_again_and_others_are_not(
     index, root, monkeypatch
 ):
@@ -208,6 +222,7 @@ def test_a_step_counts_as_abandoned_once_its_writer_is_not_heard_of(http, root, 
     assert http.get(path, params={"refresh": True}).json()["state"] == "abandoned"
 
 
+@BOTH
 def test_two_control_planes_on_one_catalog_both_see_what_either_did(root, settings):
     run = make_run(root / "run", [1, 2])
     apps = [create_app(settings, jobs=False) for _ in range(2)]
@@ -254,6 +269,7 @@ def test_settings_say_how_often_the_store_is_looked_at(root, tmp_path):
         wait_for(lambda: http.get("/v1/runs").json()["runs"])
 
 
+@BOTH
 def test_text_that_a_database_cannot_hold_keeps_no_run_from_being_listed(http, root):
     for name in ("a", "b"):
         run = make_run(root / name, [1], labels={"team": "nlp\0", "x\0": "y"})

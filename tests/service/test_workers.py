@@ -18,11 +18,20 @@ from tests.service.jobs import done, save_llama, until, watch
 STEP = "/v1/roots/default/runs/llama/checkpoints/1"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def settings(request, root, tmp_path):
+BOTH = pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+
+
+@pytest.fixture
+def database():
+    """The kind of database; tests of what depends on it ask for both."""
+    return "sqlite"
+
+
+@pytest.fixture
+def settings(request, root, tmp_path, database):
     """Of a server without a worker."""
     given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0, "worker": False}
-    if request.param == "postgresql":
+    if database == "postgresql":
         url = request.getfixturevalue("postgresql").create()
         given |= {"database_url": url, "jobs_database_url": url}
     (tmp_path / "data").mkdir()
@@ -67,6 +76,7 @@ def workers(http):
     return {one["name"]: one for one in http.get("/v1/workers").json()["workers"]}
 
 
+@BOTH
 def test_a_worker_beside_the_server_does_what_the_server_is_asked(http, root, settings):
     save_llama(root / "llama")
     asked = http.post(f"{STEP}:convert", json={}).json()
@@ -88,6 +98,7 @@ def test_a_worker_beside_the_server_does_what_the_server_is_asked(http, root, se
     assert workers(http)["one"]["alive"] is False
 
 
+@BOTH
 def test_a_name_is_that_of_one_live_worker(http, settings):
     with working(settings, "one") as first:
         started(first)
@@ -113,6 +124,7 @@ def test_a_name_is_that_of_one_live_worker(http, settings):
     assert not worker_name(settings, "one").is_held()
 
 
+@BOTH
 def test_what_a_killed_worker_has_left_goes_on_elsewhere_once_it_is_taken_over(
     http, root, settings, tmp_path
 ):
