@@ -285,6 +285,7 @@ def main() -> int:
                 control_plane(root, folder, environment, arguments.port) as (url, started, _),
                 Client(url) as client,
             ):
+                os.environ["CAIRN_URL"] = url  # jobs from now on announce what they save
                 export = demo.operate(client, started)
                 demo.compare(export)
                 demo.restore()

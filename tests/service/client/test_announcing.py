@@ -92,4 +92,3 @@ def test_no_save_waits_for_a_server_that_never_answers(tmp_path):
     for one in taken:
         one.close()
     assert asked[0] == b"POST /v1/roots/default/runs/run/checkpoints HTTP/1.1"
-    assert len(asked) == 1  # the first announcement was still under way when the job had ended
