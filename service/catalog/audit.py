@@ -36,7 +36,7 @@ def note_alias(catalog: Catalog, *, root: str, run: Run, actor: str, alias: Alia
         },
     )
     try:
-        with catalog.write() as session:
+        with catalog.write((root, run.uri.name)) as session:
             session.add(event)
             row = rows.find_run(session, root, run.uri.name)
             if row is not None:

@@ -61,7 +61,8 @@ class Catalog:
         """A session whose changes commit together when the block ends, or not at all.
 
         Args:
-            run: Root and name of the run whose rows it writes: one session at a time does.
+            run: Root and name of the run whose rows it writes, or "" for the root's own: one
+                session at a time does.
         """
         with Session(self._writer, expire_on_commit=False) as session, session.begin():
             if run is not None:

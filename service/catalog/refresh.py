@@ -220,7 +220,7 @@ class Index:
     def _note_scan(
         self, root: str, uri: StoreURI, began: datetime | None, problem: str | None
     ) -> None:
-        with self.catalog.write() as session:
+        with self.catalog.write((root, "")) as session:
             rows.write_root(session, root, uri, scanned=began, problem=problem)
 
     def _try_run(self, root: str, uri: StoreURI, *, anew: bool = False) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 from cairn.service.app import create_app
 from cairn.service.catalog import Catalog, Index, rows
 from cairn.service.catalog.scanner import Scanner
+from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.settings import Settings
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.records.aliases import AliasWriter
@@ -297,3 +299,51 @@ def test_text_that_no_database_can_hold_is_refused_at_the_border(http, root, tex
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.reason")
         assert http.get("/v1/operations/a%00").status_code == 422
     assert http.get(f"{RUN}/checkpoints/1").json()["state"] == "listed"
+
+
+def test_servers_that_first_look_at_a_store_together_all_answer(root, settings, postgresql):
+    for number in range(8):
+        make_run(root / f"run-{number}", [1, 2])
+    shared = settings.model_copy(update={"database_url": postgresql.create()})
+    indexes = [Index(Catalog.open(shared.database_url)) for _ in range(4)]
+    roots = {"default": parse_uri(root)}
+    together = threading.Barrier(8)
+
+    def look(index):
+        together.wait(SECONDS)
+        index.ensure_scanned(roots)
+        index.scan("default", roots["default"])
+
+    with ThreadPoolExecutor(8) as pool:
+        for looked in [pool.submit(look, index) for index in indexes * 2]:
+            looked.result(SECONDS)
+    with indexes[0].catalog.read() as session:
+        assert rows.count(session) == (8, 16, 0)
+    for index in indexes:
+        index.catalog.close()
+
+
+@BOTH
+def test_a_promotion_is_not_taken_back_by_a_look_from_before_it(http, root, monkeypatch):
+    run = make_run(root / "run", [1, 2])
+    headers = {"If-None-Match": "*"}
+    assert http.get("/v1/runs").is_success
+    looked, promoted = threading.Event(), threading.Event()
+
+    def slow(*args):
+        snapshot = take_snapshot(*args)
+        if not looked.is_set():
+            looked.set()
+            assert promoted.wait(SECONDS)
+        return snapshot
+
+    monkeypatch.setattr("cairn.service.catalog.refresh.take_snapshot", slow)
+    publish(run, 1, 3)
+    with ThreadPoolExecutor(1) as pool:
+        refreshed = pool.submit(http.get, RUN, params={"refresh": True})
+        assert looked.wait(SECONDS)
+        body = {"alias": "best"}
+        assert http.post(f"{RUN}/checkpoints/1:promote", json=body, headers=headers).is_success
+        promoted.set()
+        assert refreshed.result(SECONDS).json()["latest_step"] == 3
+    assert http.get(f"{RUN}/aliases").json()["aliases"][0]["step"] == 1
