@@ -12,7 +12,7 @@ STORE ?= file
 DEMO_DIR ?= .demo
 PORT ?= 8321
 TESTS ?= tests
-WORKERS ?= 3
+WORKERS ?= 4
 LEGS ?=
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
