@@ -53,12 +53,7 @@ def get_run(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> Run:
         RunNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    _find(index, root, uri, refresh=refresh)
-    with index.catalog.read() as session:
-        found = queries.runs(session, [(root, uri.name)])
-    if not found:
-        raise _gone(uri)
-    return found[0]
+    return queries.run(_find(index, root, uri, refresh=refresh))
 
 
 def list_checkpoints(
@@ -164,14 +159,21 @@ def get_alias(index: Index, root: str, uri: StoreURI, alias: str, *, refresh: bo
 def _find(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> RunRow:
     if refresh:
         index.refresh_run(root, StoredRun(uri))
-    for known in (False, True):
-        with index.catalog.read() as session:
-            row = rows.find_run(session, root, uri.name)
-        if row is not None and row.uri == str(uri):
-            return row
-        if not known:
-            index.look_for(root, StoredRun(uri))
-    raise _gone(uri)
+    row = _known(index, root, uri)
+    if row is None:
+        index.look_for(root, StoredRun(uri))
+        row = _known(index, root, uri)
+    if row is None:
+        raise RunNotFoundError(
+            "no such run", path=uri, expected="a run", found="one that was just deleted"
+        )
+    return row
+
+
+def _known(index: Index, root: str, uri: StoreURI) -> RunRow | None:
+    with index.catalog.read() as session:
+        row = rows.find_run(session, root, uri.name)
+    return row if row is not None and row.uri == str(uri) else None
 
 
 def _from_store(row: RunRow, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
@@ -205,10 +207,4 @@ def _body(row: RunRow, run: StoredRun, info: StepInfo) -> Checkpoint:
         aliases=[],
         labels={},
         metrics={},
-    )
-
-
-def _gone(uri: StoreURI) -> RunNotFoundError:
-    return RunNotFoundError(
-        "no such run", path=uri, expected="a run", found="one that was just deleted"
     )

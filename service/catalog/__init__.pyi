@@ -4,7 +4,6 @@ from .audit import note_alias as note_alias
 from .audit_deletions import note_deletion as note_deletion
 from .engine import Catalog as Catalog
 from .models import CheckpointRow as CheckpointRow
-from .models import RootRow as RootRow
 from .models import RunRow as RunRow
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner

@@ -28,7 +28,7 @@ def runs(session: Session, names: Iterable[tuple[str, str]]) -> list[Run]:
         .where(tuple_(RunRow.root, RunRow.name).in_(list(names)))
         .order_by(RunRow.root, RunRow.name)
     )
-    return [_run(row) for row in session.scalars(query)]
+    return [run(row) for row in session.scalars(query)]
 
 
 def checkpoint_rows(
@@ -126,7 +126,8 @@ def checkpoint(
     )
 
 
-def _run(row: RunRow) -> Run:
+def run(row: RunRow) -> Run:
+    """One run as the API gives it out."""
     return Run(
         root=row.root,
         name=row.name,

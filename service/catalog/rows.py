@@ -151,13 +151,12 @@ def write_run(
     if known_run(session, root, uri.name) != known:
         return False
     run = _fill_run(session, root, uri, snapshot)
-    if _write_checkpoints(session, run, snapshot):
+    changed = _write_checkpoints(session, run, snapshot)
+    if changed:
         _add_up(session, run)
-        run.revision = _new_revision()
-    if _write_aliases(session, run, snapshot.aliases):
-        run.revision = _new_revision()
+    changed |= _write_aliases(session, run, snapshot.aliases)
     run.stamp, run.due = stamp, snapshot.due
-    if session.is_modified(run):
+    if changed or session.is_modified(run):
         run.revision = _new_revision()
     return True
 

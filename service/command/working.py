@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cairn.service.app import package_version
 from cairn.service.catalog import Catalog
 from cairn.service.errors import ServeError
-from cairn.service.jobs import start_worker
+from cairn.service.jobs import open_jobs, start_worker
 from cairn.service.settings import Settings
 
 
@@ -29,8 +29,9 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
     settings.prepare()
     catalog = Catalog.open(settings.database_url)
     try:
-        worker = start_worker(settings, catalog, version=package_version())
+        jobs = open_jobs(settings)
         try:
+            worker = jobs.worker = start_worker(settings, catalog, version=package_version())
             announce()
             while not told.wait(1.0):
                 if worker.stopping:
@@ -40,6 +41,6 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
                         "(CAIRN_EXECUTOR_ID)."
                     )
         finally:
-            worker.close()
+            jobs.close()
     finally:
         catalog.close()

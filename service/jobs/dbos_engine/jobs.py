@@ -3,7 +3,7 @@
 import builtins
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -207,11 +207,6 @@ class Jobs:
         self._client.list_workflows(
             name=self._names(), limit=1, load_input=False, load_output=False
         )
-
-    def get_many(self, ids: Iterable[str]) -> dict[str, Operation]:
-        """Operations as they stand now, by id; unknown ones are left out."""
-        found = self._client.list_workflows(workflow_ids=[*ids], name=self._names())
-        return {status.workflow_id: self._describe(status) for status in found}
 
     def running(self) -> dict[str, builtins.list[str]]:
         """Ids of the operations that workers have taken, by the worker's name."""

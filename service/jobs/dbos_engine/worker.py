@@ -31,7 +31,6 @@ from cairn.service.jobs.dbos_engine.database import (
     PROGRESS_EVENT,
     WalConnection,
     is_sqlite,
-    open_database,
 )
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError
 from cairn.service.jobs.execution import Execution
@@ -81,7 +80,7 @@ class Worker:
     """Executes jobs; one in a process.
 
     Args:
-        database_url: DBOS's own database; SQLite or PostgreSQL.
+        database_url: DBOS's own database; SQLite or PostgreSQL. It was opened by `open_jobs`.
         name: Of this worker; the same over restarts. Held while it runs.
         roots: Store roots by name.
         kinds: What can be started.
@@ -123,7 +122,6 @@ class Worker:
             self.name.acquire(self._lose)
             _current = self
         try:
-            open_database(self._database_url).destroy()
             DBOS(config=self._config())
             DBOS.launch()
         except BaseException:
