@@ -11,12 +11,13 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
+from cairn.service.access import LoopbackGuard
+from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages
 from cairn.service.http import (
     AT_ONCE,
     BodyLimit,
-    LoopbackGuard,
     StoreTurns,
     describe_api,
     install_handlers,
@@ -113,20 +114,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     catalog = await run_in_threadpool(Catalog.open, settings.database_url)
     jobs: Jobs | None = None
     index = Index(catalog)
-    scanner = Scanner(index, settings.root_uris, settings.scan_seconds)
+    roots = settings.root_uris
+    scanner = Scanner(index, roots, settings.scan_seconds)
     try:
-        app.state.catalog = catalog
-        app.state.index = index
         app.state.turns = StoreTurns()
         # As many threads as silent stores can hold, and those that all else needs.
-        current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(settings.root_uris)
+        current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
         scanner.start()
-        app.state.jobs = None
         if app.state.launch_jobs:
-            jobs = app.state.jobs = await run_in_threadpool(open_jobs, settings)
+            jobs = await run_in_threadpool(open_jobs, settings)
             if settings.worker:
                 start = partial(start_worker, settings, catalog, version=package_version())
                 jobs.worker = await run_in_threadpool(start)
+        app.state.plane = ControlPlane(settings, roots, index, jobs)
         yield
     finally:
         if jobs is not None:

@@ -1,21 +1,12 @@
-"""What routes share: settings, catalog, path parameters, the run in the store.
+"""What routes share: the control plane, and parameters of paths, queries and headers."""
 
-A route takes `run: RunDependency` and has an opened `Run` of a configured root; names are checked
-before anything is touched, and an unknown root or run is a 404 problem.
-"""
-
-import contextlib
 from typing import Annotated, cast
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator
 
-from cairn.service.catalog import Catalog, Index
-from cairn.service.errors import UnknownRootError
+from cairn.service.actions import ControlPlane
 from cairn.service.schemas import NAME_PATTERN
-from cairn.service.settings import Settings
-from cairn.storage.runs import UNREADABLE, Run, refuse_headless
-from cairn.storage.store import StoreURI, confine
 
 MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
 
@@ -57,78 +48,12 @@ IdempotencyKey = Annotated[
 ]
 
 
-def get_settings(request: Request) -> Settings:
-    """The settings that the application was created with."""
-    return cast(Settings, request.app.state.settings)
+async def get_plane(request: Request) -> ControlPlane:
+    """The control plane of this application."""
+    return cast(ControlPlane, request.app.state.plane)
 
 
-def get_catalog(request: Request) -> Catalog:
-    """The catalog of this application."""
-    return cast(Catalog, request.app.state.catalog)
-
-
-def get_index(request: Request) -> Index:
-    """What brings the catalog up to date with the store."""
-    return cast(Index, request.app.state.index)
-
-
-SettingsDependency = Annotated[Settings, Depends(get_settings)]
-CatalogDependency = Annotated[Catalog, Depends(get_catalog)]
-IndexDependency = Annotated[Index, Depends(get_index)]
-
-
-def root_uri(settings: Settings, root: str) -> StoreURI:
-    """The store URI of a root.
-
-    Raises:
-        UnknownRootError: No such root is configured.
-    """
-    roots = settings.root_uris
-    if root not in roots:
-        raise UnknownRootError(f"root {root!r}: expected one of {', '.join(roots)}")
-    return roots[root]
-
-
-def find_run(settings: Settings, root: str, run: str) -> Run:
-    """Open a run of a configured root, from the store.
-
-    Raises:
-        UnknownRootError: No such root is configured.
-        InvalidURIError: The name is not one, or leads out of the root.
-        RunNotFoundError: The root has no such run.
-    """
-    return Run.open(confine(root_uri(settings, root), run))
-
-
-def existing_run(settings: Settings, root: str, run: str) -> Run:
-    """A run of a configured root, also one that has lost its `run.json`.
-
-    Raises:
-        UnknownRootError: No such root is configured.
-        InvalidURIError: The name is not one, or leads out of the root.
-        RunNotFoundError: There is nothing of a run.
-    """
-    found = Run(confine(root_uri(settings, root), run))
-    with contextlib.suppress(*UNREADABLE):  # `run.json` is lost, or damaged
-        refuse_headless(found)
-        found.info()
-    return found
-
-
-def get_run(root: RootName, run: RunName, settings: SettingsDependency) -> Run:
-    """The run that the path names."""
-    return find_run(settings, root, run)
-
-
-RunDependency = Annotated[Run, Depends(get_run)]
-
-
-def get_run_uri(root: RootName, run: RunName, settings: SettingsDependency) -> StoreURI:
-    """Where the run that the path names is, or would be; the store is not asked."""
-    return confine(root_uri(settings, root), run)
-
-
-RunURIDependency = Annotated[StoreURI, Depends(get_run_uri)]
+PlaneDependency = Annotated[ControlPlane, Depends(get_plane)]
 Refresh = Annotated[
     bool,
     Query(

@@ -10,6 +10,8 @@ ServiceError
 │   ├── ServerUnreachableError
 │   └── ProblemResponseError (.problem)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
+    ├── UnauthenticatedError      401
+    ├── ForbiddenError            403
     ├── UnknownRootError          404
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
@@ -82,6 +84,18 @@ class ProblemError(ServiceError):
         self.errors = errors
         self.extra = dict(extra or {})
         self.headers = dict(headers or {})
+
+
+class UnauthenticatedError(ProblemError):
+    """Nobody is known to ask: no key, or one that does not count (any more)."""
+
+    status, slug, title = 401, "unauthenticated", "Not signed in"
+
+
+class ForbiddenError(ProblemError):
+    """Whoever asks may not have that done."""
+
+    status, slug, title = 403, "forbidden", "Forbidden"
 
 
 class UnknownRootError(ProblemError):

@@ -1,4 +1,4 @@
-"""What can be done with runs and checkpoints, as plain functions: what routes and jobs call."""
+"""What can be done with runs, checkpoints and jobs, as plain functions; routes call these."""
 
 import lazy_loader
 

@@ -1,63 +1,82 @@
-"""Which step a deletion means, and a way back; deletions as the API gives them out."""
+"""Deleting a step, and taking that back."""
 
-import logging
-from collections.abc import Iterable
-
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.listing import get_checkpoint
+from cairn.service.actions.plane import ControlPlane
 from cairn.service.errors import InvalidRequestError
-from cairn.service.schemas import Deletion
-from cairn.storage.errors import (
-    StepNotFoundError,
-)
-from cairn.storage.runs import (
-    Run,
-    StepInfo,
-    Tombstone,
-    deletable_step,
-    delete_step,
-    judge_records,
-    trash_file,
-    undelete_step,
-)
-from cairn.storage.store import from_rfc3339
-
-logger = logging.getLogger(__name__)
+from cairn.service.schemas import Checkpoint
+from cairn.storage.errors import StepNotFoundError
+from cairn.storage.runs import Run, deletable_step, delete_step, undelete_step
 
 
-def delete(
-    run: Run, step: int, *, attempt: int | None, by: str, reason: str, grace: float
-) -> tuple[StepInfo, Tombstone]:
-    """Delete a step; `undelete` takes it back until the grace time is over.
+def delete_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    *,
+    attempt: int | None,
+    reason: str,
+    grace: float,
+) -> Checkpoint:
+    """Delete a step; `undelete_checkpoint` takes it back until the grace time is over.
 
     Args:
-        run: The run.
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
         step: A step that is listed, or was set aside.
         attempt: The attempt that saved it; None: the one that is listed.
-        by: Who asks.
         reason: Why.
         grace: Seconds during which it can be had back.
 
     Raises:
+        RunNotFoundError: There is no such run.
         StepNotFoundError: There is no such step, or it was deleted already.
         StepInFlightError: It is being written.
         StepInUseError: An alias names it, the run's writer would resume from it, or somebody is
             about to promote it or to roll back to it.
     """
-    info = deletable_step(run, step, attempt)
-    return info, delete_step(run, info, by=by, reason=reason, grace=grace)
+    found = plane.run(root, run)
+    detail = {"step": step, "attempt": attempt, "reason": reason}
+    with audited(plane, caller, "checkpoint.delete", root=root, run=run, **detail) as entry:
+        info = deletable_step(found, step, attempt)
+        tombstone = delete_step(found, info, by=caller.name, reason=reason, grace=grace)
+        entry.complete(attempt=info.attempt, expires=tombstone.expires)
+    return get_checkpoint(plane, root, run, info.step, attempt=info.attempt, refresh=True)
 
 
-def undelete(run: Run, step: int, attempt: int | None) -> int:
-    """Take a deletion back; the attempt whose step it was.
+def undelete_checkpoint(
+    plane: ControlPlane, caller: Caller, root: str, run: str, step: int, attempt: int | None
+) -> Checkpoint:
+    """Take a deletion back.
 
     Args:
-        run: The run.
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
         step: A deleted step.
         attempt: Of several attempts at it that were deleted, this one.
 
     Raises:
+        RunNotFoundError: There is no such run.
         StepNotFoundError: It is not deleted, or its bytes are going already.
         InvalidRequestError: Several attempts at it were deleted, and none was named.
     """
+    found = plane.run(root, run)
+    detail = {"step": step, "attempt": attempt}
+    with audited(plane, caller, "checkpoint.undelete", root=root, run=run, **detail) as entry:
+        chosen = _deleted_attempt(found, step, attempt)
+        undelete_step(found, step, chosen)
+        entry.complete(attempt=chosen)
+    return get_checkpoint(plane, root, run, step, attempt=chosen, refresh=True)
+
+
+def _deleted_attempt(run: Run, step: int, attempt: int | None) -> int:
     deleted = sorted(number for saved, number in run.trashed() if saved == step)
     if attempt is None and len(deleted) > 1:
         raise InvalidRequestError(
@@ -77,26 +96,4 @@ def undelete(run: Run, step: int, attempt: int | None) -> int:
             next_step="List the checkpoints with state trashed: what is not there was never "
             "deleted, or is gone for good.",
         )
-    chosen = deleted[0] if attempt is None else attempt
-    undelete_step(run, step, chosen)
-    return chosen
-
-
-def read_deletions(run: Run, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Tombstone]:
-    """The tombstones of these (step, attempt); one that can't be read is logged and left out."""
-    names = {trash_file(*key): key for key in keys}
-    found, unreadable = judge_records(run.objects, names, Tombstone.parse)
-    for error in unreadable.values():
-        logger.warning("a deletion without its particulars: %s", error)
-    return {names[name]: one for name, one in found.items()}
-
-
-def deletion_body(tombstone: Tombstone) -> Deletion:
-    """A deletion as the API gives it out."""
-    return Deletion(
-        at=from_rfc3339(tombstone.at),
-        expires=from_rfc3339(tombstone.expires),
-        by=tombstone.by,
-        reason=tombstone.reason,
-        removing=tombstone.removing,
-    )
+    return deleted[0] if attempt is None else attempt

@@ -5,8 +5,8 @@ What the catalog does not know is looked for in the store before it is said not 
 
 from collections.abc import Mapping
 
-from cairn.service.actions.deletion import deletion_body, read_deletions
-from cairn.service.catalog import Index, RunRow, queries, rows
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import RunRow, deletion_body, queries, read_deletions, rows
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import AliasNotFoundError, RunNotFoundError
 from cairn.storage.runs import Run as StoredRun
@@ -18,12 +18,12 @@ Key = tuple[str | int, ...]
 
 
 def list_runs(
-    index: Index, roots: Mapping[str, StoreURI], *, after: Key, limit: int, refresh: bool
+    plane: ControlPlane, roots: Mapping[str, StoreURI], *, after: Key, limit: int, refresh: bool
 ) -> tuple[list[Run], bool]:
     """The next runs, by root and name; whether there are more.
 
     Args:
-        index: The catalog.
+        plane: Where.
         roots: Those that are meant.
         after: Root and name of the last one that is known already.
         limit: At most so many.
@@ -35,31 +35,31 @@ def list_runs(
     """
     if refresh:
         for root, uri in roots.items():
-            index.refresh_root(root, uri)
+            plane.index.refresh_root(root, uri)
     else:
-        index.ensure_scanned(roots)
-    with index.catalog.read() as session:
+        plane.index.ensure_scanned(roots)
+    with plane.catalog.read() as session:
         names = queries.run_names(session, roots, after, limit + 1)
     if refresh:
-        index.refresh_runs(roots, names[:limit])
-    with index.catalog.read() as session:
+        plane.index.refresh_runs(roots, names[:limit])
+    with plane.catalog.read() as session:
         return queries.runs(session, names[:limit]), len(names) > limit
 
 
-def get_run(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> Run:
+def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
     """One run.
 
     Raises:
         RunNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    return queries.run(_find(index, root, uri, refresh=refresh))
+    return queries.run(_find(plane, root, run, refresh=refresh))
 
 
 def list_checkpoints(
-    index: Index,
+    plane: ControlPlane,
     root: str,
-    uri: StoreURI,
+    run: str,
     *,
     state: CheckpointState | None,
     before: Key,
@@ -69,9 +69,9 @@ def list_checkpoints(
     """The next checkpoints of a run, highest step first; whether there are more.
 
     Args:
-        index: The catalog.
+        plane: Where.
         root: Name of the run's root.
-        uri: The run.
+        run: Name of the run.
         state: Only those in this state; None: in any.
         before: Step and attempt of the last one that is known already.
         limit: At most so many.
@@ -81,18 +81,18 @@ def list_checkpoints(
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    run = _find(index, root, uri, refresh=refresh)
-    with index.catalog.read() as session:
-        found = queries.checkpoint_rows(session, run, state=state, before=before, limit=limit + 1)
-        named = queries.alias_names(session, run, found)
-    page = [queries.checkpoint(run, row, named) for row in found[:limit]]
+    row = _find(plane, root, run, refresh=refresh)
+    with plane.catalog.read() as session:
+        found = queries.checkpoint_rows(session, row, state=state, before=before, limit=limit + 1)
+        named = queries.alias_names(session, row, found)
+    page = [queries.checkpoint(row, one, named) for one in found[:limit]]
     return page, len(found) > limit
 
 
 def get_checkpoint(
-    index: Index,
+    plane: ControlPlane,
     root: str,
-    uri: StoreURI,
+    run: str,
     step: int,
     *,
     attempt: int | None = None,
@@ -101,9 +101,9 @@ def get_checkpoint(
     """One step, whatever its state.
 
     Args:
-        index: The catalog.
+        plane: Where.
         root: Name of the run's root.
-        uri: The run.
+        run: Name of the run.
         step: Its number.
         attempt: Of several attempts at it this one; None: the one that is listed, or the last.
         refresh: Look at the store first.
@@ -112,57 +112,59 @@ def get_checkpoint(
         RunNotFoundError, StepNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    run = _find(index, root, uri, refresh=refresh)
-    with index.catalog.read() as session:
-        saved = {row.attempt: row for row in queries.step_rows(session, run, step)}
-        named = queries.alias_names(session, run, saved.values())
-    listed = [number for number, row in saved.items() if row.state == CheckpointState.LISTED]
+    row = _find(plane, root, run, refresh=refresh)
+    with plane.catalog.read() as session:
+        saved = {one.attempt: one for one in queries.step_rows(session, row, step)}
+        named = queries.alias_names(session, row, saved.values())
+    listed = [number for number, one in saved.items() if one.state == CheckpointState.LISTED]
     if attempt is None and saved:
         attempt = listed[0] if listed else max(saved)
     if attempt in saved:
-        return queries.checkpoint(run, saved[attempt], named)
+        return queries.checkpoint(row, saved[attempt], named)
     if not refresh:
-        return get_checkpoint(index, root, uri, step, attempt=attempt, refresh=True)
-    return _from_store(run, StoredRun(uri), step, attempt)
+        return get_checkpoint(plane, root, run, step, attempt=attempt, refresh=True)
+    return _from_store(row, StoredRun(plane.place(root, run)), step, attempt)
 
 
-def list_aliases(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> list[Alias]:
+def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> list[Alias]:
     """Aliases of a run, by name.
 
     Raises:
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    run = _find(index, root, uri, refresh=refresh)
-    with index.catalog.read() as session:
-        return queries.aliases(session, run)
+    row = _find(plane, root, run, refresh=refresh)
+    with plane.catalog.read() as session:
+        return queries.aliases(session, row)
 
 
-def get_alias(index: Index, root: str, uri: StoreURI, alias: str, *, refresh: bool) -> Alias:
+def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: bool) -> Alias:
     """One alias.
 
     Raises:
         RunNotFoundError, AliasNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    for found in list_aliases(index, root, uri, refresh=refresh):
+    for found in list_aliases(plane, root, run, refresh=refresh):
         if found.alias == alias:
             return found
     if not refresh:
-        return get_alias(index, root, uri, alias, refresh=True)
+        return get_alias(plane, root, run, alias, refresh=True)
+    uri = plane.place(root, run)
     StoredRun(uri).aliases.require(alias)  # says what there is, and what is wrong with it
     raise AliasNotFoundError(
         "no such alias", path=uri, expected=alias, found="one that was set just now"
     )
 
 
-def _find(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> RunRow:
+def _find(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> RunRow:
+    uri = plane.place(root, run)
     if refresh:
-        index.refresh_run(root, StoredRun(uri))
-    row = _known(index, root, uri)
+        plane.index.refresh_run(root, StoredRun(uri))
+    row = _known(plane, root, uri)
     if row is None:
-        index.look_for(root, StoredRun(uri))
-        row = _known(index, root, uri)
+        plane.index.look_for(root, StoredRun(uri))
+        row = _known(plane, root, uri)
     if row is None:
         raise RunNotFoundError(
             "no such run", path=uri, expected="a run", found="one that was just deleted"
@@ -170,8 +172,8 @@ def _find(index: Index, root: str, uri: StoreURI, *, refresh: bool) -> RunRow:
     return row
 
 
-def _known(index: Index, root: str, uri: StoreURI) -> RunRow | None:
-    with index.catalog.read() as session:
+def _known(plane: ControlPlane, root: str, uri: StoreURI) -> RunRow | None:
+    with plane.catalog.read() as session:
         row = rows.find_run(session, root, uri.name)
     return row if row is not None and row.uri == str(uri) else None
 

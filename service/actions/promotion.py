@@ -1,21 +1,50 @@
-"""Aliases as the API gives them out, and what becomes of a lost compare-and-swap."""
+"""Where aliases point: moving, deleting, their history."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import rows
 from cairn.service.errors import AliasMovedError
-from cairn.service.http import Expectation
-from cairn.service.schemas import Alias
+from cairn.service.schemas import Alias, AliasHistory, AliasMove
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias
-from cairn.storage.runs import Run, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
+from cairn.storage.runs import promote_step
 from cairn.storage.store import from_rfc3339
 
 
 def promote(
-    run: Run, step: int, alias: str, *, by: str, reason: str, expect: Expectation
-) -> StoredAlias:
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    *,
+    alias: str,
+    reason: str,
+    expect: int | None,
+) -> Alias:
     """Point `alias` at a listed step.
 
+    Args:
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
+        step: A listed step.
+        alias: Name of the alias.
+        reason: Kept in its history.
+        expect: Its sequence number as last seen; None: it must not exist.
+
     Raises:
+        RunNotFoundError: There is no such run.
         StepNotFoundError: The step is not listed, or was adopted and is gone.
         StepInFlightError: It is being written.
         CorruptionError: It was adopted, and its owner has changed it.
@@ -23,30 +52,55 @@ def promote(
         StepChangedError: The step was deleted while it was being promoted.
         InvalidURIError: `alias` cannot be an alias.
     """
-    try:
-        return promote_step(run, step, alias, by=by, reason=reason, expect=expect.sequence)
-    except PreconditionFailedError as exc:
-        raise alias_moved(exc) from exc
+    found = plane.run(root, run)
+    detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
+    with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
+        with _moved_by_others():
+            moved = promote_step(found, step, alias, by=caller.name, reason=reason, expect=expect)
+        write = partial(_write_row, root=root, run=run, alias=moved)
+        entry.complete(also=write, **_position(moved))
+    return alias_body(moved)
 
 
-def delete_alias(run: Run, alias: str, *, by: str, expect: int) -> StoredAlias:
-    """Delete an alias; its tombstone.
+def delete_alias(
+    plane: ControlPlane, caller: Caller, root: str, run: str, alias: str, *, expect: int
+) -> None:
+    """Delete an alias; its history stays.
+
+    Args:
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
+        alias: Name of the alias.
+        expect: Its sequence number as last seen.
 
     Raises:
+        RunNotFoundError: There is no such run.
         AliasNotFoundError: There is no such alias.
         AliasMovedError: The alias is not as expected.
     """
-    try:
-        return delete_in_store(run, alias, by=by, expect=expect)
-    except PreconditionFailedError as exc:
-        raise alias_moved(exc) from exc
+    found = plane.run(root, run)
+    detail = {"alias": alias, "expect": expect}
+    with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
+        with _moved_by_others():
+            tombstone = delete_in_store(found, alias, by=caller.name, expect=expect)
+        write = partial(_write_row, root=root, run=run, alias=tombstone)
+        entry.complete(also=write, **_position(tombstone))
 
 
-def alias_moved(exc: PreconditionFailedError) -> AliasMovedError:
-    """The problem of a lost compare-and-swap, with the alias as it is now."""
-    current = exc.current if isinstance(exc.current, StoredAlias) else None
-    value = None if current is None else alias_body(current).model_dump(mode="json")
-    return AliasMovedError(str(exc), extra={"current": value})
+def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> AliasHistory:
+    """Moves of an alias, newest first, also after its deletion; read from the store.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        AliasNotFoundError: There never was such an alias.
+    """
+    events = [
+        AliasMove(**event.model_dump(exclude={"at"}), at=from_rfc3339(event.at))
+        for event in plane.run(root, run).aliases.history(alias)
+    ]
+    return AliasHistory(alias=alias, events=events)
 
 
 def alias_body(alias: StoredAlias) -> Alias:
@@ -61,3 +115,29 @@ def alias_body(alias: StoredAlias) -> Alias:
         at=from_rfc3339(alias.at),
         sequence=alias.sequence,
     )
+
+
+@contextmanager
+def _moved_by_others() -> Iterator[None]:
+    """A lost compare-and-swap is a problem that has the alias as it is now."""
+    try:
+        yield
+    except PreconditionFailedError as exc:
+        current = exc.current if isinstance(exc.current, StoredAlias) else None
+        value = None if current is None else alias_body(current).model_dump(mode="json")
+        raise AliasMovedError(str(exc), extra={"current": value}) from exc
+
+
+def _write_row(session: Session, *, root: str, run: str, alias: StoredAlias) -> None:
+    row = rows.find_run(session, root, run)
+    if row is not None:
+        rows.write_alias(session, row, alias)
+
+
+def _position(alias: StoredAlias) -> dict[str, Any]:
+    return {
+        "step": alias.step,
+        "attempt": alias.attempt,
+        "manifest_digest": alias.manifest_digest,
+        "sequence": alias.sequence,
+    }

@@ -1,7 +1,8 @@
 from . import queries as queries
 from . import rows as rows
-from .audit import note_alias as note_alias
-from .audit_deletions import note_deletion as note_deletion
+from .audit import AuditEntry as AuditEntry
+from .deletions import deletion_body as deletion_body
+from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import RunRow as RunRow

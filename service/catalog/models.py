@@ -176,7 +176,11 @@ class WorkerRow(Base):
 
 
 class AuditRow(Base):
-    """Something that was done through this control plane; not rebuilt from the store."""
+    """Something that was asked of this control plane; not rebuilt from the store.
+
+    Written before it is done and completed after: without `outcome`, its process died in between,
+    and the store alone knows.
+    """
 
     __tablename__ = "audit_events"
     __table_args__ = (Index(None, "root", "run", "id"),)
@@ -188,3 +192,7 @@ class AuditRow(Base):
     root: Mapped[str] = mapped_column(PlainText(128))
     run: Mapped[str] = mapped_column(PlainText(128))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    # "done", "refused" (a 4xx) or "failed" (a 5xx).
+    outcome: Mapped[str | None] = mapped_column(String(16))
+    completed: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    request_id: Mapped[str | None] = mapped_column(PlainText(128))

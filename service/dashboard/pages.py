@@ -9,13 +9,8 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cairn.service.dependencies import (
-    IndexDependency,
-    PageToken,
-    RootName,
-    RunURIDependency,
-    SettingsDependency,
-)
+from cairn.service.access import Reader
+from cairn.service.dependencies import PageToken, PlaneDependency, RootName, RunName
 from cairn.service.routes import get_run, list_all_runs, list_checkpoints
 from cairn.service.schemas import CheckpointState
 from cairn.service.sizes import size_text
@@ -41,35 +36,36 @@ _templates = Jinja2Templates(env=_environment)
 @router.get("/")
 def runs_page(
     request: Request,
-    settings: SettingsDependency,
-    index: IndexDependency,
+    caller: Reader,
+    plane: PlaneDependency,
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Runs of every root."""
-    page = list_all_runs(settings, index, ROWS, page_token)
+    page = list_all_runs(caller, plane, ROWS, page_token)
     return _page(
         request,
         "runs.html",
         runs=page.runs,
         next_page_token=page.next_page_token,
-        roots={name: str(uri) for name, uri in settings.root_uris.items()},
+        roots={name: str(uri) for name, uri in caller.visible(plane.roots).items()},
     )
 
 
 @router.get("/ui/{root}/{run}")
 def run_page(
     request: Request,
+    caller: Reader,
     root: RootName,
-    uri: RunURIDependency,
-    index: IndexDependency,
+    run: RunName,
+    plane: PlaneDependency,
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Checkpoints of one run, each with a button that exports it to PyTorch."""
-    page = list_checkpoints(root, uri, index, CheckpointState.LISTED, ROWS, page_token)
+    page = list_checkpoints(caller, root, run, plane, CheckpointState.LISTED, ROWS, page_token)
     return _page(
         request,
         "run.html",
-        run=get_run(root, uri, index),
+        run=get_run(caller, root, run, plane),
         checkpoints=page.checkpoints,
         next_page_token=page.next_page_token,
     )

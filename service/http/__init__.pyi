@@ -1,5 +1,3 @@
-from .auth import ActorDependency as ActorDependency
-from .auth import LoopbackGuard as LoopbackGuard
 from .body_limit import BodyLimit as BodyLimit
 from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range

@@ -13,7 +13,7 @@ from cairn.service.schemas import is_plain
 __all__ = ["refuse_unknown_parameters"]
 
 
-def refuse_unknown_parameters(request: Request) -> None:
+async def refuse_unknown_parameters(request: Request) -> None:
     """Compare the query with the operation's parameters in the OpenAPI document.
 
     Raises:

@@ -2,10 +2,6 @@ from .artifacts import ARTIFACT_PATTERN as ARTIFACT_PATTERN
 from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
-from .dependency import JobsDependency as JobsDependency
-from .dependency import StepDependency as StepDependency
-from .dependency import accepted as accepted
-from .dependency import get_jobs as get_jobs
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
 from .kinds import convert as convert
@@ -15,5 +11,8 @@ from .kinds import restore as restore
 from .kinds import retention as retention
 from .kinds import verify as verify
 from .kinds.export_job import export_request as export_request
+from .policies import judge as judge
+from .policies import plan_body as plan_body
+from .policies import stored_policy as stored_policy
 from .work import start_worker as start_worker
 from .worker_names import worker_name as worker_name

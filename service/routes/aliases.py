@@ -5,27 +5,17 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service import actions
-from cairn.service.catalog import note_alias
-from cairn.service.dependencies import (
-    AliasName,
-    CatalogDependency,
-    IndexDependency,
-    Refresh,
-    RootName,
-    RunDependency,
-    RunURIDependency,
-)
+from cairn.service.access import Operator, Reader
+from cairn.service.dependencies import AliasName, PlaneDependency, Refresh, RootName, RunName
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import (
-    ActorDependency,
     ExpectationDependency,
     StoreReadRoute,
     StoreRoute,
     etag,
     problem_responses,
 )
-from cairn.service.schemas import Alias, AliasHistory, AliasList, AliasMove
-from cairn.storage.store import from_rfc3339
+from cairn.service.schemas import Alias, AliasHistory, AliasList
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/aliases", tags=["aliases"], route_class=StoreRoute
@@ -34,51 +24,49 @@ router: Final = APIRouter(
 
 @router.get("", responses=problem_responses(404))
 def list_aliases(
-    root: RootName, uri: RunURIDependency, index: IndexDependency, refresh: Refresh = False
+    caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
 ) -> AliasList:
     """Aliases of a run, by name."""
-    return AliasList(aliases=actions.list_aliases(index, root, uri, refresh=refresh))
+    return AliasList(aliases=actions.list_aliases(plane, root, run, refresh=refresh))
 
 
 @router.get("/{alias}", responses=problem_responses(404))
 def get_alias(
+    caller: Reader,
     root: RootName,
-    uri: RunURIDependency,
+    run: RunName,
     alias: AliasName,
-    index: IndexDependency,
+    plane: PlaneDependency,
     response: Response,
     refresh: Refresh = False,
 ) -> Alias:
     """One alias; its ETag is what a promotion gives back in If-Match."""
-    found = actions.get_alias(index, root, uri, alias, refresh=refresh)
+    found = actions.get_alias(plane, root, run, alias, refresh=refresh)
     response.headers["ETag"] = etag(found.sequence)
     return found
 
 
 @router.delete("/{alias}", status_code=204, responses=problem_responses(404, 412, 428))
 def remove_alias(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     alias: AliasName,
     expect: ExpectationDependency,
-    actor: ActorDependency,
-    catalog: CatalogDependency,
+    plane: PlaneDependency,
 ) -> None:
     """Delete an alias that is still as last seen; its history stays."""
     if expect.sequence is None:
         field, detail = "header.if-none-match", "a deletion needs If-Match with the alias's ETag"
         raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
-    tombstone = actions.delete_alias(run, alias, by=actor, expect=expect.sequence)
-    note_alias(catalog, root=root, run=run, actor=actor, alias=tombstone)
+    actions.delete_alias(plane, caller, root, run, alias, expect=expect.sequence)
 
 
-def get_alias_history(run: RunDependency, alias: AliasName) -> AliasHistory:
+def get_alias_history(
+    caller: Reader, root: RootName, run: RunName, alias: AliasName, plane: PlaneDependency
+) -> AliasHistory:
     """Moves of an alias, newest first, also after its deletion."""
-    events = [
-        AliasMove(**event.model_dump(exclude={"at"}), at=from_rfc3339(event.at))
-        for event in run.aliases.history(alias)
-    ]
-    return AliasHistory(alias=alias, events=events)
+    return actions.alias_history(plane, root, run, alias)
 
 
 router.add_api_route(

@@ -5,21 +5,18 @@ from typing import Annotated, Final, Literal
 from fastapi import APIRouter, Query, Response
 
 from cairn.service import actions
-from cairn.service.catalog import note_alias, note_deletion
+from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import (
     MAX_STEP,
-    CatalogDependency,
-    IndexDependency,
     PageSize,
     PageToken,
+    PlaneDependency,
     Refresh,
     RootName,
-    RunDependency,
-    RunURIDependency,
+    RunName,
     StepNumber,
 )
 from cairn.service.http import (
-    ActorDependency,
     ExpectationDependency,
     StoreRoute,
     decode_token,
@@ -59,20 +56,21 @@ Grace = Annotated[
 
 @router.get("", responses=problem_responses(404))
 def list_checkpoints(
+    caller: Reader,
     root: RootName,
-    uri: RunURIDependency,
-    index: IndexDependency,
+    run: RunName,
+    plane: PlaneDependency,
     state: StateFilter = CheckpointState.LISTED,
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> CheckpointList:
     """Checkpoints of a run, highest step first."""
-    listing = f"checkpoints of {root}/{uri.name}, {state}"
+    listing = f"checkpoints of {root}/{run}, {state}"
     page, more = actions.list_checkpoints(
-        index,
+        plane,
         root,
-        uri,
+        run,
         state=None if state == "all" else CheckpointState(state),
         before=decode_token(listing, page_token, kinds=(int, int)),
         limit=page_size,
@@ -85,39 +83,40 @@ def list_checkpoints(
 
 @router.post("", responses=problem_responses(404))
 def announce_checkpoint(
-    root: RootName, uri: RunURIDependency, body: AnnounceRequest, index: IndexDependency
+    caller: Reader, root: RootName, run: RunName, body: AnnounceRequest, plane: PlaneDependency
 ) -> Checkpoint:
     """Tell of a step that was saved: the store is looked at, and lists have it from then on.
 
     A hint, and no more: what counts is what the store says.
     """
-    return actions.get_checkpoint(index, root, uri, body.step, attempt=body.attempt, refresh=True)
+    return actions.get_checkpoint(plane, root, run, body.step, attempt=body.attempt, refresh=True)
 
 
 @router.get("/{step}", responses=problem_responses(404))
 def get_checkpoint(
+    caller: Reader,
     root: RootName,
-    uri: RunURIDependency,
+    run: RunName,
     step: StepNumber,
-    index: IndexDependency,
+    plane: PlaneDependency,
     refresh: Refresh = False,
 ) -> Checkpoint:
     """One step, whatever its state; of several attempts at it the one that is listed, or the last.
 
     A step that is being written has no size yet, nor anything else that its manifest will tell.
     """
-    return actions.get_checkpoint(index, root, uri, step, refresh=refresh)
+    return actions.get_checkpoint(plane, root, run, step, refresh=refresh)
 
 
 @router.post("/{step}:promote", responses=problem_responses(404, 409, 412, 428))
 def promote_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     step: StepNumber,
     body: PromoteRequest,
     expect: ExpectationDependency,
-    actor: ActorDependency,
-    catalog: CatalogDependency,
+    plane: PlaneDependency,
     response: Response,
 ) -> Alias:
     """Point an alias at a listed step.
@@ -125,19 +124,27 @@ def promote_checkpoint(
     `If-Match: "<sequence>"` moves the alias if it is still as last seen; `If-None-Match: *`
     creates it. A stale one gets 412, with the alias as it is now in `current`.
     """
-    moved = actions.promote(run, step, body.alias, by=actor, reason=body.reason, expect=expect)
-    note_alias(catalog, root=root, run=run, actor=actor, alias=moved)
+    moved = actions.promote(
+        plane,
+        caller,
+        root,
+        run,
+        step,
+        alias=body.alias,
+        reason=body.reason,
+        expect=expect.sequence,
+    )
     response.headers["ETag"] = etag(moved.sequence)
-    return actions.alias_body(moved)
+    return moved
 
 
 @router.delete("/{step}", responses=problem_responses(404, 409))
 def delete_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     step: StepNumber,
-    index: IndexDependency,
-    actor: ActorDependency,
+    plane: PlaneDependency,
     attempt: AttemptFilter = None,
     reason: Reason = "",
     grace_seconds: Grace = GRACE_SECONDS,
@@ -149,43 +156,22 @@ def delete_checkpoint(
     which one is meant if the step may have been saved anew. What an alias names stays (409), and so
     does the latest step while a job writes the run.
     """
-    info, tombstone = actions.delete(
-        run, step, attempt=attempt, by=actor, reason=reason, grace=grace_seconds
-    )
-    note_deletion(
-        index.catalog,
-        "checkpoint.delete",
-        root=root,
-        run=run,
-        actor=actor,
-        detail={
-            "step": info.step,
-            "attempt": info.attempt,
-            "reason": tombstone.reason,
-            "expires": tombstone.expires,
-        },
-    )
-    return actions.get_checkpoint(
-        index, root, run.uri, info.step, attempt=info.attempt, refresh=True
+    return actions.delete_checkpoint(
+        plane, caller, root, run, step, attempt=attempt, reason=reason, grace=grace_seconds
     )
 
 
 @router.post("/{step}:undelete", responses=problem_responses(404))
 def undelete_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     step: StepNumber,
     body: UndeleteRequest,
-    index: IndexDependency,
-    actor: ActorDependency,
+    plane: PlaneDependency,
 ) -> Checkpoint:
     """Take the deletion of a step back.
 
     It is listed again, unless the run went back before it meanwhile: then it is set aside.
     """
-    attempt = actions.undelete(run, step, body.attempt)
-    detail = {"step": step, "attempt": attempt}
-    note_deletion(
-        index.catalog, "checkpoint.undelete", root=root, run=run, actor=actor, detail=detail
-    )
-    return actions.get_checkpoint(index, root, run.uri, step, attempt=attempt, refresh=True)
+    return actions.undelete_checkpoint(plane, caller, root, run, step, body.attempt)

@@ -2,22 +2,20 @@
 
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from cairn.service.actions import judge, plan_body, stored_policy
-from cairn.service.catalog import note_deletion
-from cairn.service.dependencies import CatalogDependency, IdempotencyKey, RootName, RunDependency
-from cairn.service.http import ActorDependency, StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, accepted, gc, get_jobs, retention
+from cairn.service import actions
+from cairn.service.access import Operator
+from cairn.service.dependencies import IdempotencyKey, PlaneDependency, RootName, RunName
+from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.routes.accepted import accepted
 from cairn.service.schemas import (
     ApplyRetentionRequest,
     CollectGarbageRequest,
     Operation,
     RetentionPlan,
 )
-from cairn.storage.runs import check_names
-from cairn.storage.store import utc_now
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"], route_class=StoreRoute)
 
@@ -32,12 +30,11 @@ router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"], route_clas
     },
 )
 def apply_retention(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     body: ApplyRetentionRequest,
-    actor: ActorDependency,
-    catalog: CatalogDependency,
-    http: Request,
+    plane: PlaneDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> RetentionPlan | Response:
     """Say what a policy keeps and deletes, or with `dry_run: false` start to delete.
@@ -48,18 +45,10 @@ def apply_retention(
     ends it; what was deleted until then stays so.
     """
     if body.dry_run:
-        return plan_body(root, run, judge(run, body.policy, now=utc_now()))
-    check_names(run, stored_policy(body.policy))  # refused now rather than by the job
-    request = retention.retention_request(
-        root=root, run=run, policy=body.policy, grace=body.grace_seconds, by=actor
+        return actions.plan_retention(plane, root, run, body.policy)
+    operation = actions.apply_retention(
+        plane, caller, root, run, body, idempotency_key=idempotency_key
     )
-    operation = get_jobs(http).start(retention.KIND, request, idempotency_key=idempotency_key)
-    detail = {
-        "policy": request["policy"],
-        "grace_seconds": body.grace_seconds,
-        "operation": operation.id,
-    }
-    note_deletion(catalog, "run.retention", root=root, run=run, actor=actor, detail=detail)
     response = JSONResponse(operation.model_dump(mode="json"), status_code=202)
     accepted(operation, response)
     return response
@@ -67,12 +56,11 @@ def apply_retention(
 
 @router.post("/{run}:gc", status_code=202, responses=problem_responses(404))
 def collect_run_garbage(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
+    run: RunName,
     body: CollectGarbageRequest,
-    actor: ActorDependency,
-    catalog: CatalogDependency,
-    jobs: JobsDependency,
+    plane: PlaneDependency,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
@@ -82,9 +70,7 @@ def collect_run_garbage(
     exports of steps that are gone; a job may go on writing the run. The result counts it, and has
     its first thousand `entries`.
     """
-    request = gc.gc_request(root=root, run=run, dry_run=body.dry_run)
-    operation = jobs.start(gc.KIND, request, idempotency_key=idempotency_key)
-    if not body.dry_run:
-        detail = {"operation": operation.id}
-        note_deletion(catalog, "run.gc", root=root, run=run, actor=actor, detail=detail)
-    return accepted(operation, response)
+    started = actions.collect_garbage(
+        plane, caller, root, run, dry_run=body.dry_run, idempotency_key=idempotency_key
+    )
+    return accepted(started, response)

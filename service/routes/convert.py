@@ -4,9 +4,17 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service import actions
+from cairn.service.access import Operator
+from cairn.service.dependencies import (
+    IdempotencyKey,
+    PlaneDependency,
+    RootName,
+    RunName,
+    StepNumber,
+)
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, StepDependency, accepted, convert, export_request
+from cairn.service.routes.accepted import accepted
 from cairn.service.schemas import ConvertRequest, Operation
 
 router: Final = APIRouter(
@@ -16,11 +24,12 @@ router: Final = APIRouter(
 
 @router.post("/{step}:convert", status_code=202, responses=problem_responses(404, 409))
 def convert_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
-    step: StepDependency,
+    run: RunName,
+    step: StepNumber,
     body: ConvertRequest,
-    jobs: JobsDependency,
+    plane: PlaneDependency,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
@@ -29,14 +38,7 @@ def convert_checkpoint(
     The same export again is the same artifact, and while the first is under way, the same
     operation.
     """
-    options = convert.convert_options(body.dtype, body.max_shard_size)
-    convert.check_convertible(run.manifest(step), options)
-    request = export_request(
-        convert.KIND,
-        root=root,
-        run=run,
-        step=step,
-        options=options,
-        rule_version=convert.RULE_VERSION,
+    started = actions.convert_checkpoint(
+        plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )
-    return accepted(jobs.start(convert.KIND, request, idempotency_key=idempotency_key), response)
+    return accepted(started, response)

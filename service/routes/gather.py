@@ -4,9 +4,17 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
-from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
+from cairn.service import actions
+from cairn.service.access import Operator
+from cairn.service.dependencies import (
+    IdempotencyKey,
+    PlaneDependency,
+    RootName,
+    RunName,
+    StepNumber,
+)
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, StepDependency, accepted, export_request, gather
+from cairn.service.routes.accepted import accepted
 from cairn.service.schemas import GatherRequest, Operation
 
 router: Final = APIRouter(
@@ -16,21 +24,17 @@ router: Final = APIRouter(
 
 @router.post("/{step}:gather", status_code=202, responses=problem_responses(404, 409))
 def gather_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
-    step: StepDependency,
+    run: RunName,
+    step: StepNumber,
     body: GatherRequest,
-    jobs: JobsDependency,
+    plane: PlaneDependency,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
     """Start gathering items of any checkpoint; the result names the artifact."""
-    request = export_request(
-        gather.KIND,
-        root=root,
-        run=run,
-        step=step,
-        options=gather.gather_options(run, step, body.items, body.dtype),
-        rule_version=gather.RULE_VERSION,
+    started = actions.gather_checkpoint(
+        plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )
-    return accepted(jobs.start(gather.KIND, request, idempotency_key=idempotency_key), response)
+    return accepted(started, response)

@@ -10,7 +10,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from sqlalchemy import text
 
-from cairn.service.dependencies import CatalogDependency, SettingsDependency
+from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.http import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
@@ -32,20 +32,18 @@ async def health(request: Request) -> Health:
 
 
 @router.get("/readyz", responses=problem_responses(503))
-def ready(request: Request, settings: SettingsDependency, catalog: CatalogDependency) -> Readiness:
+def ready(plane: PlaneDependency) -> Readiness:
     """Catalog, job engine and every root are usable; 503 names those that are not."""
 
     def ask_catalog() -> None:
-        with catalog.read() as session:
+        with plane.catalog.read() as session:
             session.execute(text("SELECT 1"))
 
     def ask_jobs() -> None:
-        if request.app.state.jobs is None:
-            raise NotReadyError("the job engine was not launched")
-        request.app.state.jobs.check()
+        plane.jobs.check()
 
     questions: dict[str, Callable[[], object]] = {"catalog": ask_catalog, "jobs": ask_jobs}
-    for name, uri in settings.root_uris.items():
+    for name, uri in plane.roots.items():
         questions[f"root {name}"] = partial(_ask_root, uri)
     errors = []
     for name, ask in questions.items():

@@ -10,10 +10,12 @@ from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.dependencies import PageSize, PageToken
+from cairn.service import actions
+from cairn.service.access import Operator, Reader
+from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import decode_token, encode_token, problem_responses
-from cairn.service.jobs import Jobs, JobsDependency
+from cairn.service.jobs import Jobs
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])
@@ -35,7 +37,8 @@ LastEventId = Annotated[
 
 @router.get("")
 def list_operations(
-    jobs: JobsDependency,
+    caller: Reader,
+    plane: PlaneDependency,
     state: StateFilter = None,
     page_size: PageSize = 50,
     page_token: PageToken = None,
@@ -44,9 +47,7 @@ def list_operations(
     listing = f"operations, {state}"
     token = decode_token(listing, page_token, kinds=(str, str))
     after = (_moment(str(token[0])), str(token[1])) if token else None
-    found = jobs.list(limit=page_size + 1, after=after, state=state)
-    page = found[:page_size]
-    more = len(found) > page_size
+    page, more = actions.list_operations(plane, caller, after=after, limit=page_size, state=state)
     last = (page[-1].created.isoformat(), page[-1].id) if more else ()
     return OperationList(
         operations=page, next_page_token=encode_token(listing, last) if more else None
@@ -54,21 +55,21 @@ def list_operations(
 
 
 @router.get("/{operation}", responses=problem_responses(404))
-def get_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+def get_operation(caller: Reader, operation: OperationId, plane: PlaneDependency) -> Operation:
     """One operation as it stands now."""
-    return jobs.get(operation)
+    return actions.get_operation(plane, caller, operation)
 
 
 @router.post("/{operation}:cancel", responses=problem_responses(404, 409))
-def cancel_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+def cancel_operation(caller: Operator, operation: OperationId, plane: PlaneDependency) -> Operation:
     """Stop an operation and remove what it wrote; one that is cancelled already stays so."""
-    return jobs.cancel(operation)
+    return actions.cancel_operation(plane, caller, operation)
 
 
 @router.post("/{operation}:resume", responses=problem_responses(404, 409))
-def resume_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
+def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDependency) -> Operation:
     """Run a failed or cancelled operation again."""
-    return jobs.resume(operation)
+    return actions.resume_operation(plane, caller, operation)
 
 
 @router.get(
@@ -84,18 +85,21 @@ def resume_operation(operation: OperationId, jobs: JobsDependency) -> Operation:
     },
 )
 async def watch_operation(
-    operation: OperationId, jobs: JobsDependency, last_event_id: LastEventId = None
+    caller: Reader,
+    operation: OperationId,
+    plane: PlaneDependency,
+    last_event_id: LastEventId = None,
 ) -> Response:
     """The operation now, then whenever it changes, to its end.
 
     An event's id names the state that it tells: a client that gives it back as `Last-Event-ID`
     hears nothing twice, and of what it missed the newest state.
     """
-    current = await run_in_threadpool(jobs.get, operation)
+    current = await run_in_threadpool(actions.get_operation, plane, caller, operation)
     if current.state.final and _event_id(current) == last_event_id:
         return Response(status_code=204)
     return EventSourceResponse(
-        _events(jobs, current, last_event_id), headers={"Cache-Control": "no-store"}
+        _events(plane.jobs, current, last_event_id), headers={"Cache-Control": "no-store"}
     )
 
 

@@ -4,18 +4,18 @@ from typing import Final
 
 from fastapi import APIRouter, Response
 
+from cairn.service import actions
+from cairn.service.access import Operator
 from cairn.service.dependencies import (
     IdempotencyKey,
+    PlaneDependency,
     RootName,
-    RunDependency,
-    SettingsDependency,
-    root_uri,
+    RunName,
+    StepNumber,
 )
-from cairn.service.errors import InvalidRequestError
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, StepDependency, accepted, restore
-from cairn.service.schemas import Operation, RestoreMode, RestoreRequest
-from cairn.storage.store import confine
+from cairn.service.routes.accepted import accepted
+from cairn.service.schemas import Operation, RestoreRequest
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"], route_class=StoreRoute
@@ -24,12 +24,12 @@ router: Final = APIRouter(
 
 @router.post("/{step}:restore", status_code=202, responses=problem_responses(404, 409))
 def restore_checkpoint(
+    caller: Operator,
     root: RootName,
-    run: RunDependency,
-    step: StepDependency,
+    run: RunName,
+    step: StepNumber,
     body: RestoreRequest,
-    settings: SettingsDependency,
-    jobs: JobsDependency,
+    plane: PlaneDependency,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
@@ -38,14 +38,7 @@ def restore_checkpoint(
     A rollback needs a run that nobody writes; a fork needs a name that is free. What a fork results
     in says how many files and bytes of the copy were checked, and what was compared.
     """
-    if (body.run is not None) != (body.mode is RestoreMode.FORK):
-        raise InvalidRequestError(
-            "body.run: expected the new run's name for mode fork, and none for mode rollback, "
-            f"found {body.run!r} for mode {body.mode.value}"
-        )
-    if body.run is not None:
-        confine(root_uri(settings, root), body.run)
-    request = restore.restore_request(
-        root=root, run=run, step=step, mode=body.mode.value, target=body.run
+    started = actions.restore_checkpoint(
+        plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )
-    return accepted(jobs.start(restore.KIND, request, idempotency_key=idempotency_key), response)
+    return accepted(started, response)

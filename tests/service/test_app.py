@@ -80,7 +80,7 @@ def test_readiness_names_what_is_not_usable(http):
     answer = http.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["errors"] == [
-        {"field": "jobs", "detail": "the job engine was not launched"}
+        {"field": "jobs", "detail": "the job engine of this server was not launched"}
     ]
 
 

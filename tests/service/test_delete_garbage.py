@@ -73,7 +73,7 @@ def test_cancelled_collection_ends_after_what_it_was_removing(http, run, monkeyp
     reached = threading.Event()
 
     def wait_for_the_cancellation(found, key, **options):
-        (execution,) = http.app.state.jobs.worker._running()
+        (execution,) = http.app.state.plane.jobs.worker._running()
         reached.set()
         assert execution.interrupted.wait(60)
         return begin_removal(found, key, **options)
@@ -96,13 +96,18 @@ def test_operation_is_listed_with_its_run(http, run):
     assert listed["id"] == operation["id"]
 
 
-def test_removal_is_in_the_audit_trail_and_a_look_is_not(http, run):
-    done(http, GC, {})
+def test_removal_and_a_look_are_told_apart_in_the_audit_trail(http, run):
+    looked = done(http, GC, {})
     removed = done(http, GC, {"dry_run": False})
-    with http.app.state.catalog.read() as session:
-        (event,) = session.scalars(select(AuditRow))
-        assert (event.action, event.actor, event.run) == ("run.gc", "loopback", "run")
-        assert event.detail == {"operation": removed["id"]}
+    with http.app.state.plane.catalog.read() as session:
+        events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
+        assert {(event.action, event.actor, event.run) for event in events} == {
+            ("run.gc", "loopback", "run")
+        }
+        assert [event.detail for event in events] == [
+            {"dry_run": True, "operation": looked["id"]},
+            {"dry_run": False, "operation": removed["id"]},
+        ]
 
 
 def test_unknown_field_is_refused_and_nothing_removed(http, run):

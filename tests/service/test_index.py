@@ -215,7 +215,7 @@ def test_a_step_counts_as_abandoned_once_its_writer_is_not_heard_of(http, root, 
     begin_saving(run, 2)
     path = f"{RUN}/checkpoints/2"
     assert http.get(path).json()["state"] == "in_flight"
-    with http.app.state.index.catalog.read() as session:
+    with http.app.state.plane.index.catalog.read() as session:
         due = rows.find_run(session, "default", "run").due
     assert due is not None
     monkeypatch.setattr("cairn.service.catalog.rows.utc_now", lambda: due)
@@ -245,7 +245,7 @@ def test_two_control_planes_on_one_catalog_both_see_what_either_did(root, settin
 def test_a_root_that_takes_long_to_be_read_first_is_not_shown_in_part(http, root, monkeypatch):
     make_run(root / "run", [1])
     monkeypatch.setattr("cairn.service.catalog.refresh.FIRST_SCAN_SECONDS", 0.05)
-    scanning = http.app.state.index._scanning["default"]
+    scanning = http.app.state.plane.index._scanning["default"]
     with scanning:
         answer = http.get("/v1/runs")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "0.05")

@@ -66,7 +66,12 @@ INVALID = {
     "artifact": "%",
     "name": "x" * 300,
 }
-BODIES = {"promote": {"alias": "production"}, "restore": {"mode": "fork", "run": "copy"}}
+BODIES = {
+    "promote": {"alias": "production"},
+    "restore": {"mode": "fork", "run": "copy"},
+    "applyRetention": {"policy": {"keep_last": 1}},
+    "checkpoints": {"step": 7},
+}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +108,7 @@ def ask(http, method, path, values):
     url = path
     for name, value in values.items():
         url = url.replace("{" + name + "}", value)
-    verb = path.partition("?")[0].rpartition(":")[2]
+    verb = path.partition("?")[0].rpartition(":")[2].rpartition("/")[2]
     body = BODIES.get(verb, {}) if method == "post" else None
     return http.request(method, url, json=body, headers={"If-Match": '"1"'})
 

@@ -4,6 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
+from cairn.service import actions
+from cairn.service.access.loopback import LOOPBACK
+from cairn.service.actions import promotion as promoting
 from cairn.service.catalog.models import AliasRow, AuditRow
 from cairn.storage.runs import promotion
 from cairn.storage.runs.records.aliases import AliasWriter
@@ -180,31 +183,75 @@ def test_promotion_is_audited_and_in_the_catalog(app, http, run):
     promote(http, 3, CREATE, reason="first")
     promote(http, 9, {"If-Match": '"1"'})
     promote(http, 6, {"If-Match": '"1"'})  # stale: nothing happened
-    with app.state.catalog.read() as session:
+    with app.state.plane.catalog.read() as session:
         events = session.scalars(select(AuditRow).order_by(AuditRow.id)).all()
-    assert [(event.action, event.actor, event.root, event.run) for event in events] == [
+    assert {(event.action, event.actor, event.root, event.run) for event in events} == {
         ("alias.promote", "loopback", "default", "run")
-    ] * 2
-    assert [event.detail["step"] for event in events] == [3, 9]
+    }
+    assert [(event.detail["step"], event.outcome) for event in events] == [
+        (3, "done"),
+        (9, "done"),
+        (6, "refused"),
+    ]
     assert events[0].detail["reason"] == "first"
+    assert [event.detail.get("sequence") for event in events] == [1, 2, None]
+    assert events[2].detail["problem"] == "urn:cairn:problem:precondition-failed"
+    assert all(event.at <= event.completed for event in events)
 
 
 def test_promotion_is_in_the_catalog_without_a_refresh(app, http, run):
     http.get(f"{RUN}/checkpoints")
     promote(http, 3, CREATE)
     promote(http, 9, {"If-Match": '"1"'})
-    with app.state.catalog.read() as session:
+    with app.state.plane.catalog.read() as session:
         rows = session.scalars(select(AliasRow)).all()
     assert [(row.alias, row.step, row.sequence) for row in rows] == [("production", 9, 2)]
 
 
-def test_promotion_stands_though_the_database_fails(app, http, run, caplog):
-    app.state.catalog.close()
-    with app.state.catalog.write() as session:
+def test_nothing_is_promoted_that_the_audit_trail_cannot_note(app, http, run):
+    with app.state.plane.catalog.write() as session:
         session.connection().exec_driver_sql("DROP TABLE audit_events")
+    answer = promote(http, 3, CREATE)
+    assert (answer.status_code, answer.json()["type"]) == (
+        503,
+        "urn:cairn:problem:database-unavailable",
+    )
+    assert run.aliases.get("production") is None
+
+
+def test_promotion_stands_though_the_audit_trail_cannot_note_its_end(
+    app, http, run, caplog, monkeypatch
+):
+    write = promoting.promote_step
+
+    def then_lost(*arguments, **options):
+        moved = write(*arguments, **options)
+        with app.state.plane.catalog.write() as session:
+            session.connection().exec_driver_sql("DROP TABLE audit_events")
+        return moved
+
+    monkeypatch.setattr(promoting, "promote_step", then_lost)
     assert promote(http, 3, CREATE).status_code == 200
     assert run.aliases.get("production").step == 3
-    assert "not in the audit trail" in caplog.text
+    assert "alias.promote of default/run: done, which could not be noted" in caplog.text
+
+
+def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, monkeypatch):
+    class Killed(BaseException):
+        """What no code of the server sees coming."""
+
+    def die(*_arguments, **_options):
+        raise Killed
+
+    monkeypatch.setattr(promoting, "promote_step", die)
+    plane = app.state.plane
+    with pytest.raises(Killed):
+        actions.promote(
+            plane, LOOPBACK, "default", "run", 3, alias="production", reason="", expect=None
+        )
+    with plane.catalog.read() as session:
+        (event,) = session.scalars(select(AuditRow))
+    assert (event.detail["alias"], event.outcome, event.completed) == ("production", None, None)
 
 
 def test_deleted_alias_is_gone_and_its_history_stays(http, run):

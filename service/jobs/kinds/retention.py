@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cairn.service.actions import policy_text, read_deletions, stored_policy
+from cairn.service.catalog import read_deletions
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run
+from cairn.service.jobs.policies import policy_text, stored_policy
 from cairn.service.schemas import RetentionPolicy
 from cairn.storage.runs import Run, StepInfo, apply_retention
 from cairn.storage.store import StoreURI

@@ -1,15 +1,19 @@
 """Who may ask: without keys, only this machine, and no page that a browser got elsewhere."""
 
-from typing import Annotated, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-from fastapi import Depends
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as Connection
 
-from cairn.service.http.problems import respond
+from cairn.service.access.callers import Caller, Scope
+from cairn.service.http import respond
 from cairn.service.schemas import Problem
 from cairn.service.settings import is_loopback
+
+LOOPBACK: Final = Caller("loopback", Scope.ADMIN)
+"""Whoever is on this machine."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -25,13 +29,14 @@ class LoopbackGuard:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it with a 403 problem."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         refusal = _refusal(scope)
         if refusal is None:
+            scope.setdefault("state", {})["caller"] = LOOPBACK
             await self.app(scope, receive, send)
             return
         problem = Problem(
@@ -44,7 +49,7 @@ class LoopbackGuard:
         await respond(problem)(scope, receive, send)
 
 
-def _refusal(scope: Scope) -> str | None:
+def _refusal(scope: Connection) -> str | None:
     headers = Headers(scope=scope)
     client = scope.get("client")  # None on a Unix socket
     if client is not None and not is_loopback(client[0]):
@@ -72,11 +77,3 @@ def _parts(url: str) -> tuple[str, str]:
         return split.hostname or "", split.netloc
     except ValueError:  # an unclosed bracket
         return "", ""
-
-
-def actor() -> str:
-    """Who is asking, for the audit trail: without keys, whoever is on this machine."""
-    return "loopback"
-
-
-ActorDependency = Annotated[str, Depends(actor)]

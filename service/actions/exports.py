@@ -1,0 +1,173 @@
+"""Exports of a checkpoint, and what they made."""
+
+from dataclasses import dataclass
+
+from cairn.service.access import Caller
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.starting import start
+from cairn.service.jobs import ArtifactRef, convert, export_request, gather
+from cairn.service.schemas import (
+    Artifact,
+    ArtifactFile,
+    ConvertRequest,
+    GatherRequest,
+    Operation,
+    OperationKind,
+)
+from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
+from cairn.storage.runs import ExportFile, ExportManifest
+from cairn.storage.store import Files, StoreURI, from_rfc3339, open_files
+
+
+def convert_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    wanted: ConvertRequest,
+    *,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start an export in Hugging Face format.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        InvalidRequestError: It has no configuration of a model, or an option can't be.
+        UnsupportedFormatError: `max_shard_size` is no size.
+        NotReadyError, IdempotencyKeyReusedError: As `start`.
+    """
+    found = plane.run(root, run)
+    info = found.step(step)
+    options = convert.convert_options(wanted.dtype, wanted.max_shard_size)
+    convert.check_convertible(found.manifest(info), options)
+    request = export_request(
+        convert.KIND,
+        root=root,
+        run=found,
+        step=info,
+        options=options,
+        rule_version=convert.RULE_VERSION,
+    )
+    return start(
+        plane,
+        caller,
+        convert.KIND,
+        request,
+        action="checkpoint.convert",
+        idempotency_key=idempotency_key,
+    )
+
+
+def gather_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    wanted: GatherRequest,
+    *,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start gathering items of any checkpoint into one file.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        InvalidRequestError: It has no such items, or an option can't be.
+        NotReadyError, IdempotencyKeyReusedError: As `start`.
+    """
+    found = plane.run(root, run)
+    info = found.step(step)
+    request = export_request(
+        gather.KIND,
+        root=root,
+        run=found,
+        step=info,
+        options=gather.gather_options(found, info, wanted.items, wanted.dtype),
+        rule_version=gather.RULE_VERSION,
+    )
+    return start(
+        plane,
+        caller,
+        gather.KIND,
+        request,
+        action="checkpoint.gather",
+        idempotency_key=idempotency_key,
+    )
+
+
+def get_artifact(plane: ControlPlane, ref: ArtifactRef) -> Artifact:
+    """What an artifact is, and its files.
+
+    Raises:
+        ArtifactNotFoundError: There is no such artifact (any more).
+    """
+    manifest, folder = ref.open(plane.roots)
+    return Artifact(
+        id=ref.id,
+        kind=OperationKind(manifest.kind),
+        root=ref.root,
+        run=ref.run,
+        step=manifest.step,
+        attempt=manifest.attempt,
+        manifest_digest=manifest.source,
+        options=manifest.options,
+        uri=str(folder),
+        bytes=manifest.nbytes,
+        files=[
+            ArtifactFile(name=file.name, bytes=file.size, crc32c=file.crc32c)
+            for file in manifest.files
+        ],
+        created=from_rfc3339(manifest.created),
+    )
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of an artifact, ready to be read.
+
+    Attributes:
+        files: The folder.
+        name: Of the file.
+        size: Bytes.
+        version: Another text for every other content.
+    """
+
+    files: Files
+    name: str
+    size: int
+    version: str
+
+
+def find_file(plane: ControlPlane, ref: ArtifactRef, name: str) -> StoredFile:
+    """A file of an artifact.
+
+    Raises:
+        ArtifactNotFoundError: There is no such artifact, or it has no such file.
+        CorruptionError: The stored file has another size.
+    """
+    manifest, folder = ref.open(plane.roots)
+    file = _file(manifest, name, folder)
+    files = open_files(folder)
+    size = files.stat(name).size
+    if size != file.size:
+        raise CorruptionError(
+            "the file changed since it was published",
+            path=folder / name,
+            expected=f"{file.size} bytes",
+            found=f"{size}",
+            next_step="Delete the export, then convert or gather the checkpoint again.",
+        )
+    return StoredFile(files, name, size, f"{file.crc32c}-{size:x}-{manifest.folder[-8:]}")
+
+
+def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:
+    for file in manifest.files:
+        if file.name == name:
+            return file
+    raise ArtifactNotFoundError(
+        "no such file",
+        path=folder,
+        expected=", ".join(file.name for file in manifest.files[:20]),
+        found=repr(name[:200]),
+    )

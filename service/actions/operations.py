@@ -1,0 +1,83 @@
+"""Jobs that were started, as far as a caller may see them."""
+
+from datetime import datetime
+
+from cairn.service.access import Caller, Scope
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.schemas import Operation, OperationState
+
+
+def list_operations(
+    plane: ControlPlane,
+    caller: Caller,
+    *,
+    after: tuple[datetime, str] | None,
+    limit: int,
+    state: OperationState | None,
+) -> tuple[list[Operation], bool]:
+    """The next operations, newest first; whether there are more.
+
+    Args:
+        plane: Where.
+        caller: Who asks: of roots that they may not use, nothing is told.
+        after: `created` and id of the last one that is known already.
+        limit: At most so many.
+        state: Only those in this state; None: in any.
+
+    Raises:
+        NotReadyError: Jobs were not launched.
+    """
+    found: list[Operation] = []
+    while len(found) <= limit:
+        page = plane.jobs.list(limit=limit + 1, after=after, state=state)
+        found += [one for one in page if _seen_by(caller, one)]
+        if len(page) <= limit:
+            break
+        after = (page[-1].created, page[-1].id)
+    return found[:limit], len(found) > limit
+
+
+def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
+    """One operation as it stands now.
+
+    Raises:
+        OperationNotFoundError: There is none of that id.
+        ForbiddenError: It is of a root that the caller may not use.
+    """
+    found = plane.jobs.get(operation)
+    caller.require(Scope.READ, found.request.get("root"))
+    return found
+
+
+def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
+    """Stop an operation; one that is cancelled already stays so.
+
+    Raises:
+        OperationNotFoundError, ForbiddenError: As `get_operation`.
+        OperationStateError: It has ended otherwise.
+    """
+    found = get_operation(plane, caller, operation)
+    with audited(plane, caller, "operation.cancel", **_place(found), operation=operation):
+        return plane.jobs.cancel(operation)
+
+
+def resume_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:
+    """Run a failed or cancelled operation again.
+
+    Raises:
+        OperationNotFoundError, ForbiddenError: As `get_operation`.
+        OperationStateError: It is under way or has succeeded.
+    """
+    found = get_operation(plane, caller, operation)
+    with audited(plane, caller, "operation.resume", **_place(found), operation=operation):
+        return plane.jobs.resume(operation)
+
+
+def _seen_by(caller: Caller, operation: Operation) -> bool:
+    return caller.sees(str(operation.request.get("root", "")))
+
+
+def _place(operation: Operation) -> dict[str, str]:
+    request = operation.request
+    return {"root": str(request.get("root", "")), "run": str(request.get("run", ""))}

@@ -1,0 +1,86 @@
+"""What the actions work with: roots, catalog, jobs."""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cairn.service.catalog import Catalog, Index
+from cairn.service.errors import NotReadyError, UnknownRootError
+from cairn.service.jobs import Jobs
+from cairn.service.settings import Settings
+from cairn.storage.runs import UNREADABLE, Run, refuse_headless
+from cairn.storage.store import StoreURI, confine
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """The parts of a control plane.
+
+    Attributes:
+        settings: Its own.
+        roots: Store roots by name.
+        index: What brings the catalog up to date with the store.
+        engine: The jobs; None: not launched.
+    """
+
+    settings: Settings
+    roots: Mapping[str, StoreURI]
+    index: Index
+    engine: Jobs | None
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog."""
+        return self.index.catalog
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs.
+
+        Raises:
+            NotReadyError: They were not launched.
+        """
+        if self.engine is None:
+            raise NotReadyError("the job engine of this server was not launched")
+        return self.engine
+
+    def root(self, name: str) -> StoreURI:
+        """The folder of a root.
+
+        Raises:
+            UnknownRootError: No such root is configured.
+        """
+        if name not in self.roots:
+            raise UnknownRootError(f"root {name!r}: expected one of {', '.join(self.roots)}")
+        return self.roots[name]
+
+    def place(self, root: str, run: str) -> StoreURI:
+        """Where a run is, or would be; the store is not asked.
+
+        Raises:
+            UnknownRootError: No such root is configured.
+            InvalidURIError: The name is not one, or leads out of the root.
+        """
+        return confine(self.root(root), run)
+
+    def run(self, root: str, run: str) -> Run:
+        """A run, opened in the store.
+
+        Raises:
+            UnknownRootError, InvalidURIError: As `place`.
+            RunNotFoundError: The root has no such run.
+        """
+        return Run.open(self.place(root, run))
+
+    def run_of_any_kind(self, root: str, run: str) -> Run:
+        """A run, also one that has lost its `run.json`.
+
+        Raises:
+            UnknownRootError, InvalidURIError: As `place`.
+            RunNotFoundError: There is nothing of a run.
+        """
+        found = Run(self.place(root, run))
+        with contextlib.suppress(*UNREADABLE):  # `run.json` is lost, or damaged
+            refuse_headless(found)
+            found.info()
+        return found

@@ -1,0 +1,87 @@
+"""Comparing what is stored with what was saved, and mending records."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.starting import start
+from cairn.service.jobs import verify
+from cairn.service.schemas import Operation, Repair, RepairReport
+from cairn.storage.runs import repair_run
+
+
+def verify_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    *,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start reading every byte of a checkpoint.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        NotReadyError, IdempotencyKeyReusedError: As `start`.
+    """
+    found = plane.run(root, run)
+    request = verify.verify_request(root=root, run=found, step=found.step(step))
+    return start(
+        plane,
+        caller,
+        verify.KIND,
+        request,
+        action="checkpoint.verify",
+        idempotency_key=idempotency_key,
+    )
+
+
+def verify_run(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    *,
+    steps: str,
+    idempotency_key: str | None,
+) -> Operation:
+    """Start comparing a run's records, and the bytes of "all" listed steps, the "latest" or "none".
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        NotReadyError, IdempotencyKeyReusedError: As `start`.
+    """
+    request = verify.verify_request(root=root, run=plane.run(root, run), step=None, steps=steps)
+    return start(
+        plane, caller, verify.KIND, request, action="run.verify", idempotency_key=idempotency_key
+    )
+
+
+def repair_records(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    *,
+    dry_run: bool,
+    forget: Iterable[str],
+) -> RepairReport:
+    """What would mend the records of a run, or, without `dry_run`, what did.
+
+    Raises:
+        RunNotFoundError: There is nothing of a run.
+        LeaseHeldError: A job writes the run.
+        UnsupportedFormatError: A name in `forget` is no record's.
+    """
+    found = plane.run_of_any_kind(root, run)
+    given = list(forget)
+    if dry_run:
+        repairs = repair_run(found, by=caller.name, dry_run=True, forget=given)
+    else:
+        with audited(plane, caller, "run.repair", root=root, run=run, forget=given) as entry:
+            repairs = repair_run(found, by=caller.name, dry_run=False, forget=given)
+            entry.complete(repairs={one.name: one.action for one in repairs if one.done})
+    return RepairReport(root=root, run=run, repairs=[Repair(**asdict(one)) for one in repairs])
