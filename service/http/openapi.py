@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import Problem
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -25,6 +26,22 @@ def describe_api(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
 
 
+def _without_null(schema: dict[str, Any]) -> None:
+    """A parameter is left out, never null: the word would be taken for text."""
+    kinds = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
+    if len(kinds) == 1:
+        del schema["anyOf"]
+        schema.update(kinds[0])
+    elif kinds:
+        schema["anyOf"] = kinds
+
+
+def _of(method: str, operation: dict[str, Any]) -> set[int]:
+    """Statuses of problems that every operation of its kind can answer with."""
+    with_body = {400, 413} if "requestBody" in operation else set()
+    return with_body if method == "get" else with_body | {409}
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(
         title=app.title,
@@ -37,4 +54,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
+    for item in found["paths"].values():
+        for method, operation in item.items():
+            for parameter in operation.get("parameters", []):
+                _without_null(parameter["schema"])
+            declared = problem_responses(*_of(method, operation))
+            operation["responses"] |= {str(status): one for status, one in declared.items()}
     return found

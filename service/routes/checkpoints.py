@@ -22,6 +22,7 @@ from cairn.service.http import (
     decode_token,
     encode_token,
     etag,
+    named,
     problem_responses,
 )
 from cairn.service.schemas import (
@@ -92,7 +93,7 @@ def announce_checkpoint(
     return actions.get_checkpoint(plane, root, run, body.step, attempt=body.attempt, refresh=True)
 
 
-@router.get("/{step}", responses=problem_responses(404))
+@router.get("/" + named("step"), responses=problem_responses(404))
 def get_checkpoint(
     caller: Reader,
     root: RootName,
@@ -138,7 +139,7 @@ def promote_checkpoint(
     return moved
 
 
-@router.delete("/{step}", responses=problem_responses(404, 409))
+@router.delete("/" + named("step"), responses=problem_responses(404, 409))
 def delete_checkpoint(
     caller: Operator,
     root: RootName,

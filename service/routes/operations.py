@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
@@ -14,7 +14,7 @@ from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import decode_token, encode_token, problem_responses
+from cairn.service.http import decode_token, encode_token, named, problem_responses
 from cairn.service.jobs import Jobs
 from cairn.service.schemas import Operation, OperationList, OperationState
 
@@ -24,6 +24,20 @@ OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
 WATCH_SECONDS: Final = 0.2
 PING_SECONDS: Final = 10.0
 RETRY_MILLISECONDS: Final = 1000
+
+_EVENT: Final = {
+    "type": "object",
+    "properties": {
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/Operation"},
+        },
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+    "required": ["data"],
+}
 
 OperationId = Annotated[str, Path(pattern=OPERATION_PATTERN, description="Id of an operation.")]
 StateFilter = Annotated[
@@ -54,7 +68,7 @@ def list_operations(
     )
 
 
-@router.get("/{operation}", responses=problem_responses(404))
+@router.get("/" + named("operation"), responses=problem_responses(404))
 def get_operation(caller: Reader, operation: OperationId, plane: PlaneDependency) -> Operation:
     """One operation as it stands now."""
     return actions.get_operation(plane, caller, operation)
@@ -78,7 +92,7 @@ def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDepen
     responses={
         200: {
             "description": "Server-sent events; the data of each is an `Operation` as JSON.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"itemSchema": _EVENT}},
         },
         204: {"description": "The operation has ended, and Last-Event-ID names its last event."},
         **problem_responses(404),
@@ -134,6 +148,10 @@ def _event_id(operation: Operation) -> str:
 
 def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(text)
-    except ValueError as exc:
+        moment = datetime.fromisoformat(text)
+        moment + timedelta(days=1)  # not at the end of time, where the database's sums overflow
+        if moment.tzinfo is None:
+            raise ValueError("a moment without its zone")
+        return moment
+    except (ValueError, OverflowError) as exc:
         raise InvalidRequestError("query.page_token: expected one of this list") from exc

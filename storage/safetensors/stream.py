@@ -44,7 +44,7 @@ BLOCKS_IN_FLIGHT: Final = 4
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 8
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]?i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *((?:[kmgt]i?)?b)?", re.IGNORECASE)
 _UNITS: Final = {
     **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
     **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},

@@ -121,7 +121,14 @@ def test_unknown_operation_is_not_found(http, method, path):
 
 
 def test_malformed_id_is_refused(http):
-    assert http.get("/v1/operations/x:cancel").status_code == 422
+    assert http.post("/v1/operations/x:cancel").status_code == 422
+    assert http.get("/v1/operations/x").status_code == 422
+
+
+def test_verb_is_not_taken_for_a_part_of_the_name(http):
+    answer = http.get("/v1/operations/x:cancel")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert http.post("/v1/operations/x:frobnicate").status_code == 404
 
 
 def test_no_job_is_started_without_an_engine(store, tmp_path):
