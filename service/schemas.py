@@ -263,6 +263,11 @@ class Alias(Response):
     reason: str
     at: datetime
     sequence: int
+    audited: bool | None = Field(
+        default=None,
+        description="Whether this control plane was asked for the move. False: somebody who may "
+        "write the store made it, around keys and gates. Null: not known.",
+    )
 
 
 class AliasList(Response):

@@ -6,6 +6,7 @@ from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import RunRow as RunRow
+from .outside import count_outside as count_outside
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner
 from .workers import forget_worker as forget_worker

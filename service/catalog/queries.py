@@ -90,6 +90,7 @@ def aliases(session: Session, run: RunRow) -> list[Alias]:
             reason=row.reason,
             at=row.at,
             sequence=row.sequence,
+            audited=row.audited,
         )
         for row in session.scalars(query)
     ]

@@ -45,6 +45,7 @@ def test_promotion_moves_the_alias_in_the_store(http, run):
         "by": "loopback",
         "reason": "first release",
         "sequence": 1,
+        "audited": True,
     }
 
 
