@@ -23,7 +23,7 @@ from cairn.service.http import (
     problem_responses,
     refuse_unknown_parameters,
 )
-from cairn.service.jobs import Jobs, open_jobs, start_worker
+from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -112,6 +112,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(settings.prepare)
     catalog = await run_in_threadpool(Catalog.open, settings.database_url)
     jobs: Jobs | None = None
+    watches: Watches | None = None
     index = Index(catalog)
     scanner = Scanner(index, settings.root_uris, settings.scan_seconds)
     try:
@@ -124,11 +125,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.jobs = None
         if app.state.launch_jobs:
             jobs = app.state.jobs = await run_in_threadpool(open_jobs, settings)
+            watches = app.state.watches = Watches(jobs)
             if settings.worker:
                 start = partial(start_worker, settings, catalog, version=package_version())
                 jobs.worker = await run_in_threadpool(start)
         yield
     finally:
+        if watches is not None:
+            await watches.close()
         if jobs is not None:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)

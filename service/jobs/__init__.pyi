@@ -4,6 +4,7 @@ from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
 from .dependency import JobsDependency as JobsDependency
 from .dependency import StepDependency as StepDependency
+from .dependency import WatchesDependency as WatchesDependency
 from .dependency import accepted as accepted
 from .dependency import get_jobs as get_jobs
 from .errors import WorkerAliveError as WorkerAliveError
@@ -15,5 +16,6 @@ from .kinds import restore as restore
 from .kinds import retention as retention
 from .kinds import verify as verify
 from .kinds.export_job import export_request as export_request
+from .watching import Watches as Watches
 from .work import start_worker as start_worker
 from .worker_names import worker_name as worker_name

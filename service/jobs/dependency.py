@@ -7,6 +7,7 @@ from fastapi import Depends, Request, Response
 from cairn.service.dependencies import RunDependency, StepNumber
 from cairn.service.errors import NotReadyError
 from cairn.service.jobs.dbos_engine import Jobs
+from cairn.service.jobs.watching import Watches
 from cairn.service.schemas import Operation
 from cairn.storage.runs import StepInfo
 
@@ -23,12 +24,23 @@ def get_jobs(request: Request) -> Jobs:
     return jobs
 
 
+def get_watches(request: Request) -> Watches:
+    """Whoever watches jobs of this application.
+
+    Raises:
+        NotReadyError: It has no jobs.
+    """
+    get_jobs(request)
+    return cast(Watches, request.app.state.watches)
+
+
 def get_step(run: RunDependency, step: StepNumber) -> StepInfo:
     """The listed step that the path names."""
     return run.step(step)
 
 
 JobsDependency = Annotated[Jobs, Depends(get_jobs)]
+WatchesDependency = Annotated[Watches, Depends(get_watches)]
 StepDependency = Annotated[StepInfo, Depends(get_step)]
 
 

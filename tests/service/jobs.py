@@ -15,8 +15,8 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
+from cairn.service.jobs import watching
 from cairn.service.jobs.dbos_engine import database
-from cairn.service.routes import operations
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -113,7 +113,7 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
         patch.object(database, "QUEUE_POLL_SECONDS", 0.05),
-        patch.object(operations, "WATCH_SECONDS", 0.05),
+        patch.object(watching, "LOOK_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):
         yield client
