@@ -9,6 +9,7 @@ from .dependency import accepted as accepted
 from .dependency import get_jobs as get_jobs
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
+from .exports import start_export as start_export
 from .kinds import convert as convert
 from .kinds import gather as gather
 from .kinds import gc as gc

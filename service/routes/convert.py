@@ -6,7 +6,14 @@ from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, StepDependency, accepted, convert, export_request
+from cairn.service.jobs import (
+    JobsDependency,
+    StepDependency,
+    accepted,
+    convert,
+    export_request,
+    start_export,
+)
 from cairn.service.schemas import ConvertRequest, Operation
 
 router: Final = APIRouter(
@@ -26,8 +33,8 @@ def convert_checkpoint(
 ) -> Operation:
     """Start an export; its result names the artifact.
 
-    The same export again is the same artifact, and while the first is under way, the same
-    operation.
+    The same export again is the same artifact, and the same operation: also once that has
+    succeeded, for as long as its files are there. With a key it is an operation of its own.
     """
     options = convert.convert_options(body.dtype, body.max_shard_size)
     convert.check_convertible(run.manifest(step), options)
@@ -39,4 +46,4 @@ def convert_checkpoint(
         options=options,
         rule_version=convert.RULE_VERSION,
     )
-    return accepted(jobs.start(convert.KIND, request, idempotency_key=idempotency_key), response)
+    return accepted(start_export(jobs, run, request, idempotency_key=idempotency_key), response)

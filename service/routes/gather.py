@@ -6,7 +6,14 @@ from fastapi import APIRouter, Response
 
 from cairn.service.dependencies import IdempotencyKey, RootName, RunDependency
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.jobs import JobsDependency, StepDependency, accepted, export_request, gather
+from cairn.service.jobs import (
+    JobsDependency,
+    StepDependency,
+    accepted,
+    export_request,
+    gather,
+    start_export,
+)
 from cairn.service.schemas import GatherRequest, Operation
 
 router: Final = APIRouter(
@@ -24,7 +31,10 @@ def gather_checkpoint(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start gathering items of any checkpoint; the result names the artifact."""
+    """Start gathering items of any checkpoint; the result names the artifact.
+
+    The same again is the same artifact and operation, as with an export.
+    """
     request = export_request(
         gather.KIND,
         root=root,
@@ -33,4 +43,4 @@ def gather_checkpoint(
         options=gather.gather_options(run, step, body.items, body.dtype),
         rule_version=gather.RULE_VERSION,
     )
-    return accepted(jobs.start(gather.KIND, request, idempotency_key=idempotency_key), response)
+    return accepted(start_export(jobs, run, request, idempotency_key=idempotency_key), response)

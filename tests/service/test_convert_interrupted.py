@@ -84,6 +84,19 @@ def test_two_control_planes_publish_one_artifact(tmp_path, monkeypatch):
     assert len(tries(root, "llama")) == 1
 
 
+def test_what_another_control_plane_has_made_is_found_by_the_job(tmp_path):
+    """Its operations are in a database of its own: nobody can be sent there."""
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    with serving(root, tmp_path / "one") as http:
+        made = done(http, CONVERT, {})
+    with serving(root, tmp_path / "two") as http:
+        found = done(http, CONVERT, {})
+        assert found["id"] != made["id"]
+        assert found["result"] == {**made["result"], "existing": True}
+    assert len(tries(root, "llama")) == 1
+
+
 def test_killed_control_plane_goes_on_where_it_was(tmp_path):
     root, data, reached = tmp_path / "store", tmp_path / "data", tmp_path / "reached"
     leaves = save_llama(root / "llama")[1]
@@ -128,7 +141,7 @@ def test_export_whose_files_were_deleted_is_made_again(tmp_path):
         second = done(http, CONVERT, {})
         assert second["result"]["existing"] is False
         assert http.get(address).status_code == 200
-        assert done(http, CONVERT, {})["result"]["existing"] is True
+        assert done(http, CONVERT, {}) == second
     assert len(tries(root, "llama")) == 1
 
 
