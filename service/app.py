@@ -110,7 +110,8 @@ def package_version() -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     await run_in_threadpool(settings.prepare)
-    catalog = await run_in_threadpool(Catalog.open, settings.database_url)
+    open_catalog = partial(Catalog.open, settings.database_url, auto_upgrade=settings.auto_upgrade)
+    catalog = await run_in_threadpool(open_catalog)
     jobs: Jobs | None = None
     watches: Watches | None = None
     index = Index(catalog)

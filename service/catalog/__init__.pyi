@@ -3,6 +3,7 @@ from . import rows as rows
 from .audit import note_alias as note_alias
 from .audit_deletions import note_deletion as note_deletion
 from .engine import Catalog as Catalog
+from .engine import upgrade_catalog as upgrade_catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import RunRow as RunRow
 from .refresh import Index as Index

@@ -2,6 +2,7 @@ from .artifacts import ARTIFACT_PATTERN as ARTIFACT_PATTERN
 from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
+from .dbos_engine import upgrade_jobs as upgrade_jobs
 from .dependency import JobsDependency as JobsDependency
 from .dependency import StepDependency as StepDependency
 from .dependency import WatchesDependency as WatchesDependency
