@@ -1,4 +1,4 @@
-"""`cairn upgrade`: the databases of a control plane, which nobody need be serving."""
+"""`cairn upgrade` and `cairn backup`: the databases of a control plane, served or not."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -33,3 +33,21 @@ def upgrade(data_dir: DataOption = None) -> None:
             print(f"{name}: made, at revision {after}")
         else:
             print(f"{name}: revision {before} -> {after}")
+
+
+@upkeep_app.command()
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new one, for the copies.")],
+    data_dir: DataOption = None,
+) -> None:
+    """Copy what the store does not hold: audit trail and jobs.
+
+    Of SQLite databases, while they are used; the copies are a data folder that a server can be
+    started with. Of PostgreSQL it says what to run.
+    """
+    from cairn.service.command.backup import back_up  # takes seconds
+    from cairn.service.settings import load_settings
+
+    settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+    for copy in back_up(settings, folder):
+        print(copy)
