@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import threading
 
 import numpy as np
 
-from cairn.service.jobs.kinds import export_job
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
+    Hold,
     artifact_of,
     control_plane,
     done,
@@ -22,25 +21,6 @@ from tests.service.jobs import (
 )
 
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
-
-
-class Hold:
-    """Makes writing a shard stop after each block until it is opened; a cancel gets through."""
-
-    def __init__(self, monkeypatch):
-        self.reached, self.opened = threading.Event(), threading.Event()
-        real = export_job.write_shard
-
-        def held(files, rel, shard, *, on_data, **options):
-            def wait(data):
-                on_data(data)
-                self.reached.set()
-                while not self.opened.wait(0.01):
-                    on_data(memoryview(b""))
-
-            return real(files, rel, shard, on_data=wait, **options)
-
-        monkeypatch.setattr(export_job, "write_shard", held)
 
 
 def test_cancel_takes_effect_within_a_shard_and_leaves_nothing(tmp_path, monkeypatch):

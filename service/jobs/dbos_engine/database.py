@@ -25,6 +25,7 @@ APPLICATION: Final = "cairn"
 # code, and let them finish first.
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
+CONNECT_SECONDS: Final = 10
 QUEUE_POLL_SECONDS: Final = 0.1
 LIMITS: Final[Mapping[OperationKind, int]] = {
     OperationKind.CONVERT: 2,
@@ -51,6 +52,29 @@ class WalConnection(sqlite3.Connection):
 def is_sqlite(url: str) -> bool:
     """Whether a database is a file."""
     return make_url(url).get_backend_name() == "sqlite"
+
+
+def engine_options(url: str) -> dict[str, Any]:
+    """How a worker's engine connects: DBOS waits with a job until its database is there again.
+
+    Of PostgreSQL it tells that from a failure's code, or from some of the driver's texts: not from
+    that of a socket that is gone, or of a name that resolves no more.
+    """
+    if is_sqlite(url):
+        return {"connect_args": {"factory": WalConnection}}
+    parsed = make_url(url).set(drivername="postgresql+psycopg")
+    dialect = create_engine(parsed).dialect
+    positional, options = dialect.create_connect_args(parsed)
+    options.setdefault("connect_timeout", CONNECT_SECONDS)
+    driver: Any = dialect.loaded_dbapi
+
+    def connect() -> Any:
+        try:
+            return driver.connect(*positional, **options)
+        except driver.OperationalError as exc:
+            raise driver.errors.ConnectionFailure(str(exc)) from exc
+
+    return {"creator": connect}
 
 
 def queue_of(kind: str) -> str:
