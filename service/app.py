@@ -24,7 +24,7 @@ from cairn.service.http import (
     problem_responses,
     refuse_unknown_parameters,
 )
-from cairn.service.jobs import Jobs, open_jobs, start_worker
+from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -111,8 +111,10 @@ def package_version() -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     await run_in_threadpool(settings.prepare)
-    catalog = await run_in_threadpool(Catalog.open, settings.database_url)
+    open_catalog = partial(Catalog.open, settings.database_url, auto_upgrade=settings.auto_upgrade)
+    catalog = await run_in_threadpool(open_catalog)
     jobs: Jobs | None = None
+    watches: Watches | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -123,12 +125,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         scanner.start()
         if app.state.launch_jobs:
             jobs = await run_in_threadpool(open_jobs, settings)
+            watches = Watches(jobs)
             if settings.worker:
                 start = partial(start_worker, settings, catalog, version=package_version())
                 jobs.worker = await run_in_threadpool(start)
-        app.state.plane = ControlPlane(settings, roots, index, jobs)
+        app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
         yield
     finally:
+        if watches is not None:
+            await watches.close()
         if jobs is not None:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)

@@ -52,7 +52,7 @@ IdempotencyKey = Annotated[
         max_length=200,
         description="The same key again is the same operation, for good; another request under "
         "it is refused. Without a key, an equal request is the same operation while it is under "
-        "way.",
+        "way, and of an export for as long as its artifact is there.",
     ),
 ]
 

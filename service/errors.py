@@ -6,6 +6,7 @@ ServiceError
 ├── OperationFailedError     a job that was watched did not succeed
 ├── WatchEndedError          a job is not watched any more, and goes on
 ├── ServeError               the server cannot start
+├── BackupError              the databases cannot be copied
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
 │   └── ProblemResponseError (.problem)
@@ -45,6 +46,10 @@ class WatchEndedError(ServiceError):
 
 class ServeError(ServiceError):
     """The server cannot start, for a reason outside its settings."""
+
+
+class BackupError(ServiceError):
+    """The databases cannot be copied."""
 
 
 class ClientError(ServiceError):

@@ -37,6 +37,10 @@ class Settings(BaseSettings):
     jobs_database_url: str = Field(
         default="", description="Job engine; empty: SQLite in the data folder."
     )
+    auto_upgrade: bool = Field(
+        default=False,
+        description="Bring PostgreSQL's tables to this version at the start; else `cairn upgrade`.",
+    )
     host: str = Field(default="127.0.0.1", description="Address to listen on; loopback only.")
     port: int = Field(
         default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."

@@ -4,6 +4,7 @@ from .audit import AuditEntry as AuditEntry
 from .deletions import deletion_body as deletion_body
 from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
+from .engine import upgrade_catalog as upgrade_catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import RunRow as RunRow
 from .outside import count_outside as count_outside

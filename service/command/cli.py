@@ -32,6 +32,7 @@ from cairn.service.command.options import (
     errors,
 )
 from cairn.service.command.options import report as _report
+from cairn.service.command.upkeep import upkeep_app
 from cairn.service.command.workers import workers_app
 from cairn.service.errors import ProblemResponseError, ServiceError, WatchEndedError
 from cairn.service.schemas import CheckpointState, OperationState
@@ -63,6 +64,7 @@ app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(upkeep_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
@@ -309,7 +311,7 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
 
     settings = _load_settings(root=root, data_dir=data_dir)
     settings.prepare()
-    catalog = Catalog.open(settings.database_url)
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         found = Index(catalog).rebuild(settings.root_uris)
     finally:

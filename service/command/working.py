@@ -27,7 +27,7 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     settings.prepare()
-    catalog = Catalog.open(settings.database_url)
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         jobs = open_jobs(settings)
         try:

@@ -1,28 +1,24 @@
 """Jobs that were started: list, watch, cancel, resume."""
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
-from starlette.concurrency import run_in_threadpool
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
 from cairn.service.http import decode_token, encode_token, named, problem_responses
-from cairn.service.jobs import Jobs
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])
 
 OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
-WATCH_SECONDS: Final = 0.2
-PING_SECONDS: Final = 10.0
 RETRY_MILLISECONDS: Final = 1000
 
 _EVENT: Final = {
@@ -109,36 +105,32 @@ async def watch_operation(
     An event's id names the state that it tells: a client that gives it back as `Last-Event-ID`
     hears nothing twice, and of what it missed the newest state.
     """
-    current = await run_in_threadpool(actions.get_operation, plane, caller, operation)
-    if current.state.final and _event_id(current) == last_event_id:
+    states = actions.watch_operation(plane, caller, operation)
+    current = await anext(states)
+    if current is not None and current.state.final and _event_id(current) == last_event_id:
+        await states.aclose()
         return Response(status_code=204)
     return EventSourceResponse(
-        _events(plane.jobs, current, last_event_id), headers={"Cache-Control": "no-store"}
+        _events(current, states, last_event_id), headers={"Cache-Control": "no-store"}
     )
 
 
 async def _events(
-    jobs: Jobs, current: Operation, last_event_id: str | None
+    current: Operation | None, states: AsyncGenerator[Operation | None], told: str | None
 ) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    told = last_event_id
-    spoken = loop.time()
-    while True:
-        if _event_id(current) != told:
-            told = _event_id(current)
-            spoken = loop.time()
-            yield format_sse_event(
-                data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
-            )
-        elif loop.time() - spoken >= PING_SECONDS:
-            spoken = loop.time()
-            yield format_sse_event(comment="ping")
-        if current.state.final:
-            return
-        await asyncio.sleep(WATCH_SECONDS)
-        if jobs.stopping:  # the client comes back to the next server
-            return
-        current = await run_in_threadpool(jobs.get, current.id)
+    async with aclosing(states):
+        while True:
+            if current is None:
+                yield format_sse_event(comment="ping")
+            elif _event_id(current) != told:
+                told = _event_id(current)
+                yield format_sse_event(
+                    data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
+                )
+            try:
+                current = await anext(states)
+            except StopAsyncIteration:
+                return
 
 
 def _event_id(operation: Operation) -> str:

@@ -28,10 +28,11 @@ from cairn.service.jobs.records import (
     moment,
     operation_id,
     operation_of,
+    state_of,
     statuses_of,
     workflow_name,
 )
-from cairn.service.schemas import Operation, OperationState
+from cairn.service.schemas import Operation, OperationState, Progress
 from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
 
@@ -118,6 +119,34 @@ class Jobs:
         if not found:
             raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
         return self._describe(found[0])
+
+    def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+        """Operations as they stand now, by id; one that is there no more is left out.
+
+        Of those that have not ended nothing is read that cannot have changed.
+
+        Args:
+            known: By id, as they were found before.
+        """
+        rows = self._client.list_workflows(
+            workflow_ids=[*known], name=self._names(), load_input=False, load_output=False
+        )
+        ended = [row.workflow_id for row in rows if state_of(row.status).final]
+        found = {
+            row.workflow_id: known[row.workflow_id].model_copy(
+                update={
+                    "state": state_of(row.status),
+                    "progress": Progress.model_validate(dict(self._progress(row))),
+                    "updated": moment(row.updated_at),
+                }
+            )
+            for row in rows
+            if row.workflow_id not in ended
+        }
+        if ended:
+            whole = self._client.list_workflows(workflow_ids=ended, name=self._names())
+            found.update((row.workflow_id, self._describe(row)) for row in whole)
+        return found
 
     def list(
         self,

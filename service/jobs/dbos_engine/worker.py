@@ -15,6 +15,7 @@ from dbos import (
     PortableWorkflowError,
 )
 from dbos import error as dbos_errors
+from sqlalchemy.exc import DBAPIError
 
 from cairn.service.jobs.context import (
     JobCancelled,
@@ -29,8 +30,7 @@ from cairn.service.jobs.dbos_engine.database import (
     APPLICATION,
     APPLICATION_VERSION,
     PROGRESS_EVENT,
-    WalConnection,
-    is_sqlite,
+    engine_options,
 )
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError
 from cairn.service.jobs.execution import Execution
@@ -73,7 +73,10 @@ class _Steps:
 
     def report(self, progress: dict[str, Any]) -> None:
         # Fails once the operation was cancelled or taken over elsewhere.
-        DBOS.set_event(PROGRESS_EVENT, progress)
+        try:
+            DBOS.set_event(PROGRESS_EVENT, progress)
+        except DBAPIError as exc:  # the next report may get through; no job ends for want of one
+            logger.warning("operation %s: progress is not told: %s", DBOS.workflow_id, exc.orig)
 
 
 class Worker:
@@ -226,7 +229,7 @@ class Worker:
             return [*self._executions]
 
     def _config(self) -> DBOSConfig:
-        config: DBOSConfig = {
+        return {
             "name": APPLICATION,
             "system_database_url": self._database_url,
             "application_version": APPLICATION_VERSION,
@@ -235,10 +238,8 @@ class Worker:
             "enable_otlp": False,
             "log_level": "WARNING",
             "notification_listener_polling_interval_sec": 0.2,
+            "db_engine_kwargs": engine_options(self._database_url),
         }
-        if is_sqlite(self._database_url):
-            config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
-        return config
 
 
 _T = TypeVar("_T")
