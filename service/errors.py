@@ -3,12 +3,13 @@
 ServiceError
 ├── SettingsError            a setting that cannot work
 ├── AddressError             a text that names no checkpoint
+│   └── NoCheckpointError    a run that has none yet
 ├── OperationFailedError     a job that was watched did not succeed
 ├── WatchEndedError          a job is not watched any more, and goes on
 ├── ServeError               the server cannot start
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
-│   └── ProblemResponseError (.problem)
+│   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
     ├── UnknownRootError          404
     ├── PreconditionRequiredError 428
@@ -33,6 +34,10 @@ class AddressError(ServiceError):
     """A text that names no checkpoint."""
 
 
+class NoCheckpointError(AddressError):
+    """A run whose latest checkpoint was asked for, and that has none."""
+
+
 class OperationFailedError(ServiceError):
     """A job that was watched failed or was cancelled."""
 
@@ -54,11 +59,20 @@ class ServerUnreachableError(ClientError):
 
 
 class ProblemResponseError(ClientError):
-    """The control plane answered with a problem."""
+    """The control plane answered with a problem.
 
-    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+    Attributes:
+        problem: The body of the answer.
+        status: Of the answer.
+        retry_after: Seconds after which to ask again, if the answer says so.
+    """
+
+    def __init__(
+        self, problem: Mapping[str, Any], status: int, *, retry_after: int | None = None
+    ) -> None:
         self.problem = dict(problem)
         self.status = status
+        self.retry_after = retry_after
         super().__init__(f"{self.problem.get('title', status)}: {self.problem.get('detail', '')}")
 
 

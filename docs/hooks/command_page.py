@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from cairn.service.command.failures import MEANINGS
+
 HEAD = """# The `cairn` command
 
 """
@@ -13,14 +15,10 @@ TAIL = """
 ## Output and exit status
 
 What was asked for goes to standard output, tab-separated where that is no terminal; progress and
-errors go to standard error.
+errors go to standard error. A failure is one line there, and its kind is the exit status.
 
 | status | meaning |
 |---|---|
-| 0 | done |
-| 1 | refused or failed |
-| 2 | wrong usage |
-| 130 | interrupted |
 """
 
 
@@ -29,7 +27,8 @@ def command_page(app: typer.Typer) -> str:
     group = typer.main.get_command(app)
     parts = [HEAD, _text(group.help), "\n"]
     parts += [_section(path, command) for path, command in commands(group)]
-    return "".join(parts) + TAIL
+    rows = [f"| {status:d} | {_cell(text)} |\n" for status, text in MEANINGS.items()]
+    return "".join([*parts, TAIL, *rows])
 
 
 def commands(group: Any, path: tuple[str, ...] = ("cairn",)) -> list[tuple[tuple[str, ...], Any]]:

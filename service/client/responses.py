@@ -33,7 +33,12 @@ def raise_for_problem(response: httpx.Response) -> None:
             "detail": f"expected a Cairn control plane, found: {response.text[:200]!r}",
             "instance": response.request.url.path,
         }
-    raise ProblemResponseError(problem, response.status_code)
+    seconds = response.headers.get("retry-after", "")
+    raise ProblemResponseError(
+        problem,
+        response.status_code,
+        retry_after=int(seconds) if seconds.isascii() and seconds.isdigit() else None,
+    )
 
 
 def read_body(kind: type[Body], response: httpx.Response) -> Body:

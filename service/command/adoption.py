@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import console, errors
 from cairn.service.command.tables import print_table
 
@@ -69,4 +70,4 @@ def adopt(
         errors.print(line, soft_wrap=True, markup=False)
     errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
     if not found.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)

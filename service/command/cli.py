@@ -1,21 +1,36 @@
 """The `cairn` command: the control plane's server, and its client for the shell.
 
 What is asked for goes to standard output (tab-separated where that is no terminal), progress and
-errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
+errors to standard error. The exit status tells the kind of a failure, see `failures.py`.
 """
 
+import contextlib
+import os
 import sys
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
+from cairn.installation import DISTRIBUTION, missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.failures import (
+    KNOWN,
+    MEANINGS,
+    ExitStatus,
+    as_json,
+    exit_status,
+    line_of,
+    problem_of,
+    usage_problem,
+)
 from cairn.service.command.listings import (
     list_checkpoints,
     list_operations,
@@ -33,9 +48,7 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.workers import workers_app
-from cairn.service.errors import ProblemResponseError, ServiceError, WatchEndedError
 from cairn.service.schemas import CheckpointState, OperationState
-from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 
 if TYPE_CHECKING:
@@ -48,17 +61,21 @@ port 8321 of this machine.
 
 A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
 """
-FAILED, INTERRUPTED = 1, 130
+EPILOG: Final = "\n".join(
+    ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))
+)
 
 app = typer.Typer(
     name="cairn",
     help=HELP,
-    no_args_is_help=True,
+    epilog=EPILOG,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-index = typer.Typer(help="The catalog, an index of the store.", no_args_is_help=True)
+index = typer.Typer(help="The catalog, an index of the store.")
 app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
@@ -71,6 +88,26 @@ def _known_state(state: str) -> str:
     if state not in STATES:
         raise typer.BadParameter(f"expected one of {', '.join(STATES)}, found {state!r}")
     return state
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"cairn {_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def cairn(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """See HELP."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitStatus.USAGE)
 
 
 DtypeOption = Annotated[
@@ -323,27 +360,68 @@ def _load_settings(**given: Any) -> "Settings":
     return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _text(error: Exception) -> str:
-    if isinstance(error, ProblemResponseError):
-        return str(error.problem.get("detail") or error)
-    return str(error)
+def _version() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0"
 
 
 def main() -> None:
-    """Run the command; an error that users can act on is one line, without a traceback."""
-    try:
-        app()
-    except (ServiceError, StorageError) as error:
-        errors.print(f"cairn: {_text(error)}", style="red", soft_wrap=True)
-        sys.exit(INTERRUPTED if isinstance(error, WatchEndedError) else FAILED)
-    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
-        from cairn.installation import missing_extra
+    """Run the command. What users can act on is one line, or with --json one problem."""
+    sys.exit(_run(sys.argv[1:]))
 
-        explained = missing_extra(error, used=f"cairn {' '.join(sys.argv[1:2])}")
+
+# The base of all that Typer raises for wrong usage, under whatever name it has there.
+_UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        status = app(arguments, prog_name="cairn", standalone_mode=False)
+        sys.stdout.flush()
+        return int(status or ExitStatus.DONE)
+    except _UsageError as error:
+        return _refuse(error, arguments)
+    except KNOWN as error:
+        _tell(problem_of(error), line_of(error), arguments)
+        return exit_status(error)
+    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
+        explained = missing_extra(error, used=f"cairn {' '.join(arguments[:1])}")
         if explained is None:
             raise
-        errors.print(f"cairn: {explained}", style="red", soft_wrap=True)
-        sys.exit(FAILED)
+        _tell(problem_of(explained), str(explained), arguments)
+        return exit_status(explained)
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED
+    except BrokenPipeError:
+        return _end_quietly()
+    except SystemExit as ending:  # Typer's answer to a broken pipe
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _end_quietly()
+        raise
+
+
+def _refuse(error: Exception, arguments: Sequence[str]) -> int:
+    message = " ".join(cast(typer.BadParameter, error).format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = "cairn" if context is None else context.command_path
+    _tell(usage_problem(message), f"{message}. See `{path} --help`.", arguments)
+    return ExitStatus.USAGE
+
+
+def _tell(problem: dict[str, Any], line: str, arguments: Sequence[str]) -> None:
+    if "--json" in arguments:
+        print(as_json(problem), file=sys.stderr)
+    else:
+        errors.print(f"cairn: {line}", style="red", soft_wrap=True)
+
+
+def _end_quietly() -> int:
+    """What is still to be flushed goes nowhere: its reader is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitStatus.READER_GONE
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import typer
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,
     RootOption,
@@ -41,7 +42,7 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and find what is damaged.
 
-    For a RUN alone: its records, and the latest checkpoint. Exit status 1 if anything is not as it
+    For a RUN alone: its records, and the latest checkpoint. Exit status 7 if anything is not as it
     was saved; standard error names each record, file and leaf.
     """
     address = Address.parse(checkpoint)
@@ -75,7 +76,7 @@ def verify(
             text = "Cairn loads every value of it all the same, as it was saved"
             errors.print(f"{address.run}/steps/{report['step']}: {text}", soft_wrap=True)
     if not all(sound):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.DAMAGED)
 
 
 @app.command()
@@ -93,7 +94,7 @@ def repair(
 ) -> None:
     """Rebuild damaged or lost records of a run from the others.
 
-    Exit status 1 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
+    Exit status 7 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
     """
     check_run_name(run)
     with Client(url) as client:
@@ -106,7 +107,7 @@ def repair(
     for one in report.repairs:
         errors.print(f"{one.name}: {one.action or one.hint}", soft_wrap=True, markup=False)
     if any(one.action is None for one in report.repairs):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.DAMAGED)
 
 
 def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
