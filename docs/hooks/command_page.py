@@ -17,6 +17,15 @@ TAIL = """
 What was asked for goes to standard output, tab-separated where that is no terminal; progress and
 errors go to standard error. A failure is one line there, and its kind is the exit status.
 
+With `--json` it is JSON, in the shapes of the [HTTP API](http.md), whose members stay: lists as
+`RunList`, `CheckpointList` (with the run's `problems`), `OperationList` and `WorkerList`; what a
+command changed as `Alias`, `Checkpoint` or `Operation`; `verify` as the result of its operation.
+Each is one document. What goes on is an object a line: `watch` and `--watch` print an `Operation`
+whenever it changes, and `serve` and `worker` what they announce. Moments are RFC 3339, sizes are
+bytes. A failure is an RFC 9457 problem on standard error, with `type`, `title` and `detail`, as the
+control plane answered it where it did; what `verify`, `repair` and `adopt` find is no failure of
+theirs, and in the document.
+
 | status | meaning |
 |---|---|
 """

@@ -21,6 +21,7 @@ from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.documents import JsonOption, print_document, print_line
 from cairn.service.command.failures import (
     KNOWN,
     MEANINGS,
@@ -48,7 +49,13 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.workers import workers_app
-from cairn.service.schemas import CheckpointState, OperationState
+from cairn.service.schemas import (
+    CheckpointList,
+    CheckpointState,
+    OperationList,
+    OperationState,
+    RunList,
+)
 from cairn.storage.runs import check_run_name
 
 if TYPE_CHECKING:
@@ -132,6 +139,7 @@ def serve(
         bool | None,
         typer.Option("--worker/--no-worker", help="Execute jobs here too, or in `cairn worker`."),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Run the control plane and its web page.
 
@@ -142,6 +150,9 @@ def serve(
     from cairn.service.command.serving import serve_until_signalled  # takes seconds
 
     def announce(url: str) -> None:
+        if json:
+            print_line({"url": url, "roots": {k: str(v) for k, v in settings.root_uris.items()}})
+            return
         for name, uri in settings.root_uris.items():
             print(f"cairn: root {name} is {uri}")
         print(f"cairn: {url}", flush=True)
@@ -157,6 +168,7 @@ def work(
     ] = None,
     root: StoreOption = None,
     data_dir: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Execute jobs of a control plane, beside it.
 
@@ -166,9 +178,13 @@ def work(
     settings = _load_settings(root=root, data_dir=data_dir, executor_id=name)
     from cairn.service.command.working import work_until_signalled  # takes seconds
 
-    work_until_signalled(
-        settings, lambda: print(f"cairn: worker {settings.executor_id}", flush=True)
-    )
+    def announce() -> None:
+        if json:
+            print_line({"worker": settings.executor_id})
+        else:
+            print(f"cairn: worker {settings.executor_id}", flush=True)
+
+    work_until_signalled(settings, announce)
 
 
 app.add_typer(workers_app, name="workers")
@@ -181,6 +197,7 @@ def runs(
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List runs.
 
@@ -188,7 +205,10 @@ def runs(
     """
     with Client(url) as client:
         found = list(client.runs(root=root, refresh=refresh))
-        list_runs(console, found)
+    if json:
+        print_document(RunList(runs=found))
+        return
+    list_runs(console, found)
     name_problems(errors, found)
 
 
@@ -200,12 +220,18 @@ def checkpoints(
     ] = CheckpointState.LISTED.value,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a run, highest step first."""
     check_run_name(run)
     with Client(url) as client:
         problems = [client.run(run, root=root, refresh=True)]
-        list_checkpoints(console, client.checkpoints(run, root=root, state=state))
+        found = client.checkpoints(run, root=root, state=state)
+        if json:
+            listed = CheckpointList(checkpoints=list(found)).model_dump(mode="json")
+            print_document({**listed, "problems": problems[0].problems})
+            return
+        list_checkpoints(console, found)
         name_problems(errors, problems)
 
 
@@ -222,6 +248,7 @@ def promote(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in its history.")] = "",
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Point an alias at a step.
 
@@ -236,6 +263,9 @@ def promote(
             present = {found.alias: found for found in client.aliases(run, root=root, refresh=True)}
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(run, step, alias, expect=expect, reason=reason, root=root)
+    if json:
+        print_document(moved)
+        return
     print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
 
 
@@ -249,12 +279,13 @@ def convert(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Export a checkpoint for PyTorch (Hugging Face)."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         started = client.convert(run, step, root=root, dtype=dtype, max_shard_size=max_shard_size)
-        _report(client, started, watch)
+        _report(client, started, watch, json)
 
 
 @app.command()
@@ -264,11 +295,12 @@ def gather(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's model into one safetensors file."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.gather(run, step, root=root, dtype=dtype), watch)
+        _report(client, client.gather(run, step, root=root, dtype=dtype), watch, json)
 
 
 @app.command()
@@ -278,12 +310,13 @@ def fork(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Start a new run from a checkpoint."""
     check_run_name(target)
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.restore(run, step, root=root, target=target), watch)
+        _report(client, client.restore(run, step, root=root, target=target), watch, json)
 
 
 @app.command()
@@ -294,6 +327,7 @@ def path(
     ],
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Print the folder of a checkpoint, for plain Orbax.
 
@@ -304,40 +338,54 @@ def path(
         from cairn.storage.runs import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint)
-        print(found.orbax_uri(info).orbax_path())
-        return
-    with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
-        print(client.checkpoint(run, step, root=root).uri.removeprefix("file://"))
+        folder = found.orbax_uri(info).orbax_path()
+    else:
+        with Client(url) as client:
+            run, step = find_step(client, Address.parse(checkpoint), root)
+            folder = client.checkpoint(run, step, root=root).uri.removeprefix("file://")
+    if json:
+        print_document({"path": folder})
+    else:
+        print(folder)
 
 
 @app.command()
 def operations(
     state: Annotated[OperationState | None, typer.Option(help="Only these.")] = None,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
     with Client(url) as client:
-        list_operations(console, client.operations(state=state))
+        found = client.operations(state=state)
+        if json:
+            print_document(OperationList(operations=list(found)))
+            return
+        list_operations(console, found)
 
 
 @app.command()
-def watch(operation: OperationArgument, url: UrlOption = None) -> None:
+def watch(operation: OperationArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Follow a job to its end."""
     with Client(url) as client:
-        _report(client, client.operation(operation), watch=True)
+        _report(client, client.operation(operation), watch=True, json=json)
 
 
 @app.command()
-def cancel(operation: OperationArgument, url: UrlOption = None) -> None:
+def cancel(operation: OperationArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop a job, and remove what it wrote."""
     with Client(url) as client:
         stopped = client.cancel(operation)
-    print(f"operation {stopped.id} {stopped.state.value}")
+    if json:
+        print_document(stopped)
+    else:
+        print(f"operation {stopped.id} {stopped.state.value}")
 
 
 @index.command()
-def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
+def rebuild(
+    root: StoreOption = None, data_dir: DataOption = None, json: JsonOption = False
+) -> None:
     """Make it anew from the store.
 
     Needs no running control plane, and disturbs none.
@@ -351,6 +399,11 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
         found = Index(catalog).rebuild(settings.root_uris)
     finally:
         catalog.close()
+    if json:
+        print_document(
+            {"runs": found.runs, "checkpoints": found.checkpoints, "aliases": found.aliases}
+        )
+        return
     print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
 
 

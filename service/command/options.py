@@ -6,7 +6,14 @@ import typer
 from rich.console import Console
 
 from cairn.service.client.client import Client
-from cairn.service.command.watch import result_lines, result_of, watch_operation
+from cairn.service.command.documents import print_document
+from cairn.service.command.watch import (
+    as_json,
+    on_console,
+    result_lines,
+    result_of,
+    watch_operation,
+)
 from cairn.service.schemas import Operation
 
 console: Final = Console(highlight=False, markup=False)
@@ -25,12 +32,25 @@ CheckpointArgument = Annotated[
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
 
 
-def report(client: Client, operation: Operation, watch: bool) -> None:
-    """Follow an operation and print its result, or say how it can be followed."""
+def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:
+    """Follow an operation and print its result, or say how it can be followed.
+
+    Args:
+        client: Of the control plane.
+        operation: As it stands.
+        watch: Follow it.
+        json: Print it as the API shows it: each state, or this one.
+    """
     if not watch:
+        if json:
+            print_document(operation)
+            return
         print(operation.id)
         errors.print(f"`cairn watch {operation.id}` follows it.", soft_wrap=True)
         return
-    last = watch_operation(client, operation, errors)
+    if json:
+        watch_operation(client, operation, as_json(client))
+        return
+    last = watch_operation(client, operation, on_console(errors))
     for line in result_lines(result_of(client, last)):
         print(line)
