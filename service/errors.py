@@ -12,6 +12,7 @@ ServiceError
 │   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
     ├── UnknownRootError          404
+    ├── RunExistsError            409
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
     ├── InvalidRequestError       422
@@ -102,6 +103,12 @@ class UnknownRootError(ProblemError):
     """No root of that name is configured."""
 
     status, slug, title = 404, "root-not-found", "No such root"
+
+
+class RunExistsError(ProblemError):
+    """A new run was asked for under a name that is taken."""
+
+    status, slug, title = 409, "run-exists", "The name is taken"
 
 
 class PreconditionRequiredError(ProblemError):

@@ -6,6 +6,7 @@ from .dependency import JobsDependency as JobsDependency
 from .dependency import StepDependency as StepDependency
 from .dependency import accepted as accepted
 from .dependency import get_jobs as get_jobs
+from .errors import OperationNotFoundError as OperationNotFoundError
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
 from .kinds import convert as convert
@@ -15,5 +16,6 @@ from .kinds import restore as restore
 from .kinds import retention as retention
 from .kinds import verify as verify
 from .kinds.export_job import export_request as export_request
+from .records import operation_id as operation_id
 from .work import start_worker as start_worker
 from .worker_names import worker_name as worker_name

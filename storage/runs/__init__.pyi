@@ -3,6 +3,7 @@ from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .fork import abandon_fork as abandon_fork
 from .fork import fork_run as fork_run
+from .fork import refuse_taken as refuse_taken
 from .gc import Garbage as Garbage
 from .gc import collect_garbage as collect_garbage
 from .gc import find_garbage as find_garbage

@@ -232,8 +232,7 @@ def test_forked_run_is_listed_with_its_parent(url):
     listed = {row["run"]: row for row in rows(cairn_here("runs", url=url))}
     assert listed["forked"]["forked from"] == "tiny/steps/1"
     taken = cairn_here("fork", "tiny/steps/2", "forked", "--watch", url=url)
-    assert taken.returncode == 8
-    assert "Choose another name" in taken.stderr
+    refused(taken, "Choose another name", status=4)
 
 
 def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path):
