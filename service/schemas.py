@@ -434,7 +434,9 @@ class ConvertRequest(Request):
     )
     dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
     max_shard_size: str = Field(
-        default="5GB", max_length=32, description="Bytes, or a number with KB, MB or GB."
+        default="5GB",
+        max_length=32,
+        description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB.",
     )
 
 

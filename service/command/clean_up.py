@@ -9,9 +9,9 @@ from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command.documents import JsonOption, print_document
-from cairn.service.command.durations import parse_duration
 from cairn.service.command.listings import list_garbage
 from cairn.service.command.options import (
+    TIME,
     RootOption,
     RunArgument,
     UrlOption,
@@ -27,13 +27,6 @@ from cairn.service.sizes import Size
 from cairn.storage.runs import check_run_name
 
 app: Final = typer.Typer()
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
 
 
 def _best(text: str) -> dict[str, Any]:
@@ -58,7 +51,7 @@ AttemptOption = Annotated[
 ]
 GraceOption = Annotated[
     float | None,
-    typer.Option(metavar="TIME", parser=_seconds, help="To undelete, such as 12h; default: 7d."),
+    typer.Option(help="To undelete, such as 12h; default: 7d.", **TIME),
 ]
 
 
@@ -125,7 +118,7 @@ def retain(
     ] = None,
     keep_within: Annotated[
         float | None,
-        typer.Option(metavar="TIME", parser=_seconds, help="Steps saved within it, such as 7d."),
+        typer.Option(help="Steps saved within it, such as 7d.", **TIME),
     ] = None,
     keep_best: Annotated[
         list[str] | None,

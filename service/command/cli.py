@@ -39,6 +39,7 @@ from cairn.service.command.listings import (
     name_problems,
 )
 from cairn.service.command.options import (
+    SIZE,
     CheckpointArgument,
     RootOption,
     RunArgument,
@@ -274,7 +275,7 @@ def convert(
     checkpoint: CheckpointArgument,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of one file, such as 500MB.")
+        str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
     ] = "5GB",
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,

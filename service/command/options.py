@@ -1,12 +1,13 @@
 """What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from cairn.service.client.client import Client
 from cairn.service.command.documents import print_document
+from cairn.service.command.durations import parse_duration
 from cairn.service.command.watch import (
     as_json,
     on_console,
@@ -15,6 +16,8 @@ from cairn.service.command.watch import (
     watch_operation,
 )
 from cairn.service.schemas import Operation
+from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.safetensors import parse_size
 
 console: Final = Console(highlight=False, markup=False)
 errors: Final = Console(stderr=True, highlight=False, markup=False)
@@ -30,6 +33,31 @@ CheckpointArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+
+
+def _as_size(text: str) -> str:
+    """A size as it was written, if it is one."""
+    try:
+        parse_size(text)
+    except UnsupportedFormatError as exc:
+        raise typer.BadParameter(
+            f"expected {exc.expected}, found {exc.found}".replace('"', "")
+        ) from exc
+    return text
+
+
+def _as_seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
+"""Of an option that takes bytes."""
+
+TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": _as_seconds}
+"""Of an option that takes seconds."""
 
 
 def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:

@@ -214,6 +214,20 @@ def test_job_that_fails_says_why_and_exits_with_8(url):
     assert listed[operation]["of"] == "damaged/steps/2"
 
 
+@pytest.mark.parametrize("size", ["much", "5 parsecs", "0", "-1GB", "5ib"])
+def test_what_is_no_size_is_refused_with_the_forms_that_are(url, size):
+    done = cairn_here("convert", "tiny", f"--max-shard-size={size}", url=url)
+    refused(done, "'--max-shard-size'", "5GB", "512MiB", "GiB", f"found {size!r}", status=2)
+
+
+def test_sizes_are_decimal_or_binary_as_they_are_written(url):
+    def limit(size):
+        done = cairn_here("convert", "tiny", f"--max-shard-size={size}", "--json", url=url)
+        return json.loads(done.stdout)["request"]["options"]["max_shard_bytes"]
+
+    assert [limit(size) for size in ("5GB", "5GiB", "30000")] == [5 * 10**9, 5 << 30, 30000]
+
+
 def test_job_that_is_not_watched_prints_its_id_which_watch_takes(url):
     done = cairn_here("gather", "tiny", "--dtype", "bfloat16", url=url)
     assert done.returncode == 0
