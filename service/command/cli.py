@@ -8,19 +8,19 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from cairn.installation import DISTRIBUTION, missing_extra
+from cairn.installation import missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.documents import JsonOption, print_document, print_line
 from cairn.service.command.failures import (
     KNOWN,
@@ -47,6 +47,7 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
+    installed_version,
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.workers import workers_app
@@ -88,6 +89,7 @@ app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(doctor_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
@@ -100,7 +102,7 @@ def _known_state(state: str) -> str:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"cairn {_version()}")
+        print(f"cairn {installed_version()}")
         raise typer.Exit
 
 
@@ -412,13 +414,6 @@ def _load_settings(**given: Any) -> "Settings":
     from cairn.service.settings import load_settings  # of the server; most commands ask it
 
     return load_settings(**{name: value for name, value in given.items() if value is not None})
-
-
-def _version() -> str:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "0"
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
 
+from importlib import metadata
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from cairn.installation import DISTRIBUTION
 from cairn.service.client.client import Client
 from cairn.service.command.documents import print_document
 from cairn.service.command.durations import parse_duration
@@ -33,6 +35,14 @@ CheckpointArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+
+
+def installed_version() -> str:
+    """The version of this Cairn."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0"
 
 
 def _as_size(text: str) -> str:
