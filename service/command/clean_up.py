@@ -8,6 +8,7 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command import completion
 from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.listings import list_garbage
 from cairn.service.command.options import (
@@ -45,7 +46,10 @@ def _best(text: str) -> dict[str, Any]:
     return {"metric": rest, "mode": mode, "count": count}
 
 
-StepArgument = Annotated[str, typer.Argument(metavar="STEP", help="As RUN/steps/N.")]
+StepArgument = Annotated[
+    str,
+    typer.Argument(metavar="STEP", help="As RUN/steps/N.", autocompletion=completion.checkpoints),
+]
 AttemptOption = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="The attempt that saved it.")
 ]

@@ -5,6 +5,7 @@ errors to standard error. The exit status tells the kind of a failure, see `fail
 """
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
+from cairn.service.command import completion
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.documents import JsonOption, print_document, print_line
@@ -78,7 +80,6 @@ app = typer.Typer(
     name="cairn",
     help=HELP,
     epilog=EPILOG,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -121,13 +122,23 @@ def cairn(
 
 
 DtypeOption = Annotated[
-    str | None, typer.Option(metavar="DTYPE", help="Such as bfloat16; default: as stored.")
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Such as bfloat16; default: as stored.",
+        autocompletion=completion.dtypes,
+    ),
 ]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
 DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
-OperationArgument = Annotated[str, typer.Argument(metavar="OPERATION", help="Its id: op-...")]
+OperationArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OPERATION", help="Its id: op-...", autocompletion=completion.operations
+    ),
+]
 
 
 @app.command()
@@ -196,7 +207,12 @@ app.add_typer(workers_app, name="workers")
 @app.command()
 def runs(
     root: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this root of the store.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this root of the store.",
+            autocompletion=completion.roots,
+        ),
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
@@ -219,7 +235,13 @@ def runs(
 def checkpoints(
     run: RunArgument,
     state: Annotated[
-        str, typer.Option(metavar="STATE", help=", ".join(STATES) + ".", callback=_known_state)
+        str,
+        typer.Option(
+            metavar="STATE",
+            help=", ".join(STATES) + ".",
+            callback=_known_state,
+            autocompletion=lambda: list(STATES),
+        ),
     ] = CheckpointState.LISTED.value,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -241,8 +263,18 @@ def checkpoints(
 @app.command()
 def promote(
     run: RunArgument,
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A listed step.")],
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as production.")],
+    step: Annotated[
+        int,
+        typer.Argument(
+            metavar="STEP", min=0, help="A listed step.", autocompletion=completion.steps
+        ),
+    ],
+    alias: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALIAS", help="Such as production.", autocompletion=completion.aliases
+        ),
+    ],
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
         int | None,
@@ -326,7 +358,11 @@ def fork(
 def path(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path."),
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
+            autocompletion=completion.checkpoints,
+        ),
     ],
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -426,6 +462,8 @@ _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if known := completion.rejoin_words(os.environ):
+        return _complete_after(known)
     try:
         status = app(arguments, prog_name="cairn", standalone_mode=False)
         sys.stdout.flush()
@@ -449,6 +487,15 @@ def _run(arguments: Sequence[str]) -> int:
         if isinstance(ending.__context__, BrokenPipeError):
             return _end_quietly()
         raise
+
+
+def _complete_after(known: str) -> int:
+    """Complete, and leave out of each answer what the shell has already."""
+    answers = io.StringIO()
+    with contextlib.redirect_stdout(answers), contextlib.suppress(SystemExit):
+        app((), prog_name="cairn")
+    print("\n".join(line.removeprefix(known) for line in answers.getvalue().splitlines()))
+    return ExitStatus.DONE
 
 
 def _refuse(error: Exception, arguments: Sequence[str]) -> int:

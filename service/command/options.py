@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cairn.installation import DISTRIBUTION
 from cairn.service.client.client import Client
+from cairn.service.command import completion
 from cairn.service.command.documents import print_document
 from cairn.service.command.durations import parse_duration
 from cairn.service.command.watch import (
@@ -28,13 +29,27 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
 ]
 RootOption = Annotated[
-    str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
+    str,
+    typer.Option(
+        "--root",
+        metavar="NAME",
+        help="Root of the store that the run is in.",
+        autocompletion=completion.roots,
+    ),
 ]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
 CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="RUN, RUN@ALIAS or RUN/steps/N.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),
+]
 
 
 def installed_version() -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from cairn.service.client.client import Client
+from cairn.service.command import completion
 from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.options import UrlOption, console
 from cairn.service.command.tables import print_table
@@ -14,7 +15,10 @@ workers_app: Final = typer.Typer(
     help="List the workers that execute jobs.", invoke_without_command=True
 )
 
-WorkerArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of a dead worker.")]
+WorkerArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Of a dead worker.", autocompletion=completion.workers),
+]
 
 
 @workers_app.callback()
