@@ -11,6 +11,12 @@ HEAD = """# The `cairn` command
 
 """
 
+COMPLETION = """
+`-h` and `--help` show the help of `cairn` and of each command. `cairn --install-completion` has
+Bash, Zsh, Fish or PowerShell complete commands, options and their values, and the names of runs,
+steps, aliases, operations and roots, for which the control plane of `CAIRN_URL` is given a second.
+"""
+
 TAIL = """
 ## Output and exit status
 
@@ -34,7 +40,7 @@ theirs, and in the document.
 def command_page(app: typer.Typer) -> str:
     """Returns the page of a Typer program."""
     group = typer.main.get_command(app)
-    parts = [HEAD, _text(group.help), "\n"]
+    parts = [HEAD, _text(group.help), "\n", _table(group), COMPLETION]
     parts += [_section(path, command) for path, command in commands(group)]
     rows = [f"| {status:d} | {_cell(text)} |\n" for status, text in MEANINGS.items()]
     return "".join([*parts, TAIL, *rows])
@@ -45,7 +51,10 @@ def commands(group: Any, path: tuple[str, ...] = ("cairn",)) -> list[tuple[tuple
     found = []
     for name, command in group.commands.items():
         here = (*path, name)
-        found += commands(command, here) if hasattr(command, "commands") else [(here, command)]
+        if getattr(command, "invoke_without_command", True):
+            found.append((here, command))
+        if hasattr(command, "commands"):
+            found += commands(command, here)
     return found
 
 
@@ -59,10 +68,20 @@ def _section(path: tuple[str, ...], command: Any) -> str:
         _text(command.help),
         f"\n```\n{usage}{' [OPTIONS]' if options else ''}\n```\n",
     ]
-    if parameters:
-        lines += ["| argument or option | default | what |", "|---|---|---|"]
-        lines += [_row(one, one.metavar or one.name.upper(), "") for one in arguments]
-        for one in options:
+    return "\n".join(lines) + "\n" + _table(command)
+
+
+def _table(command: Any) -> str:
+    """The arguments and options of a command."""
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", 0)]
+    if not shown:
+        return ""
+    shown.sort(key=lambda one: one.param_type_name != "argument")  # those first
+    lines = ["| argument or option | default | what |", "|---|---|---|"]
+    for one in shown:
+        if one.param_type_name == "argument":
+            lines.append(_row(one, one.metavar or one.name.upper(), ""))
+        else:
             lines.append(_row(one, ", ".join([*one.opts, *one.secondary_opts]), _value(one)))
     return "\n".join(lines) + "\n"
 
