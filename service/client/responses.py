@@ -61,6 +61,11 @@ def unreachable(
     url: object, exc: httpx.TransportError | httpx.InvalidURL
 ) -> ServerUnreachableError:
     """The error for an answer that did not come, or not whole."""
+    if isinstance(exc, httpx.ReadTimeout):
+        return ServerUnreachableError(
+            f"{url}: expected an answer of the control plane, found none in time: it is there, and "
+            "it or its store is slow. Try again; `cairn doctor` looks for the cause."
+        )
     found = str(exc).rstrip(".") or type(exc).__name__
     return ServerUnreachableError(
         f"{url}: expected an answer of the control plane, found: {found}. "

@@ -5,6 +5,7 @@ errors to standard error. The exit status tells the kind of a failure, see `fail
 """
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -31,6 +32,7 @@ from cairn.service.command.failures import (
     as_json,
     exit_status,
     line_of,
+    output_problem,
     problem_of,
     usage_problem,
 )
@@ -457,6 +459,8 @@ def main() -> None:
     sys.exit(_run(sys.argv[1:]))
 
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
 # The base of all that Typer raises for wrong usage, under whatever name it has there.
 _UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
 
@@ -466,7 +470,8 @@ def _run(arguments: Sequence[str]) -> int:
         return _complete_after(known)
     try:
         status = app(arguments, prog_name="cairn", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # nothing, where a shell has closed it
+            sys.stdout.flush()
         return int(status or ExitStatus.DONE)
     except _UsageError as error:
         return _refuse(error, arguments)
@@ -483,6 +488,10 @@ def _run(arguments: Sequence[str]) -> int:
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         return _end_quietly()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        return _tell_of_no_room(error, arguments)
     except SystemExit as ending:  # Typer's answer to a broken pipe
         if isinstance(ending.__context__, BrokenPipeError):
             return _end_quietly()
@@ -513,11 +522,22 @@ def _tell(problem: dict[str, Any], line: str, arguments: Sequence[str]) -> None:
         errors.print(f"cairn: {line}", style="red", soft_wrap=True)
 
 
+def _tell_of_no_room(error: OSError, arguments: Sequence[str]) -> int:
+    _drop_output()
+    text = f"standard output: expected it written, found: {os.strerror(error.errno or 0)}"
+    _tell(output_problem(text), text, arguments)
+    return ExitStatus.FAILED
+
+
 def _end_quietly() -> int:
-    """What is still to be flushed goes nowhere: its reader is gone."""
+    _drop_output()
+    return ExitStatus.READER_GONE
+
+
+def _drop_output() -> None:
+    """Have what is still to be flushed go nowhere: it can't be written."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return ExitStatus.READER_GONE
 
 
 if __name__ == "__main__":

@@ -155,6 +155,11 @@ def problem_of(error: Exception) -> dict[str, Any]:
     return problem
 
 
+def output_problem(detail: str) -> dict[str, Any]:
+    """The problem of an answer that can't be written."""
+    return {"type": f"{_PREFIX}output", "title": "The output was not written", "detail": detail}
+
+
 def usage_problem(detail: str) -> dict[str, Any]:
     """The problem of a call that cannot be."""
     return {"type": f"{_PREFIX}usage", "title": "Wrong usage", "detail": detail}

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.service.command.doctor.findings import Finding, Outcome, without_passwords
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
 from cairn.service.sizes import size_text
@@ -19,8 +19,6 @@ PREFIX: Final = "CAIRN_"
 OTHERS: Final = ("CAIRN_ANNOUNCE_ROOT", "CAIRN_DIRECT_IO", "CAIRN_URL", "CAIRN_WRITER_ID")
 """Variables that are read, and are no settings of the server."""
 
-_PASSWORD: Final = re.compile(r"(://[^/@\s]*?:)\S*@")  # to the last @: a password may have one
-_PARAMETER: Final = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
 _SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD")
 _LIKE: Final = 0.75
 _SMALL_BYTES: Final = 10**9
@@ -57,9 +55,7 @@ def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def _shown(name: str, value: str) -> str:
     """Without what nobody but its owner must read."""
-    if _SECRET.search(name.upper()):
-        return "***"
-    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", value))
+    return "***" if _SECRET.search(name.upper()) else without_passwords(value)
 
 
 def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> Iterator[Finding]:

@@ -1,10 +1,12 @@
 """What a check finds, and how checks are run: all at once, none longer than its deadline."""
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 from cairn.installation import missing_extra
 
@@ -35,6 +37,14 @@ class Finding:
 
 
 Check = Callable[[], Iterable[Finding]]
+
+_PASSWORD: Final = re.compile(r"(://[^/@\s]*?:)\S*@")  # to the last @: a password may have one
+_PARAMETER: Final = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """A text that may have addresses in it, without what only their owner must read."""
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
 
 
 def run_checks(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
@@ -71,10 +81,11 @@ def _told(name: str, answer: Future[list[Finding]], seconds: float) -> list[Find
         return [Finding(name, Outcome.FAIL, found, "check that it can be reached from this host")]
     error = answer.exception()
     if error is None:
-        return answer.result()
+        return [replace(one, found=without_passwords(one.found)) for one in answer.result()]
     if isinstance(error, ModuleNotFoundError):
         explained = missing_extra(error, used="looking at it")
         if explained is not None:
             found, _, fix = str(explained).partition("Install it: ")
             return [Finding(name, Outcome.WARN, found.strip(), fix)]
-    return [Finding(name, Outcome.FAIL, f"{type(error).__name__}: {error}")]
+    found = without_passwords(f"{type(error).__name__}: {error}")
+    return [Finding(name, Outcome.FAIL, found, "tell the authors of Cairn")]

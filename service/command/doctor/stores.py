@@ -9,9 +9,10 @@ from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.storage.errors import StorageError, UnsoundStoreError
 from cairn.storage.runs import CLOCK_MARGIN_SECONDS
 from cairn.storage.soundness import clock_ahead, probe_now
-from cairn.storage.store import StoreURI, open_files, within
+from cairn.storage.store import StoreURI, open_files, own_seconds_left, within
 
 _CLOCK_WARN_SECONDS: Final = CLOCK_MARGIN_SECONDS / 3
+_REACH: Final = "check address, credentials and network"
 _SET_CLOCK: Final = "sudo timedatectl set-ntp true"
 
 
@@ -32,7 +33,7 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
         try:
             count = len(open_files(uri).list())
         except StorageError as exc:
-            yield Finding(check, Outcome.FAIL, str(exc), "check address, credentials and network")
+            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), _REACH)
             return
         yield Finding(check, Outcome.OK, f"{uri} answers, {count} entries")
         if not probe:
@@ -44,11 +45,20 @@ def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iter
             found = "; ".join((str(exc).splitlines()[0], *exc.problems))
             yield Finding(check, Outcome.FAIL, found, "keep runs on another store, or mend this")
         except StorageError as exc:
-            yield Finding(check, Outcome.FAIL, str(exc), _writable(uri))
+            silent = own_seconds_left() == 0
+            fix = _REACH if silent else _writable(uri)
+            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), fix)
         else:
             yield Finding(check, Outcome.OK, "it refuses all but one of two writers")
             if ahead is not None:
                 yield _clock(check, ahead)
+
+
+def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
+    """Where the time was up, the error tells only what was left of it."""
+    if own_seconds_left() == 0:
+        return f"{uri}: expected an answer within {seconds:.3g} s, found none"
+    return str(error)
 
 
 def _folder_problem(check: str, uri: StoreURI) -> Finding | None:

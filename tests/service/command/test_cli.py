@@ -99,6 +99,14 @@ def test_a_pipe_that_closes_early_ends_quietly_as_if_killed_by_it(url, arguments
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_output_that_can_not_be_written_is_one_line(url):
+    command = f"{sys.executable} -m cairn runs --url {url}"
+    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    refused(done, "standard output", "No space left on device")
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
     assert [row["step"] for row in rows(cairn_here("checkpoints", "tiny", url=url))] == ["2", "1"]
     assert [row["step"] for row in rows(cairn_here("checkpoints", "saving", url=url))] == ["1"]

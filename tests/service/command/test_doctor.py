@@ -53,6 +53,14 @@ def doctor(*arguments, status=0, **variables):
     return told["findings"]
 
 
+def test_the_password_of_no_address_is_shown(root, tmp_path):
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
+    address = "http://me:hidden@127.0.0.1:9"
+    found = doctor("--url", address, status=1, CAIRN_URL=address, **variables)
+    assert "http://me:***@127.0.0.1:9" in str(found)
+    assert "hidden" not in str(found)
+
+
 def test_a_sound_installation_fails_nothing_and_is_left_as_it_was(root, tmp_path):
     variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
     found = doctor(**variables)
@@ -250,6 +258,16 @@ def test_a_clock_that_leases_can_not_go_by_is_told(root, monkeypatch, ahead, out
     found = look(str(root), probe=True)[-1]
     assert found.outcome is outcome
     assert words in found.found
+
+
+def test_a_bucket_that_is_silent_is_given_up_in_time(gcs):
+    gcs.faults.add("hang", operation="objects.list")
+    began = time.monotonic()
+    found = list(
+        stores.root_found("default", parse_uri(f"{gcs.bucket_uri}/x"), probe=True, seconds=0.5)
+    )
+    assert time.monotonic() - began < 2.5
+    assert "within 0.5 s" in only(found, Outcome.FAIL).found
 
 
 # Databases.
