@@ -20,7 +20,7 @@ LONGEST_ALIAS = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 # As `parse_size` reads it, which has the better words for what it refuses.
-SIZE_PATTERN = r"^0*[1-9][0-9]*(?:\.[0-9]+)? *(?:(?:[kKmMgGtT][iI]?)?[bB])?$"
+SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
 GRACE_SECONDS = 7 * 24 * 3600.0
 LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
@@ -476,7 +476,7 @@ class ConvertRequest(Request):
         default="5GB",
         max_length=32,
         json_schema_extra={"pattern": SIZE_PATTERN},
-        description="Bytes, or a number with KB, MB, GB or TB, also KiB and so on; at least one.",
+        description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB; at least one.",
     )
 
 

@@ -24,6 +24,7 @@ from .files import Entry as Entry
 from .files import Files as Files
 from .files_local import SETTLED_NANOSECONDS as SETTLED_NANOSECONDS
 from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
+from .gcs import bucket_time as bucket_time
 from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned

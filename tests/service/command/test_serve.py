@@ -89,7 +89,7 @@ def test_interrupted_watch_says_how_to_follow_the_job_which_goes_on(root, tmp_pa
         done = cairn("cancel", operation, url=url)
         assert done.stdout == f"operation {operation} cancelled\n"
         again = cairn("watch", operation, url=url)
-        assert again.returncode == 1
+        assert again.returncode == 8
         assert again.stderr.splitlines()[-1] == f"cairn: operation {operation} cancelled"
 
 
