@@ -60,11 +60,15 @@ faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the cou
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is deployed, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/yamllint --strict deploy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
 docs: $(DEV_STAMP)  ## build the documentation into site/
