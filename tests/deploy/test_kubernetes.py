@@ -5,7 +5,9 @@ import itertools
 
 import pytest
 
+from cairn.service.jobs.dbos_engine.worker import STOP_TIMEOUT_SECONDS
 from tests.deploy.repository import DEPLOY, ROOT
+from tests.deploy.test_image import LINES
 
 FOLDER = DEPLOY / "kubernetes"
 
@@ -158,8 +160,6 @@ def test_ports_of_services_and_policies_are_those_that_containers_listen_on():
 
 
 def test_pods_run_without_rights_that_they_do_not_need(resources):
-    from tests.deploy.test_image import LINES
-
     (user,) = [line.value[0] for line in LINES if line.cmd == "USER"]
     for name, template in templates(resources).items():
         pod = template["spec"]["securityContext"]
@@ -188,8 +188,6 @@ def test_every_worker_has_a_name_of_its_own_that_it_keeps():
 
 
 def test_pods_have_the_time_that_a_worker_takes_to_leave_its_jobs(resources):
-    from cairn.service.jobs.dbos_engine.worker import STOP_TIMEOUT_SECONDS
-
     for resource in resources.values():
         if resource["kind"] in ("Deployment", "StatefulSet"):
             pod = resource["spec"]["template"]["spec"]
