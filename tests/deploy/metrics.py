@@ -1,5 +1,6 @@
 """The metrics that servers and workers have, and what a query asks for."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -28,7 +29,13 @@ OTHERS: Final = {
     "cairn_job_bytes_total": {"kind"},
 }
 FAMILIES: Final = {*HISTOGRAMS, *OTHERS}
-"""As `# TYPE` names them."""
+"""Of a server, as `# TYPE` names them."""
+
+WORKER_FAMILIES: Final = {
+    *("cairn_build_info", "cairn_store_requests_total", "cairn_store_request_seconds"),
+    *("cairn_job_seconds", "cairn_jobs_running", "cairn_job_bytes_total"),
+}
+"""Of a worker."""
 
 SERIES: Final[dict[str, set[str]]] = {
     "up": set(),
@@ -41,6 +48,11 @@ SERIES: Final[dict[str, set[str]]] = {
 """Every series by its name, with its labels; all have those that Prometheus adds."""
 
 ADDED: Final = {"job", "instance"}
+
+
+def families(text: str) -> set[str]:
+    """What `/metrics` has, with or without numbers."""
+    return set(re.findall(r"^# TYPE (cairn_\w+) ", text, re.MULTILINE))
 
 
 def asked(expression: str) -> Iterator[tuple[str, set[str]]]:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,16 +14,20 @@ from importlib import metadata
 from pathlib import Path
 
 import dockerfile
+import httpx
 import pytest
 
 from cairn import Client
 from cairn.service.schemas import OperationState
+from tests.deploy.databases import running_guarded_postgresql
 from tests.deploy.image import Build, free_port
+from tests.deploy.metrics import WORKER_FAMILIES, families
 from tests.deploy.repository import ROOT, VARIABLES_TO_COME
 from tests.service.jobs import save_llama
 
 DOCKERFILE = ROOT / "Dockerfile"
 TRAINING = ("jax", "jaxlib", "flax", "optax", "orbax", "torch", "transformers")
+DUMP_AND_RESTORE = ("pg_dump", "pg_restore")
 LINES = dockerfile.parse_file(str(DOCKERFILE))
 
 
@@ -33,6 +38,13 @@ def images():
     with tempfile.TemporaryDirectory(prefix="cairn-image-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
         yield Build(DOCKERFILE, Path(folder)).run()
+
+
+@pytest.fixture
+def guarded_postgresql():
+    """A PostgreSQL that wants a password of `cairn`, with a database of that name."""
+    with running_guarded_postgresql() as server:
+        yield server
 
 
 @pytest.fixture
@@ -107,11 +119,14 @@ def test_nothing_that_the_build_needed_is_left(target, images):
     assert place.startswith(str(root / "opt/cairn/lib"))
 
 
-def test_server_and_worker_do_their_work_as_the_images_start_them(images, store):
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_server_and_worker_do_their_work_as_the_images_start_them(images, store, database, request):
     server, worker = images["server"], images["worker"]
     port, worker_port = str(free_port()), str(free_port())
     outside = contents(server)
     shared = {"CAIRN_ROOT": str(store), "CAIRN_WORKER_PORT": worker_port}
+    if database == "postgresql":
+        shared |= request.getfixturevalue("guarded_postgresql").variables
     health = server.run(*server.health, CAIRN_PORT=port)
     assert health.returncode != 0, "healthy, though nothing runs"
     with running(server, "cairn: http://", CAIRN_PORT=port, CAIRN_WORKER="false", **shared):
@@ -123,16 +138,59 @@ def test_server_and_worker_do_their_work_as_the_images_start_them(images, store)
             asked = client.convert("llama", 1)
             assert client.operation(asked.id).state is OperationState.PENDING
             with running(worker, "cairn: worker ", **shared):
-                deadline = time.monotonic() + 60
-                while not (ended := client.operation(asked.id)).state.final:
-                    assert time.monotonic() < deadline, ended
-                    time.sleep(0.1)
-                assert ended.state is OperationState.SUCCEEDED, ended
+                assert ending(client, asked).state is OperationState.SUCCEEDED
                 if "CAIRN_WORKER_PORT" not in VARIABLES_TO_COME:
                     health = worker.run(*worker.health, **shared)
                     assert health.returncode == 0, health.stderr
+                    told = httpx.get(f"http://127.0.0.1:{worker_port}/metrics").text
+                    assert WORKER_FAMILIES - families(told) == set()
     assert list(store.rglob("model*.safetensors"))
     assert contents(server) == outside, "written outside of the volume"
+
+
+def ending(client, operation):
+    """An operation once it has ended."""
+    deadline = time.monotonic() + 60
+    while not (found := client.operation(operation.id)).state.final:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def test_without_its_password_the_database_is_named_and_nothing_is_served(
+    images, store, guarded_postgresql
+):
+    variables = {**guarded_postgresql.variables, "PGPASSWORD": "another", "CAIRN_ROOT": str(store)}
+    done = images["server"].run("cairn", "serve", CAIRN_PORT=str(free_port()), **variables)
+    assert done.returncode != 0
+    assert "CAIRN_DATABASE_URL" in done.stderr
+    assert "password authentication failed" in done.stderr
+    assert "another" not in done.stdout + done.stderr
+
+
+def test_a_dump_of_the_database_brings_back_what_the_store_does_not_hold(
+    images, store, guarded_postgresql
+):
+    page = (ROOT / "docs/howto/deploy.md").read_text(encoding="utf-8")
+    dump, restore = (re.search(rf"postgres ({tool} .*) [<>]", page)[1] for tool in DUMP_AND_RESTORE)
+    server, port = images["server"], str(free_port())
+    settings = {"CAIRN_ROOT": str(store), "CAIRN_PORT": port, **guarded_postgresql.variables}
+    client = Client(f"http://127.0.0.1:{port}")
+    with running(server, "cairn: http://", **settings), client:
+        first = ending(client, client.convert("llama", 1))
+        kept = guarded_postgresql.run(*dump.split())
+        later = ending(client, client.gather("llama", 1))
+        client.promote("llama", 1, "production", expect=None)
+    guarded_postgresql.run(*restore.split(), standard_input=kept)
+    done = server.run("cairn", "index", "rebuild", **settings)
+    assert done.stdout == "1 runs, 1 checkpoints, 1 aliases\n", done.stderr
+    client = Client(f"http://127.0.0.1:{port}")
+    with running(server, "cairn: http://", **settings), client:
+        assert [one.id for one in client.operations()] == [first.id]
+        assert client.alias("llama", "production").step == 1
+        # What was done since is found in the store, and not done again.
+        again = ending(client, client.gather("llama", 1))
+        assert again.result == {**later.result, "existing": True}
 
 
 def contents(image):

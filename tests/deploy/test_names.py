@@ -23,6 +23,8 @@ FILES = sorted(
     ]
 )
 PAGES = [ROOT / "docs/howto/deploy.md", ROOT / "docs/reference/service/runbooks.md"]
+COMMAND = re.compile(r"(?:^|`|-- |\$ )cairn ([a-z][^`\n]*)|run --rm server ([a-z][^`\n]*)", re.M)
+FILE = re.compile(r"\bdeploy/[\w./-]*\w")
 OF_COMPOSE = {"CAIRN_VERSION"}
 """Filled in by compose, and given to no program."""
 
@@ -56,10 +58,23 @@ def commands():
         for name, found in group.commands.items():
             if hasattr(found, "commands"):
                 yield from walk(found, (*words, name))
-            else:
+            if not hasattr(found, "commands") or found.invoke_without_command:
                 yield (*words, name)
 
     return list(walk(typer.main.get_command(app), ()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_command_variable_and_file_of_a_page_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    there = {*commands(), *COMMANDS_TO_COME}
+    said = ["".join(found).split() for found in COMMAND.findall(text)]
+    assert said
+    wrong = [one for one in said if not {tuple(one[:1]), tuple(one[:2])} & there]
+    assert wrong == []
+    assert set(VARIABLE.findall(text)) - OF_COMPOSE - read_by_the_code() <= VARIABLES_TO_COME
+    missing = {name for name in FILE.findall(text) if not (ROOT / name).exists()}
+    assert missing <= {"deploy/.env"}
 
 
 def begun():

@@ -10,7 +10,7 @@ from cairn.service.app import create_app
 from cairn.service.jobs.dbos_engine.database import LIMITS
 from cairn.service.schemas import OperationState
 from cairn.service.settings import Settings
-from tests.deploy.metrics import ADDED, FAMILIES, SERIES, asked
+from tests.deploy.metrics import ADDED, FAMILIES, SERIES, asked, families
 from tests.deploy.repository import DEPLOY, ROOT, documents
 from tests.service.conftest import BASE_URL, PEER
 
@@ -70,8 +70,7 @@ def test_the_metrics_are_those_that_a_server_has(http):
     answer = http.get("/metrics")
     if answer.status_code == 404:  # there are none yet: these are what was agreed on
         return
-    there = set(re.findall(r"^# TYPE (cairn_\w+) ", answer.text, re.MULTILINE))
-    assert FAMILIES - there == set()
+    assert FAMILIES - families(answer.text) == set()
 
 
 def test_values_of_labels_that_queries_name_are_ones_of_the_code():
