@@ -208,7 +208,11 @@ class Build:
 
     def _execute(self, image: Image, line: Any) -> None:
         (command,) = line.value
-        registry = {k: v for k, v in os.environ.items() if k.upper().startswith(REGISTRY)}
+        registry = {
+            name: value
+            for name, value in os.environ.items()
+            if name.upper().startswith(REGISTRY) and name not in image.variables
+        }
         if os.getuid() != 0:
             command = command.replace("10001", str(os.getuid()), 1)
             command = command.replace("10001", str(os.getgid()), 1)

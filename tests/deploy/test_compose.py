@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import dockerfile
@@ -68,6 +69,13 @@ def test_images_are_built_from_stages_that_the_dockerfile_has():
         assert (DEPLOY / build["context"]).resolve() == ROOT
         assert build["target"] in stages
         assert one["image"].startswith(f"cairn-{build['target']}:"), name
+
+
+def test_the_version_is_the_projects():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for one in OURS.values():
+        assert one["image"].endswith(f":${{CAIRN_VERSION:-{project['version']}}}")
+    assert f"CAIRN_VERSION={project['version']}\n" in EXAMPLE
 
 
 def test_images_of_others_are_exact_versions():
