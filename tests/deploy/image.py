@@ -70,8 +70,16 @@ class Image:
         """What a program of this image finds in its environment."""
         return {name: self.local(value) for name, value in {**self.variables, **more}.items()}
 
-    def start(self, arguments: Iterable[str], variables: Mapping[str, str] = {}) -> Any:
-        """Run a program as the image does: its environment, its user, its folder."""
+    def start(
+        self, arguments: Iterable[str], variables: Mapping[str, str], output: Any
+    ) -> subprocess.Popen[str]:
+        """Run a program as the image does: its environment, its user, its folder.
+
+        Args:
+            arguments: Its command line.
+            variables: Beside those of the image.
+            output: Where it writes: `subprocess.PIPE`, or a file.
+        """
         environment = self.environment(**variables)
         words = [self.local(word) for word in arguments]
         program = shutil.which(words[0], path=environment["PATH"])
@@ -85,17 +93,17 @@ class Image:
             env=environment,
             cwd=self.path("."),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             **identity,
         )
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a program of it to its end."""
-        process = self.start(arguments, variables)
+        process = self.start(arguments, variables, subprocess.PIPE)
         try:
-            output, errors = process.communicate(timeout=240)
+            output, errors = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

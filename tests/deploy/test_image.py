@@ -25,6 +25,8 @@ from tests.deploy.metrics import WORKER_FAMILIES, families
 from tests.deploy.repository import ROOT, VARIABLES_TO_COME
 from tests.service.jobs import save_llama
 
+pytestmark = pytest.mark.timeout(900)  # whoever is first builds, by a registry that may be slow
+
 DOCKERFILE = ROOT / "Dockerfile"
 TRAINING = ("jax", "jaxlib", "flax", "optax", "orbax", "torch", "transformers")
 DUMP_AND_RESTORE = ("pg_dump", "pg_restore")
@@ -64,18 +66,23 @@ def store(images):
 @contextmanager
 def running(image, announced, **variables):
     """What the image runs by itself, once it says so."""
-    process = image.start([*image.entrypoint, *image.command], variables)
-    try:
-        line = process.stdout.readline()
-        while announced not in line:
-            assert line, process.stderr.read()
-            line = process.stdout.readline()
-        yield process
-        process.terminate()
-        assert process.wait(60) == 0, process.stderr.read()
-    finally:
-        process.kill()
-        process.communicate()
+    # A file, and no pipe: nobody empties it while the program works.
+    with tempfile.NamedTemporaryFile() as log:
+        written = Path(log.name).read_text
+        command = [*image.entrypoint, *image.command]
+        process = image.start(command, variables, log)
+        try:
+            deadline = time.monotonic() + 60
+            while announced not in written():
+                assert process.poll() is None, written()
+                assert time.monotonic() < deadline, written()
+                time.sleep(0.05)
+            yield process
+            process.terminate()
+            assert process.wait(60) == 0, written()
+        finally:
+            process.kill()
+            process.wait()
 
 
 def packages(image):
