@@ -63,11 +63,15 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 m
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is deployed, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/yamllint --strict deploy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
 docs: $(DEV_STAMP)  ## build the documentation into site/
