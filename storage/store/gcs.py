@@ -85,7 +85,15 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     while True:
         fs = filesystem(uri)
         page = asked(
-            uri, fs.call, "GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query
+            "list",
+            uri,
+            fs.call,
+            "GET",
+            "b/{}/o",
+            uri.bucket,
+            json_out=True,
+            maxResults=1000,
+            **query,
         )
         yield page
         if not page.get("nextPageToken"):
