@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import UnknownRootError
+from cairn.service.observing import RequestMetrics, ServerMetrics
 from cairn.service.schemas import NAME_PATTERN
 from cairn.service.settings import Settings
 from cairn.storage.runs import UNREADABLE, Run, refuse_headless
@@ -72,9 +73,16 @@ def get_index(request: Request) -> Index:
     return cast(Index, request.app.state.index)
 
 
+def get_request_metrics(request: Request) -> RequestMetrics:
+    """What counts the requests to this application."""
+    metrics: ServerMetrics = request.app.state.metrics
+    return metrics.requests
+
+
 SettingsDependency = Annotated[Settings, Depends(get_settings)]
 CatalogDependency = Annotated[Catalog, Depends(get_catalog)]
 IndexDependency = Annotated[Index, Depends(get_index)]
+RequestMetricsDependency = Annotated[RequestMetrics, Depends(get_request_metrics)]
 
 
 def root_uri(settings: Settings, root: str) -> StoreURI:

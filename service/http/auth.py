@@ -32,6 +32,7 @@ class LoopbackGuard:
             return
         refusal = _refusal(scope)
         if refusal is None:
+            scope.setdefault("state", {})["actor"] = actor()  # for the log
             await self.app(scope, receive, send)
             return
         problem = Problem(

@@ -13,6 +13,7 @@ from cairn.service.dependencies import (
     PageSize,
     PageToken,
     Refresh,
+    RequestMetricsDependency,
     RootName,
     RunDependency,
     RunURIDependency,
@@ -85,13 +86,20 @@ def list_checkpoints(
 
 @router.post("", responses=problem_responses(404))
 def announce_checkpoint(
-    root: RootName, uri: RunURIDependency, body: AnnounceRequest, index: IndexDependency
+    root: RootName,
+    uri: RunURIDependency,
+    body: AnnounceRequest,
+    index: IndexDependency,
+    metrics: RequestMetricsDependency,
 ) -> Checkpoint:
     """Tell of a step that was saved: the store is looked at, and lists have it from then on.
 
     A hint, and no more: what counts is what the store says.
     """
-    return actions.get_checkpoint(index, root, uri, body.step, attempt=body.attempt, refresh=True)
+    with metrics.announcement(root):
+        return actions.get_checkpoint(
+            index, root, uri, body.step, attempt=body.attempt, refresh=True
+        )
 
 
 @router.get("/{step}", responses=problem_responses(404))

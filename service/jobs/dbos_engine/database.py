@@ -78,6 +78,6 @@ def _connect(url: str) -> DBOSClient:
         "lazy": True,
     }
     if is_sqlite(url):
-        engine = create_engine(url, connect_args={"factory": WalConnection})
+        engine = create_engine(url, connect_args={"factory": WalConnection}, hide_parameters=True)
         return DBOSClient(system_database_engine=engine, **options)
     return DBOSClient(system_database_url=url, **options)

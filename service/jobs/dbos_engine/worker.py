@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from dbos import (
@@ -13,6 +14,7 @@ from dbos import (
     DBOSConfig,
     DBOSPortableJSONSerializer,
     PortableWorkflowError,
+    WorkflowStatus,
 )
 from dbos import error as dbos_errors
 
@@ -35,11 +37,13 @@ from cairn.service.jobs.dbos_engine.database import (
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.observed import observed
 from cairn.service.jobs.records import (
     CANCELLED,
     workflow_name,
 )
 from cairn.service.jobs.worker_names import WorkerName, worker_name
+from cairn.service.observing import JobMetrics
 from cairn.service.schemas import OperationKind
 from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
@@ -85,6 +89,7 @@ class Worker:
         roots: Store roots by name.
         kinds: What can be started.
         changed: Told of each run, by root and name, whose lists a job has changed.
+        metrics: What counts the jobs.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Worker:
         roots: Mapping[str, StoreURI],
         kinds: Mapping[str, JobKind],
         changed: Callable[[str, str], None] | None = None,
+        metrics: JobMetrics | None = None,
     ) -> None:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
@@ -104,6 +110,7 @@ class Worker:
         self._database_url = database_url
         self.name = name
         self._changed = changed
+        self._metrics = metrics or JobMetrics()
 
     def launch(self) -> None:
         """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
@@ -163,8 +170,16 @@ class Worker:
         operation_id = DBOS.workflow_id
         if operation_id is None:
             raise RuntimeError("a job runs inside a workflow only")
+        with observed(self._metrics, kind, operation_id, self._started_by(operation_id)):
+            return self._execute(kind, operation_id, request)
+
+    def _execute(self, kind: str, operation_id: str, request: Request) -> Result:
         execution = Execution(
-            operation_id, roots=self.roots, runner=_Steps(), stopping=lambda: self.stopping
+            operation_id,
+            roots=self.roots,
+            runner=_Steps(),
+            stopping=lambda: self.stopping,
+            worked=partial(self._metrics.worked, kind),
         )
         with self._lock:
             self._executions.add(execution)
@@ -214,18 +229,30 @@ class Worker:
             logger.exception("%s: lists are behind until the store is looked at", request["root"])
 
     def _is_cancelled(self, operation_id: str) -> bool:
+        found = self._found(operation_id)
+        return found is not None and found.status == CANCELLED
+
+    def _started_by(self, operation_id: str) -> Mapping[str, Any]:
+        """What was kept of the request that started it."""
+        found = self._found(operation_id)
+        return {} if found is None else found.attributes or {}
+
+    def _found(self, operation_id: str) -> WorkflowStatus | None:
         found = _outside_workflow(
             lambda: DBOS.list_workflows(
                 workflow_ids=[operation_id], load_input=False, load_output=False
             )
         )
-        return bool(found) and found[0].status == CANCELLED
+        return found[0] if found else None
 
     def _running(self) -> builtins.list[Execution]:
         with self._lock:
             return [*self._executions]
 
     def _config(self) -> DBOSConfig:
+        engine: dict[str, Any] = {"hide_parameters": True}
+        if is_sqlite(self._database_url):
+            engine["connect_args"] = {"factory": WalConnection}
         config: DBOSConfig = {
             "name": APPLICATION,
             "system_database_url": self._database_url,
@@ -234,10 +261,9 @@ class Worker:
             "serializer": DBOSPortableJSONSerializer(),
             "enable_otlp": False,
             "log_level": "WARNING",
+            "db_engine_kwargs": engine,
             "notification_listener_polling_interval_sec": 0.2,
         }
-        if is_sqlite(self._database_url):
-            config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
         return config
 
 
@@ -248,13 +274,17 @@ _current_lock = threading.Lock()
 
 
 def launch_worker(
-    settings: Settings, *, changed: Callable[[str, str], None] | None = None
+    settings: Settings,
+    *,
+    changed: Callable[[str, str], None] | None = None,
+    metrics: JobMetrics | None = None,
 ) -> Worker:
     """Start the worker of this process.
 
     Args:
         settings: Of the server.
         changed: Told of each run, by root and name, whose lists a job has changed.
+        metrics: What counts the jobs.
 
     Raises:
         JobsBusyError: It has one already, or another process has its name.
@@ -266,6 +296,7 @@ def launch_worker(
         roots=settings.root_uris,
         kinds=KINDS,
         changed=changed,
+        metrics=metrics,
     )
     worker.launch()
     return worker

@@ -1,0 +1,53 @@
+"""How many jobs there are. DBOS lists jobs and does not count them, so its table is asked here.
+
+`workflow_status` is one of the system tables that DBOS documents.
+"""
+
+from collections import Counter
+
+from sqlalchemy import column, create_engine, func, select, table
+
+from cairn.service.jobs.dbos_engine.database import WalConnection, is_sqlite
+from cairn.service.jobs.records import kind_of, state_of
+from cairn.service.schemas import OperationState
+
+CONNECT_SECONDS = 2
+"""For metrics, which somebody waits for."""
+
+
+class JobCounts:
+    """The numbers of jobs in a database.
+
+    Args:
+        url: Of DBOS's database, whose tables have been made.
+    """
+
+    def __init__(self, url: str) -> None:
+        sqlite = is_sqlite(url)
+        options: dict[str, object] = (
+            {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
+        )
+        self._engine = create_engine(
+            url, connect_args=options, pool_size=1, pool_pre_ping=True, hide_parameters=True
+        )
+        self._table = table(
+            "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"
+        )
+
+    def read(self, names: list[str]) -> dict[tuple[str, OperationState], int]:
+        """By kind and state; those that have none are not named.
+
+        Args:
+            names: Of the workflows that are jobs of ours.
+        """
+        name, status = self._table.c.name, self._table.c.status
+        query = select(name, status, func.count()).where(name.in_(names)).group_by(name, status)
+        counts: Counter[tuple[str, OperationState]] = Counter()
+        with self._engine.connect() as connection:
+            for of, was, count in connection.execute(query):
+                counts[kind_of(of), state_of(was)] += count
+        return dict(counts)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._engine.dispose()
