@@ -15,7 +15,7 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.jobs.dbos_engine import database
+from cairn.service.jobs.dbos_engine import waking
 from cairn.service.routes import operations
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
@@ -112,7 +112,7 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(database, "QUEUE_POLL_SECONDS", 0.05),
+        patch.object(waking, "LOOK_SECONDS", 0.05),
         patch.object(operations, "WATCH_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):

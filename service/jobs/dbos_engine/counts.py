@@ -1,6 +1,6 @@
-"""How many jobs there are. DBOS lists jobs and does not count them, so its table is asked here.
+"""How many jobs there are, and whether any waits: questions that DBOS has no cheap answer to.
 
-`workflow_status` is one of the system tables that DBOS documents.
+The table `workflow_status` is one of the system tables that DBOS documents.
 """
 
 from collections import Counter
@@ -47,6 +47,17 @@ class JobCounts:
             for of, was, count in connection.execute(query):
                 counts[kind_of(of), state_of(was)] += count
         return dict(counts)
+
+    def any_waits(self, names: list[str]) -> bool:
+        """Whether a job could be started.
+
+        Args:
+            names: Of the workflows that are jobs of ours.
+        """
+        name, status = self._table.c.name, self._table.c.status
+        query = select(1).where(status == "ENQUEUED", name.in_(names)).limit(1)
+        with self._engine.connect() as connection:
+            return connection.execute(query).first() is not None
 
     def close(self) -> None:
         """Close the connection."""

@@ -16,7 +16,9 @@ APPLICATION: Final = "cairn"
 # code, and let them finish first.
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
-QUEUE_POLL_SECONDS: Final = 0.1
+QUEUE_POLL_SECONDS: Final = 10.0
+"""How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
+
 LIMITS: Final[Mapping[OperationKind, int]] = {
     OperationKind.CONVERT: 2,
     OperationKind.GATHER: 2,

@@ -118,6 +118,8 @@ class Jobs:
         operation = self.get(handle.get_workflow_id())
         if operation.kind != kind or operation.request != dict(request):
             raise self._reused(idempotency_key)
+        if self.worker is not None:
+            self.worker.wake()
         return operation
 
     def get(self, operation_id: str) -> Operation:

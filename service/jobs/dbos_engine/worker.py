@@ -27,6 +27,7 @@ from cairn.service.jobs.context import (
     Request,
     Result,
 )
+from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.database import (
     APPLICATION,
     APPLICATION_VERSION,
@@ -34,6 +35,7 @@ from cairn.service.jobs.dbos_engine.database import (
     WalConnection,
     is_sqlite,
 )
+from cairn.service.jobs.dbos_engine.waking import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
@@ -111,6 +113,9 @@ class Worker:
         self.name = name
         self._changed = changed
         self._metrics = metrics or JobMetrics()
+        self._counts = JobCounts(database_url)
+        names = [workflow_name(kind) for kind in kinds]
+        self._waker = Waker(lambda: self._counts.any_waits(names))
 
     def launch(self) -> None:
         """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
@@ -129,8 +134,10 @@ class Worker:
             self.name.acquire(self._lose)
             _current = self
         try:
-            DBOS(config=self._config())
+            dbos = DBOS(config=self._config())
+            self._waker.attach(dbos)
             DBOS.launch()
+            self._waker.start()
         except BaseException:
             self.close()
             raise
@@ -146,6 +153,8 @@ class Worker:
         for execution in running:
             if not execution.finished.wait(max(0.0, deadline - time.monotonic())):
                 logger.warning("operation %s did not stop in time", execution.operation_id)
+        self._waker.close()
+        self._counts.close()
         DBOS.destroy()
         with _current_lock:
             if _current is self:
@@ -155,6 +164,10 @@ class Worker:
     def _lose(self) -> None:
         """Leave everything to whoever has the name now."""
         threading.Thread(target=self.close, name="cairn-worker-end").start()
+
+    def wake(self) -> None:
+        """Have what was just enqueued taken at once."""
+        self._waker.wake()
 
     def interrupt(self, operation_id: str) -> bool:
         """Stop an operation that was cancelled, and wait until it has; whether it ran here."""
