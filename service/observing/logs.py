@@ -7,14 +7,15 @@ way, and no line has a secret in it.
 import json
 import logging
 import sys
+import textwrap
 import traceback
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 from cairn.service.observing.identity import operation_id, request_id
-from cairn.service.observing.redaction import redact
+from cairn.service.observing.redaction import HIDDEN, names_a_secret, redact
 
-LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "dbos", "sqlalchemy", "alembic")
+LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "dbos")
 """Those that may have set up a log of their own."""
 
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -44,9 +45,11 @@ def start_logging(form: Literal["text", "json"], level: str) -> None:
     logging.getLogger("cairn").setLevel(ours)
     for name in LIBRARIES:
         logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
+        # Its own, and not the root's: a library that finds none would set up another.
+        logger.handlers[:] = [handler]
+        logger.propagate = False
         logger.setLevel(others)
+    logging.getLogger("sqlalchemy").setLevel(max(ours, logging.WARNING))  # else every statement
     logging.captureWarnings(True)
 
 
@@ -65,12 +68,14 @@ class TextLines(logging.Formatter):
         """The lines of a record."""
         fields = _clean(fields_of(record))
         exception = fields.pop("exception", None)
-        head = [str(fields.pop(name)) for name in ("timestamp", "level", "logger", "event")]
+        head = [
+            _one_line(str(fields.pop(name))) for name in ("timestamp", "level", "logger", "event")
+        ]
         head[1] = f"{head[1]:<8}"
         pairs = [f"{name}={_text(value)}" for name, value in fields.items() if value is not None]
         lines = [" ".join(head + pairs)]
         if exception is not None:
-            lines.append(str(exception["stack"]).rstrip())
+            lines.append(textwrap.indent(str(exception["stack"]).rstrip(), "  "))
         return "\n".join(lines)
 
 
@@ -83,7 +88,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         "event": record.getMessage(),
         "request_id": request_id(),
     }
-    if (operation := operation_id()) is not None:
+    # DBOS's own lines name the job that they are about by themselves.
+    operation = operation_id() or getattr(record, "operationUUID", None)
+    if operation is not None:
         fields["operation_id"] = operation
     fields |= {
         name: value
@@ -105,12 +112,20 @@ def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):
-        return {str(key): _clean(inner) for key, inner in value.items()}
+        return {
+            str(key): HIDDEN if names_a_secret(str(key)) else _clean(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return redact(str(value))
+
+
+def _one_line(text: str) -> str:
+    """What a client has sent makes no line that looks like one of ours."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _text(value: Any) -> str:

@@ -5,32 +5,30 @@ from typing import Final
 
 HIDDEN: Final = "***"
 
+_NAMES: Final = (
+    r"[a-z0-9_.-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|signature"
+    r"|credential)s?"
+)
+_HEADERS: Final = r"(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token)"
+
 _SECRETS: Final = (
     # A key of ours: its id may be read, its secret not.
     re.compile(r"(?P<kept>\bck_[A-Za-z0-9]+_)[A-Za-z0-9_~+/=-]+"),
-    # The password in a URL. It may hold an "@" that nobody has escaped: up to the last one.
-    re.compile(r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)"),
-    # Headers, as they are or as some language writes a map of them.
-    re.compile(
-        r"(?P<kept>\b(?:proxy-)?authorization\b['\"]?,?\s*[:=,]?\s*b?['\"]?)"
-        r"(?:(?:bearer|basic|digest|negotiate)\s+)?[^\s'\",;)\]}]+",
-        re.IGNORECASE,
-    ),
+    # The password in a URL. It may hold "@" and "/" that nobody has escaped: up to the last "@".
+    re.compile(r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@'\"]*:)[^\s'\"<>]+(?=@)"),
+    # Headers, as they are or as a map of them is written.
+    re.compile(rf"(?P<kept>\b(?:{_HEADERS})\b['\"]?\s*[:=,]\s*b?['\"]?)[^'\"\r\n]+", re.IGNORECASE),
     re.compile(r"(?P<kept>\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
-    re.compile(
-        r"(?P<kept>\b(?:set-)?cookie\b['\"]?,?\s*[:=,]\s*b?['\"]?)[^'\"\r\n]+", re.IGNORECASE
-    ),
     # Values of a query, of a connection string, or of a map, by their name.
     re.compile(
-        r"(?P<kept>\b[A-Za-z0-9_.-]*(?:password|passwd|secret|token|api[_-]?key|access[_-]?key|"
-        r"signature|credential)s?\b['\"]?\s*[:=]\s*b?['\"]?)[^\s'\"&,;)\]}]+",
-        re.IGNORECASE,
+        rf"(?P<kept>\b(?:{_NAMES})\b(?:['\"]?\s*=|['\"]\s*:)\s*b?['\"]?)[^\s'\"&;]+", re.IGNORECASE
     ),
-    re.compile(r"(?P<kept>[?&;]key=)[^\s'\"&]+", re.IGNORECASE),
-    # What PostgreSQL tells of the row, and SQLAlchemy of the statement's parameters.
+    re.compile(r"(?P<kept>[?&;](?:key|sig)=)[^\s'\"&]+", re.IGNORECASE),
+    # What PostgreSQL tells of a row, and SQLAlchemy of a statement's parameters.
     re.compile(r"(?P<kept>\bDETAIL:\s*)[^\r\n]+"),
     re.compile(r"(?P<kept>\[parameters:\s*)[^\r\n]+"),
 )
+_SECRET_KEY: Final = re.compile(rf"{_NAMES}|{_HEADERS}", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
@@ -38,3 +36,8 @@ def redact(text: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(rf"\g<kept>{HIDDEN}", text)
     return text
+
+
+def names_a_secret(key: str) -> bool:
+    """Whether what is kept under this name is one."""
+    return _SECRET_KEY.fullmatch(key) is not None
