@@ -27,8 +27,15 @@ class JobCounts:
         options: dict[str, object] = (
             {"factory": WalConnection} if sqlite else {"connect_timeout": CONNECT_SECONDS}
         )
+        # One statement a question, a few times a second: no transaction around it, and no question
+        # before it. A connection that was cut fails once.
         self._engine = create_engine(
-            url, connect_args=options, pool_size=1, pool_pre_ping=True, hide_parameters=True
+            url,
+            connect_args=options,
+            pool_size=1,
+            isolation_level="AUTOCOMMIT",
+            pool_reset_on_return=None,
+            hide_parameters=True,
         )
         self._table = table(
             "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"

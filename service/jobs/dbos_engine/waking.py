@@ -11,14 +11,17 @@ in a list of the instance: it is exchanged for one that can also be woken (ADR 2
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25
-"""How often it is asked whether a job waits."""
+LOOK_SECONDS = 0.5
+"""How often it is asked whether a job waits; one of the same process is known of at once."""
+
+REST_SECONDS: Final = 10.0
+"""How long DBOS's threads for queues rest at least, unless they are woken."""
 
 
 class Waker:
@@ -97,5 +100,5 @@ class _Wakeable(threading.Event):
         self.waker.wake()
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.waker.wait(self.is_set, timeout)
+        self.waker.wait(self.is_set, None if timeout is None else max(timeout, REST_SECONDS))
         return self.is_set()
