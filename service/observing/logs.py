@@ -6,6 +6,7 @@ way, and no line has a secret in it.
 
 import json
 import logging
+import math
 import sys
 import textwrap
 import traceback
@@ -118,7 +119,9 @@ def _clean(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value]
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):  # JSON has no other
         return value
     return redact(str(value))
 

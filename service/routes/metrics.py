@@ -1,4 +1,7 @@
-"""What Prometheus asks for: the metrics of this server."""
+"""What Prometheus asks for: the metrics of this server.
+
+Who may ask is who may ask for `/healthz`: no key, and nobody on another machine.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Final

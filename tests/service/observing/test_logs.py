@@ -299,3 +299,18 @@ def test_the_level_is_that_of_our_lines_and_libraries_say_less(level, ours, othe
     for name in ("uvicorn.error", "dbos", "alembic"):
         assert logging.getLogger(name).getEffectiveLevel() == others
     assert logging.getLogger("sqlalchemy.engine").getEffectiveLevel() == max(ours, 30)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part", ["a.", "a-", "x://a:", "x://", "token ", "ck_", "cookie", "x-", "secret.", "bearer "]
+)
+def test_a_long_text_that_a_client_made_up_takes_no_time(part):
+    assert redact(part * 50_000).startswith(part[:1])
+
+
+def test_numbers_that_json_does_not_have_are_text():
+    with written() as log:
+        logging.getLogger("cairn.test").warning("x", extra={"loss": float("nan"), "n": 1.5})
+    (line,) = [json.loads(one, parse_constant=pytest.fail) for one in log.getvalue().splitlines()]
+    assert (line["loss"], line["n"]) == ("nan", 1.5)
