@@ -136,7 +136,7 @@ def span(
     kind: Literal["server", "consumer", "internal"] = "internal",
     carrier: Mapping[str, str] | None = None,
 ) -> Iterator[TracedPart]:
-    """What is done inside is one span, below the one around it.
+    """What is done inside is one span, below the one around it; it failed if an error leaves it.
 
     Args:
         name: Of the span.
@@ -159,7 +159,12 @@ def span(
         record_exception=False,
         set_status_on_exception=False,
     ) as made:
-        yield TracedPart(made)
+        told = TracedPart(made)
+        try:
+            yield told
+        except Exception:
+            told.fail(True)
+            raise
 
 
 def trace_carrier() -> dict[str, str]:

@@ -23,6 +23,9 @@ LOOK_SECONDS = 0.5
 REST_SECONDS: Final = 10.0
 """How long DBOS's threads for queues rest at least, unless they are woken."""
 
+STOP_SECONDS: Final = 5.0
+"""How long the end waits for a database that does not answer."""
+
 
 class Waker:
     """Wakes the queues of one DBOS instance.
@@ -50,7 +53,7 @@ class Waker:
         """Look no more."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_SECONDS)
 
     def wake(self) -> None:
         """Have every queue look now."""
