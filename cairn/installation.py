@@ -22,7 +22,16 @@ MODULES: Final = {
         "numpy",
         "tensorstore",
     ),
-    "server": ("alembic", "dbos", "fastapi", "jinja2", "sqlalchemy", "uvicorn"),
+    "server": (
+        "alembic",
+        "dbos",
+        "fastapi",
+        "jinja2",
+        "prometheus_client",
+        "sqlalchemy",
+        "uvicorn",
+    ),
+    "otel": ("opentelemetry",),
     "train": (
         "flax",
         "huggingface_hub",

@@ -10,6 +10,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Scope
 
 from cairn.service.access import LoopbackGuard
 from cairn.service.actions import ControlPlane
@@ -25,6 +26,7 @@ from cairn.service.http import (
     refuse_unknown_parameters,
 )
 from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
+from cairn.service.observing import ObservedRequests, ServerMetrics, traced
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -33,6 +35,7 @@ from cairn.service.routes import (
     convert,
     gather,
     health,
+    metrics,
     operations,
     restore,
     runs,
@@ -85,6 +88,10 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     install_handlers(app)
     app.add_middleware(BodyLimit)
     app.add_middleware(LoopbackGuard)
+    app.state.metrics = ServerMetrics(version=package_version())
+    app.add_middleware(
+        ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
+    )
     for router in ROUTERS:
         app.include_router(
             router,
@@ -93,6 +100,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
             dependencies=[Depends(refuse_unknown_parameters)],
         )
     app.include_router(health.router, responses=problem_responses())
+    app.include_router(metrics.router, responses=problem_responses())
     app.include_router(pages.router)
     app.mount("/static", pages.static_files)
     describe_api(app)
@@ -109,6 +117,14 @@ def package_version() -> str:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    watching = app.state.metrics.watching(metrics.parts(app))
+    with traced("cairn-server", version=package_version()), watching:
+        async with _opened(app):
+            yield
+
+
+@asynccontextmanager
+async def _opened(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     await run_in_threadpool(settings.prepare)
     open_catalog = partial(Catalog.open, settings.database_url, auto_upgrade=settings.auto_upgrade)
@@ -127,7 +143,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             jobs = await run_in_threadpool(open_jobs, settings)
             watches = Watches(jobs)
             if settings.worker:
-                start = partial(start_worker, settings, catalog, version=package_version())
+                start = partial(
+                    start_worker,
+                    settings,
+                    catalog,
+                    version=package_version(),
+                    metrics=app.state.metrics.jobs,
+                )
                 jobs.worker = await run_in_threadpool(start)
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
         yield
@@ -138,6 +160,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _route_template(scope: Scope) -> str | None:
+    """The path of the route that a request came to, with the names of its parameters."""
+    route = scope.get("route")
+    if route is None:  # the framework's own document, or a folder of static files
+        return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
+    versioned = scope["path"].startswith(f"{API_PREFIX}/")
+    return f"{API_PREFIX}{route.path}" if versioned else str(route.path)
 
 
 def _operation_id(route: APIRoute) -> str:

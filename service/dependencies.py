@@ -6,6 +6,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, WithJsonSchema
 
 from cairn.service.actions import ControlPlane
+from cairn.service.observing import RequestMetrics, ServerMetrics
 from cairn.service.schemas import ALIAS_PATTERN, LARGEST_NUMBER, LONGEST_ALIAS, NAME_PATTERN
 
 MAX_STEP = LARGEST_NUMBER
@@ -63,6 +64,15 @@ async def get_plane(request: Request) -> ControlPlane:
 
 
 PlaneDependency = Annotated[ControlPlane, Depends(get_plane)]
+
+
+async def get_request_metrics(request: Request) -> RequestMetrics:
+    """What counts the requests to this application."""
+    metrics: ServerMetrics = request.app.state.metrics
+    return metrics.requests
+
+
+RequestMetricsDependency = Annotated[RequestMetrics, Depends(get_request_metrics)]
 Refresh = Annotated[
     bool,
     Query(

@@ -112,7 +112,9 @@ class Readiness(Response):
     """The server can do its work: catalog, job engine and every root are usable."""
 
     status: Literal["ready"] = "ready"
-    checks: dict[str, str]
+    checks: dict[str, str] = Field(
+        description="By part: `ok`; of the index of each root, how long ago it was looked at."
+    )
 
 
 class Root(Response):

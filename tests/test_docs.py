@@ -18,7 +18,7 @@ from cairn.service.app import ROUTERS
 from cairn.service.command.cli import app as command
 from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard import pages
-from cairn.service.routes import health
+from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
 from tests.programs.program import run as run_program
 
@@ -71,7 +71,7 @@ def generated():
 
 def test_every_route_is_in_the_reference(generated):
     page = generated["reference/service/http.md"]
-    prefixed = [("/v1", router) for router in ROUTERS] + [("", health.router)]
+    prefixed = [("/v1", router) for router in ROUTERS] + [("", health.router), ("", metrics.router)]
     routes = [
         f"{method} {prefix}{route.path}"
         for prefix, router in prefixed

@@ -7,6 +7,7 @@ from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import RunRow as RunRow
+from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
 from .outside import count_outside as count_outside
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner

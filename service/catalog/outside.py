@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from cairn.service.catalog.models import AliasRow, AuditRow
 
 OUTSIDE: Final = "outside"
+OUTSIDE_KINDS: Final = ("alias.promote", "alias.delete")
 
 
 def is_asked_for(session: Session, root: str, run: str, row: AliasRow) -> bool:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from cairn.service.errors import ProblemError
+from cairn.service.observing import REQUEST_ID_HEADER, request_id
 from cairn.service.schemas import Problem
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
@@ -127,10 +128,13 @@ def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONR
     body = problem.model_dump(mode="json")
     if body["errors"] is None:
         del body["errors"]
+    named = dict(headers or {})
+    if (request := request_id()) is not None:
+        body["request_id"] = named[REQUEST_ID_HEADER] = request
     return JSONResponse(
         body,
         status_code=problem.status,
-        headers=headers,
+        headers=named,
         media_type=MEDIA_TYPE,
     )
 

@@ -31,6 +31,11 @@ def workflow_name(kind: str) -> str:
     return f"{_WORKFLOW_PREFIX}{kind}"
 
 
+def kind_of(name: str) -> str:
+    """The kind of the jobs that are kept under a name."""
+    return name.removeprefix(_WORKFLOW_PREFIX)
+
+
 def state_of(status: str) -> OperationState:
     """What DBOS's status means."""
     return _STATES[status]

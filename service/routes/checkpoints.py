@@ -12,6 +12,7 @@ from cairn.service.dependencies import (
     PageToken,
     PlaneDependency,
     Refresh,
+    RequestMetricsDependency,
     RootName,
     RunName,
     StepNumber,
@@ -84,13 +85,21 @@ def list_checkpoints(
 
 @router.post("", responses=problem_responses(404))
 def announce_checkpoint(
-    caller: Reader, root: RootName, run: RunName, body: AnnounceRequest, plane: PlaneDependency
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    body: AnnounceRequest,
+    plane: PlaneDependency,
+    metrics: RequestMetricsDependency,
 ) -> Checkpoint:
     """Tell of a step that was saved: the store is looked at, and lists have it from then on.
 
     A hint, and no more: what counts is what the store says.
     """
-    return actions.get_checkpoint(plane, root, run, body.step, attempt=body.attempt, refresh=True)
+    with metrics.announcement(root):
+        return actions.get_checkpoint(
+            plane, root, run, body.step, attempt=body.attempt, refresh=True
+        )
 
 
 @router.get("/" + named("step"), responses=problem_responses(404))

@@ -1,3 +1,9 @@
+from .calls import CallOutcome as CallOutcome
+from .calls import Operation as Operation
+from .calls import StoreCall as StoreCall
+from .calls import StoreListener as StoreListener
+from .calls import called as called
+from .calls import listen as listen
 from .checksums import CHECKED_PART as CHECKED_PART
 from .checksums import ContentSum as ContentSum
 from .checksums import combined as combined

@@ -86,7 +86,15 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     while True:
         fs = filesystem(uri)
         page = asked(
-            uri, fs.call, "GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query
+            "list",
+            uri,
+            fs.call,
+            "GET",
+            "b/{}/o",
+            uri.bucket,
+            json_out=True,
+            maxResults=1000,
+            **query,
         )
         yield page
         if not page.get("nextPageToken"):
@@ -101,7 +109,7 @@ def bucket_time(uri: StoreURI) -> float:
         StoreUnavailableError: the store gives no answer, or refuses.
     """
     fs = filesystem(uri)
-    headers, _ = asked(uri, fs.call, "GET", "b/{}/o", uri.bucket, maxResults=1)
+    headers, _ = asked("stat", uri, fs.call, "GET", "b/{}/o", uri.bucket, maxResults=1)
     with mapped(uri):
         return parsedate_to_datetime(headers["Date"]).timestamp()
 

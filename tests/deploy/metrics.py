@@ -23,6 +23,7 @@ OTHERS: Final = {
     "cairn_index_checkpoints": {"root"},
     "cairn_jobs": {"kind", "state"},
     "cairn_workers": {"alive"},
+    "cairn_outside_changes_total": {"root", "kind"},
     "cairn_build_info": {"version"},
     "cairn_store_requests_total": {"operation", "outcome"},
     "cairn_jobs_running": {"kind"},

@@ -8,9 +8,7 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 
-VARIABLES_TO_COME: Final = frozenset(
-    {"CAIRN_AUTH", "CAIRN_KEY", "CAIRN_LOG_FORMAT", "CAIRN_LOG_LEVEL", "CAIRN_WORKER_PORT"}
-)
+VARIABLES_TO_COME: Final = frozenset({"CAIRN_AUTH", "CAIRN_KEY"})
 """Used in deploy/, and not read by the code yet."""
 
 COMMANDS_TO_COME: Final = frozenset({("keys", "create")})

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.jobs import watching
-from cairn.service.jobs.dbos_engine import database
+from cairn.service.jobs.dbos_engine import waking
 from cairn.service.jobs.kinds import export_job
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
@@ -114,7 +114,7 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(database, "QUEUE_POLL_SECONDS", 0.05),
+        patch.object(waking, "LOOK_SECONDS", 0.05),
         patch.object(watching, "LOOK_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):

@@ -38,6 +38,7 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "metrics",
     "promote_checkpoint",
     "ready",
     "repair_records",

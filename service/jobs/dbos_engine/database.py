@@ -26,7 +26,9 @@ APPLICATION: Final = "cairn"
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
 CONNECT_SECONDS: Final = 10
-QUEUE_POLL_SECONDS: Final = 0.1
+QUEUE_POLL_SECONDS: Final = 10.0
+"""How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
+
 LIMITS: Final[Mapping[OperationKind, int]] = {
     OperationKind.CONVERT: 2,
     OperationKind.GATHER: 2,
@@ -61,7 +63,7 @@ def engine_options(url: str) -> dict[str, Any]:
     that of a socket that is gone, or of a name that resolves no more.
     """
     if is_sqlite(url):
-        return {"connect_args": {"factory": WalConnection}}
+        return {"connect_args": {"factory": WalConnection}, "hide_parameters": True}
     parsed = make_url(url).set(drivername="postgresql+psycopg")
     dialect = create_engine(parsed).dialect
     positional, options = dialect.create_connect_args(parsed)
@@ -74,7 +76,7 @@ def engine_options(url: str) -> dict[str, Any]:
         except driver.OperationalError as exc:
             raise driver.errors.ConnectionFailure(str(exc)) from exc
 
-    return {"creator": connect}
+    return {"creator": connect, "hide_parameters": True}
 
 
 def queue_of(kind: str) -> str:
@@ -144,6 +146,6 @@ def _connect(url: str) -> DBOSClient:
         "lazy": True,
     }
     if is_sqlite(url):
-        engine = create_engine(url, connect_args={"factory": WalConnection})
+        engine = create_engine(url, connect_args={"factory": WalConnection}, hide_parameters=True)
         return DBOSClient(system_database_engine=engine, **options)
     return DBOSClient(system_database_url=url, **options)

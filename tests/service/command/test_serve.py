@@ -70,7 +70,7 @@ def watching(url: str) -> Iterator[tuple[Program, str]]:
 
 def test_server_announces_an_address_that_answers(url):
     with Client(url) as client:
-        assert set(client.ready().checks) == {"catalog", "jobs", "root default"}
+        assert set(client.ready().checks) == {"catalog", "jobs", "root default", "index default"}
         assert [run.name for run in client.runs()] == ["tiny"]
 
 
