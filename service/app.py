@@ -168,7 +168,7 @@ def _route_template(scope: Scope) -> str | None:
     if route is None:  # the framework's own document, or a folder of static files
         return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
     versioned = scope["path"].startswith(f"{API_PREFIX}/")
-    return f"{API_PREFIX}{route.path}" if versioned else str(route.path)
+    return f"{API_PREFIX}{route.path_format}" if versioned else str(route.path_format)
 
 
 def _operation_id(route: APIRoute) -> str:

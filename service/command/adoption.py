@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import console, errors
-from cairn.service.command.tables import print_table
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import print_table
 
 if TYPE_CHECKING:
     from cairn.storage.adoption import Adoption  # imports TensorStore

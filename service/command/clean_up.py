@@ -9,8 +9,6 @@ from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import completion
-from cairn.service.command.documents import JsonOption, print_document
-from cairn.service.command.listings import list_garbage
 from cairn.service.command.options import (
     TIME,
     RootOption,
@@ -21,7 +19,9 @@ from cairn.service.command.options import (
     errors,
     report,
 )
-from cairn.service.command.tables import print_table
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.listings import list_garbage
+from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import AddressError
 from cairn.service.schemas import RetentionDecision, RetentionPlan
 from cairn.service.sizes import Size

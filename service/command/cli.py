@@ -24,7 +24,6 @@ from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
-from cairn.service.command.documents import JsonOption, print_document, print_line
 from cairn.service.command.failures import (
     KNOWN,
     MEANINGS,
@@ -35,12 +34,6 @@ from cairn.service.command.failures import (
     output_problem,
     problem_of,
     usage_problem,
-)
-from cairn.service.command.listings import (
-    list_checkpoints,
-    list_operations,
-    list_runs,
-    name_problems,
 )
 from cairn.service.command.options import (
     SIZE,
@@ -54,6 +47,13 @@ from cairn.service.command.options import (
     installed_version,
 )
 from cairn.service.command.options import report as _report
+from cairn.service.command.printing.documents import JsonOption, print_document, print_line
+from cairn.service.command.printing.listings import (
+    list_checkpoints,
+    list_operations,
+    list_runs,
+    name_problems,
+)
 from cairn.service.command.upkeep import upkeep_app
 from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
@@ -165,7 +165,7 @@ def serve(
     under way go on at the next start.
     """
     settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir, worker=worker)
-    from cairn.service.command.serving import serve_until_signalled  # takes seconds
+    from cairn.service.command.processes.serving import serve_until_signalled  # takes seconds
 
     def announce(url: str) -> None:
         if json:
@@ -194,7 +194,7 @@ def work(
     Ctrl-C ends it; jobs that are under way go on at its next start, or are taken over.
     """
     settings = _load_settings(root=root, data_dir=data_dir, executor_id=name)
-    from cairn.service.command.working import work_until_signalled  # takes seconds
+    from cairn.service.command.processes.working import work_until_signalled  # takes seconds
 
     def announce() -> None:
         if json:

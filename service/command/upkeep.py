@@ -5,13 +5,15 @@ from typing import Annotated, Final
 
 import typer
 
+from cairn.service.command.printing.documents import JsonOption, print_document
+
 upkeep_app: Final = typer.Typer()
 
 DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 
 
 @upkeep_app.command()
-def upgrade(data_dir: DataOption = None) -> None:
+def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """Bring the databases to this version.
 
     With the settings of the server (CAIRN_*). Servers and workers of the version before go on
@@ -23,10 +25,15 @@ def upgrade(data_dir: DataOption = None) -> None:
 
     settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
     settings.prepare()
-    for name, (before, after) in (
-        ("catalog", upgrade_catalog(settings.database_url)),
-        ("jobs", upgrade_jobs(settings.jobs_database_url)),
-    ):
+    done = {
+        "catalog": upgrade_catalog(settings.database_url),
+        "jobs": upgrade_jobs(settings.jobs_database_url),
+    }
+    if json:
+        told = {name: {"before": before, "after": after} for name, (before, after) in done.items()}
+        print_document(told)
+        return
+    for name, (before, after) in done.items():
         if before == after:
             print(f"{name}: at revision {after} already")
         elif not before:
@@ -39,15 +46,20 @@ def upgrade(data_dir: DataOption = None) -> None:
 def backup(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new one, for the copies.")],
     data_dir: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Copy what the store does not hold: audit trail and jobs.
 
     Of SQLite databases, while they are used; the copies are a data folder that a server can be
     started with. Of PostgreSQL it says what to run.
     """
-    from cairn.service.command.backup import back_up  # takes seconds
+    from cairn.service.command.processes.backup import back_up  # takes seconds
     from cairn.service.settings import load_settings
 
     settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
-    for copy in back_up(settings, folder):
+    copies = back_up(settings, folder)
+    if json:
+        print_document({"copies": [str(copy) for copy in copies]})
+        return
+    for copy in copies:
         print(copy)

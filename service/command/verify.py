@@ -7,7 +7,6 @@ import typer
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
-from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,
@@ -17,7 +16,8 @@ from cairn.service.command.options import (
     console,
     errors,
 )
-from cairn.service.command.tables import print_table
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import print_table
 from cairn.service.command.watch import Show, on_console, silently, watch_operation
 from cairn.service.errors import OperationFailedError
 from cairn.service.schemas import Operation, OperationState, RepairReport

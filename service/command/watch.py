@@ -16,7 +16,7 @@ from rich.progress import (
 )
 
 from cairn.service.client.client import Client
-from cairn.service.command.documents import print_line
+from cairn.service.command.printing.documents import print_line
 from cairn.service.errors import OperationFailedError, WatchEndedError
 from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text

@@ -6,9 +6,9 @@ import typer
 
 from cairn.service.client.client import Client
 from cairn.service.command import completion
-from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.options import UrlOption, console
-from cairn.service.command.tables import print_table
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import print_table
 from cairn.service.schemas import TakenOver, WorkerList
 
 workers_app: Final = typer.Typer(

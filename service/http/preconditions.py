@@ -22,6 +22,7 @@ class Expectation:
     sequence: int | None
 
 
+Condition = Annotated[str | None, Header(max_length=2000)]
 IfMatch = Annotated[
     str | None,
     Header(

@@ -96,6 +96,7 @@ def announce_checkpoint(
 
     A hint, and no more: what counts is what the store says.
     """
+    plane.place(root, run)
     with metrics.announcement(root):
         return actions.get_checkpoint(
             plane, root, run, body.step, attempt=body.attempt, refresh=True

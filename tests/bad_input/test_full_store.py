@@ -135,7 +135,7 @@ def test_jobs_over_the_quota_fail_leave_nothing_and_work_once_it_is_raised(gcs, 
             refused(client, job, f"{root}/{'new' if job == 'restore' else 'run'}/")
             assert gcs.names() == before
         ended = cairn("convert", "run", "--watch", url=url)
-        assert (ended.returncode, ended.stdout) == (1, "")
+        assert (ended.returncode, ended.stdout) == (8, "")
         assert "failed: " in ended.stderr
         assert "the store is full: " in ended.stderr
         gcs.set_quota(None)

@@ -178,7 +178,7 @@ def test_a_request_for_what_is_no_checkpoint_is_a_problem(store, plane, case):
 
 
 # A name that is no name never reaches the store.
-@pytest.mark.parametrize("name", ["%2e%2e", "gs:bucket", "a%5Cb", "a%20b", "%2e%2e%5Cetc"])
+@pytest.mark.parametrize("name", ["%2e%2e", "a%5Cb", "a%20b", "%2e%2e%5Cetc"])
 def test_a_run_name_that_leads_elsewhere_is_a_problem(plane, name):
     answer = httpx.get(f"{plane}{RUNS}/{name}")
     assert answer.status_code == 422, answer.text
@@ -218,25 +218,27 @@ def test_the_client_raises_the_problem_that_it_was_told(plane, call):
 
 
 COMMANDS = [
-    (("checkpoints", "nope"), "ROOT/nope", "a folder with run.json", "nothing", LIST),
-    (("convert", "tiny@nope"), "ROOT/tiny", "an alias 'nope'", "aliases: none", "Promote a step"),
-    (("gather", "tiny/steps/9"), "ROOT/tiny", "step 9", "steps 1, 2", NO_STEP),
-    (("convert", "busy/steps/7"), "ROOT/busy/attempts/2/7", "a complete step", "a save in flight",
-     IN_FLIGHT),
-    (("fork", "busy/steps/7", "new"), "ROOT/busy/attempts/2/7", "a complete step",
+    (3, ("checkpoints", "nope"), "ROOT/nope", "a folder with run.json", "nothing", LIST),
+    (3, ("convert", "tiny@nope"), "ROOT/tiny", "an alias 'nope'", "aliases: none",
+     "Promote a step"),
+    (3, ("gather", "tiny/steps/9"), "ROOT/tiny", "step 9", "steps 1, 2", NO_STEP),
+    (4, ("convert", "busy/steps/7"), "ROOT/busy/attempts/2/7", "a complete step",
      "a save in flight", IN_FLIGHT),
-    (("checkpoints", "link"), "ROOT/link", "a folder below", LINK, UNLINK),
-    (("convert", "../tiny"), "'../tiny'", "RUN, RUN@ALIAS or RUN/steps/N", "another form", LIST),
-    (("path", "ftp://host/tiny"), "ftp://host/tiny", SCHEMES, "'ftp:'", "Use one of these"),
-    (("path", "ROOT/plain"), "ROOT/plain", "a folder with run.json", "a folder without it", LIST),
+    (4, ("fork", "busy/steps/7", "new"), "ROOT/busy/attempts/2/7", "a complete step",
+     "a save in flight", IN_FLIGHT),
+    (2, ("checkpoints", "link"), "ROOT/link", "a folder below", LINK, UNLINK),
+    (2, ("convert", "../tiny"), "'../tiny'", "RUN, RUN@ALIAS or RUN/steps/N", "another form", LIST),
+    (2, ("path", "ftp://host/tiny"), "ftp://host/tiny", SCHEMES, "'ftp:'", "Use one of these"),
+    (3, ("path", "ROOT/plain"), "ROOT/plain", "a folder with run.json", "a folder without it",
+     LIST),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COMMANDS, ids=[" ".join(case[0]) for case in COMMANDS])
+@pytest.mark.parametrize("case", COMMANDS, ids=[" ".join(case[1]) for case in COMMANDS])
 def test_a_command_on_what_is_no_checkpoint_fails_with_one_line(store, plane, case):
-    arguments, *texts = case
+    status, arguments, *texts = case
     ended = cairn(*(text.replace("ROOT", str(store.root)) for text in arguments), url=plane)
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (status, "")
     assert ended.stderr.startswith("cairn: ")
     assert ended.stderr.count("\n") == 1
     says(ended.stderr, *(text.replace("ROOT", str(store.root)) for text in texts))

@@ -23,10 +23,10 @@ from cairn.service.command.doctor.installation import (
     versions_found,
 )
 from cairn.service.command.doctor.server import server_found
-from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import TIME, UrlOption, console, installed_version
-from cairn.service.command.tables import print_table
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import SettingsError
 from cairn.service.settings import load_settings
 from cairn.storage.store import StoreURI

@@ -167,7 +167,7 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
             4,
             ["the step is being saved", "Try again once it is done"],
         ),
-        (["convert", "tiny", "--dtype", "int3"], 2, ["dtype: expected", "'int3'"]),
+        (["convert", "tiny", "--dtype", "int3"], 2, ["body.dtype: Input should be", "'int3'"]),
         (["fork", "tiny", "../evil"], 2, ["invalid run name", "'../evil'"]),
         (["fork"], 2, ["Missing argument 'CHECKPOINT'"]),
         (["index"], 2, ["Missing command", "`cairn index --help`"]),

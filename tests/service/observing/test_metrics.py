@@ -143,7 +143,7 @@ def test_a_look_that_failed_is_told_and_the_lag_goes_on(app, settings, root, htt
 
     monkeypatch.setattr("cairn.service.catalog.refresh._list_runs", gone)
     with pytest.raises(StoreUnavailableError):
-        app.state.index.scan("default", settings.root_uris["default"])
+        app.state.plane.index.scan("default", settings.root_uris["default"])
     found = numbers(http)
     assert of(found, "cairn_index_problem", root="default") == 1
     assert of(found, "cairn_index_lag_seconds", root="default") > 0

@@ -172,7 +172,7 @@ def test_the_looks_of_the_scanner_have_no_spans(collector, settings, root):
     make_run(root / "run", [1])
     app = create_app(settings, jobs=False)
     with TestClient(app, base_url=BASE_URL, client=PEER):
-        app.state.index.scan("default", settings.root_uris["default"])
+        app.state.plane.index.scan("default", settings.root_uris["default"])
     assert collector.spans() == []
 
 

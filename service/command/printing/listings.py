@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cairn.service.command.tables import Cell, print_table
+from cairn.service.command.printing.tables import Cell, print_table
 from cairn.service.schemas import Checkpoint, Operation, Run
 from cairn.service.sizes import Size
 

@@ -1,0 +1,1 @@
+"""How the command shows what it was asked for: tables, listings, JSON."""

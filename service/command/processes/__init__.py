@@ -1,0 +1,1 @@
+"""What the command runs itself, beside no server: the server, a worker, a backup."""
