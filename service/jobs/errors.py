@@ -7,6 +7,7 @@ ServiceError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
     ├── DamagedError               500
+    ├── JobEngineError             500
     ├── WorkerNotFoundError        404
     ├── WorkerAliveError           409
     └── IdempotencyKeyReusedError  422
@@ -58,6 +59,12 @@ class DamagedError(ProblemError):
     """A checkpoint is not what was saved; `.extra` has what was found."""
 
     status, slug, title = 500, "damaged", "The checkpoint is damaged"
+
+
+class JobEngineError(ProblemError):
+    """The job engine failed in a way that nobody expects."""
+
+    status, slug, title = 500, "job-engine", "The job engine failed"
 
 
 class IdempotencyKeyReusedError(ProblemError):

@@ -88,7 +88,7 @@ def test_a_backup_of_sqlite_is_a_data_folder(root, data, tmp_path):
     shutil.copytree(copies, data)
     with serving(root, data, scan_seconds=0) as http:
         check(http, made)
-    assert audit(f"sqlite:///{data}/catalog.sqlite") == WORKED
+    assert audit(f"sqlite:///{data}/catalog.sqlite")[:2] == WORKED
 
 
 def test_the_commands_of_the_guide_back_postgresql_up_and_restore_it(
@@ -114,7 +114,7 @@ def test_the_commands_of_the_guide_back_postgresql_up_and_restore_it(
     given = {"database_url": restored, "jobs_database_url": restored}
     with serving(root, tmp_path / "other", scan_seconds=0, **given) as http:
         check(http, made)
-    assert audit(restored) == WORKED
+    assert audit(restored)[:2] == WORKED
 
 
 def refused(*arguments, **variables):

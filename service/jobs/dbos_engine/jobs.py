@@ -18,6 +18,7 @@ from cairn.service.jobs.dbos_engine.database import (
     open_database,
     queue_of,
 )
+from cairn.service.jobs.dbos_engine.errors import translated
 from cairn.service.jobs.dbos_engine.worker import Worker, abandon
 from cairn.service.jobs.errors import (
     IdempotencyKeyReusedError,
@@ -80,6 +81,7 @@ class Jobs:
         if self._counts is not None:
             self._counts.close()
 
+    @translated
     def start(
         self, kind: str, request: Request, *, idempotency_key: str | None = None
     ) -> Operation:
@@ -123,6 +125,7 @@ class Jobs:
             self.worker.wake()
         return operation
 
+    @translated
     def get(self, operation_id: str) -> Operation:
         """The operation as it stands now.
 
@@ -134,6 +137,7 @@ class Jobs:
             raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
         return self._describe(found[0])
 
+    @translated
     def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
         """Operations as they stand now, by id; one that is there no more is left out.
 
@@ -162,6 +166,7 @@ class Jobs:
             found.update((row.workflow_id, self._describe(row)) for row in whole)
         return found
 
+    @translated
     def list(
         self,
         *,
@@ -200,6 +205,7 @@ class Jobs:
                 return [self._describe(found[key]) for key in newest]
             offset += size
 
+    @translated
     def cancel(self, operation_id: str) -> Operation:
         """Cancel; a running job stops at its next block and removes what it wrote.
 
@@ -223,6 +229,7 @@ class Jobs:
             abandon(self.kinds[operation.kind], self.roots, operation.request, operation_id)
         return operation
 
+    @translated
     def resume(self, operation_id: str) -> Operation:
         """Run a failed or cancelled operation again, from its start, under the same id.
 
@@ -245,16 +252,19 @@ class Jobs:
             ) from exc
         return self.get(operation_id)
 
+    @translated
     def check(self) -> None:
         """Raise unless the database answers."""
         self._client.list_workflows(
             name=self._names(), limit=1, load_input=False, load_output=False
         )
 
+    @translated
     def counts(self) -> dict[tuple[str, OperationState], int]:
         """How many operations there are, by kind and state."""
         return {} if self._counts is None else self._counts.read(self._names())
 
+    @translated
     def running(self) -> dict[str, builtins.list[str]]:
         """Ids of the operations that workers have taken, by the worker's name."""
         taken: dict[str, builtins.list[str]] = {}
@@ -264,6 +274,7 @@ class Jobs:
             taken.setdefault(status.executor_id or "", []).append(status.workflow_id)
         return taken
 
+    @translated
     def put_back(self, worker: str) -> builtins.list[str]:
         """Have live workers take what a dead one had taken; ids of the operations.
 

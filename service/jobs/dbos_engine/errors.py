@@ -1,0 +1,44 @@
+"""What DBOS raises becomes an error of ours at the edge of its room.
+
+Errors of its database pass: the one table of problems knows them.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+from dbos import error as dbos_errors
+
+from cairn.service.errors import NotReadyError, ProblemError
+from cairn.service.jobs.errors import JobEngineError, OperationNotFoundError, OperationStateError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# The nearest class in an error's family tree decides.
+ERRORS: Final[Mapping[type[BaseException], type[ProblemError]]] = {
+    dbos_errors.DBOSException: JobEngineError,
+    dbos_errors.DBOSBaseException: JobEngineError,
+    dbos_errors.DBOSQueryTimeoutError: NotReadyError,
+    dbos_errors.DBOSInitializationError: NotReadyError,
+    dbos_errors.DBOSNonExistentWorkflowError: OperationNotFoundError,
+    dbos_errors.DBOSConflictingWorkflowError: OperationStateError,
+    dbos_errors.DBOSQueueDeduplicatedError: OperationStateError,
+    dbos_errors.DBOSWorkflowIDInUseError: OperationStateError,
+    dbos_errors.DBOSWorkflowCancelledError: OperationStateError,
+    dbos_errors.DBOSWorkflowConflictIDError: OperationStateError,
+}
+
+
+def translated(call: Callable[P, R]) -> Callable[P, R]:
+    """The same call, whose errors are ours."""
+
+    @wraps(call)
+    def calling(*arguments: P.args, **options: P.kwargs) -> R:
+        try:
+            return call(*arguments, **options)
+        except (dbos_errors.DBOSException, dbos_errors.DBOSBaseException) as exc:
+            kind = next(ERRORS[one] for one in type(exc).__mro__ if one in ERRORS)
+            raise kind(f"the job engine: {exc}") from exc
+
+    return calling
