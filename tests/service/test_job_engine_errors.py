@@ -18,7 +18,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_of_the_engine_is_a_problem_of_its_own(kind):
     exc = kind.__new__(kind)
-    BaseException.__init__(exc, "told by the engine")
+    exc.message, exc.dbos_error_code = "told by the engine", None  # as its base class sets them
 
     @translated
     def fail():
