@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -11,10 +12,11 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.access import LoopbackGuard
+from cairn.service.access import Authenticator, KeysGuard, LoopbackGuard, some_key_counts
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages
+from cairn.service.errors import SettingsError
 from cairn.service.http import (
     AT_ONCE,
     BodyLimit,
@@ -33,13 +35,14 @@ from cairn.service.routes import (
     convert,
     gather,
     health,
+    keys,
     operations,
     restore,
     runs,
     verify,
     workers,
 )
-from cairn.service.settings import Settings, load_settings
+from cairn.service.settings import Settings, is_loopback, load_settings
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -53,6 +56,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     verify.router,
     operations.router,
     workers.router,
+    keys.router,
     artifacts.router,
 )
 
@@ -84,7 +88,10 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.state.launch_jobs = jobs
     install_handlers(app)
     app.add_middleware(BodyLimit)
-    app.add_middleware(LoopbackGuard)
+    if settings.auth == "keys":
+        app.add_middleware(KeysGuard, settings=settings)
+    else:
+        app.add_middleware(LoopbackGuard)
     for router in ROUTERS:
         app.include_router(
             router,
@@ -117,6 +124,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
+        await run_in_threadpool(_refuse_without_keys, settings, catalog)
+        app.state.authenticator = Authenticator(catalog)
         app.state.turns = StoreTurns()
         # As many threads as silent stores can hold, and those that all else needs.
         current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
@@ -133,6 +142,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
+    """Others can reach the server, and nobody could prove who they are."""
+    if is_loopback(settings.host) or some_key_counts(catalog, now=datetime.now(UTC)):
+        return
+    raise SettingsError(
+        f"CAIRN_HOST: {settings.host!r} can be reached by others: expected a key that counts, "
+        "found none. Make one with `cairn keys create --name NAME --scope admin`, with the "
+        "settings of this server."
+    )
 
 
 def _operation_id(route: APIRoute) -> str:

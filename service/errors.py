@@ -15,7 +15,10 @@ ServiceError
     ├── UnknownRootError          404
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
+    ├── UnknownKeyError           404
+    ├── KeyNameTakenError         409
     ├── InvalidRequestError       422
+    ├── TooManyRequestsError      429
     └── NotReadyError             503
 """
 
@@ -104,6 +107,18 @@ class UnknownRootError(ProblemError):
     status, slug, title = 404, "root-not-found", "No such root"
 
 
+class UnknownKeyError(ProblemError):
+    """No key of a caller has that id."""
+
+    status, slug, title = 404, "key-not-found", "No such key"
+
+
+class KeyNameTakenError(ProblemError):
+    """A key that counts has that name."""
+
+    status, slug, title = 409, "key-name-taken", "The name is taken"
+
+
 class PreconditionRequiredError(ProblemError):
     """A change was asked for without saying what it is based on."""
 
@@ -120,6 +135,12 @@ class InvalidRequestError(ProblemError):
     """A well-formed request that asks for something impossible."""
 
     status, slug, title = 422, "invalid-request", "Invalid request"
+
+
+class TooManyRequestsError(ProblemError):
+    """Whoever asks does so too often; `Retry-After` says when to come back."""
+
+    status, slug, title = 429, "too-many-requests", "Too many requests"
 
 
 class NotReadyError(ProblemError):

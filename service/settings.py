@@ -3,7 +3,7 @@
 import ipaddress
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic_settings
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -33,11 +33,19 @@ class Settings(BaseSettings):
         default_factory=lambda: _default_data_dir(),
         description="Folder of the SQLite databases; made with mode 700 where it is missing.",
     )
-    database_url: str = Field(default="", description="Catalog; empty: SQLite in the data folder.")
-    jobs_database_url: str = Field(
-        default="", description="Job engine; empty: SQLite in the data folder."
+    database_url: str = Field(
+        default="", repr=False, description="Catalog; empty: SQLite in the data folder."
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback only.")
+    jobs_database_url: str = Field(
+        default="", repr=False, description="Job engine; empty: SQLite in the data folder."
+    )
+    auth: Literal["loopback", "keys"] = Field(
+        default="loopback",
+        description="Who may ask: whoever is on this machine, or whoever has a key.",
+    )
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; without keys, loopback only."
+    )
     port: int = Field(
         default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."
     )
@@ -50,6 +58,16 @@ class Settings(BaseSettings):
     worker: bool = Field(
         default=True, description="Run a job worker inside the server; else `cairn worker` does."
     )
+    metrics_open: bool = Field(
+        default=False, description="With keys: `/metrics` needs none, for a scraper without."
+    )
+    rate_limit: float = Field(
+        default=200.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="With keys: requests a second that one caller may make, twice as many at once; "
+        "0: any number.",
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,
@@ -57,16 +75,16 @@ class Settings(BaseSettings):
         description="Name of this job worker; keep it the same over restarts to resume its jobs.",
     )
 
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if not is_loopback(host):
+    @model_validator(mode="after")
+    def _loopback_only(self) -> "Settings":
+        if self.auth == "loopback" and not is_loopback(self.host):
             raise SettingsError(
                 f"CAIRN_HOST: expected a loopback address (127.0.0.1, ::1 or localhost), found "
-                f"{host!r}. The server has no keys, so whoever reaches it may do everything: put "
-                "an authenticating proxy or an SSH tunnel in front of a loopback address."
+                f"{self.host!r}. Without keys, whoever reaches the server may do everything: make "
+                "one with `cairn keys create --name NAME --scope admin` and set CAIRN_AUTH=keys, "
+                "or put an authenticating proxy or an SSH tunnel in front of a loopback address."
             )
-        return host
+        return self
 
     @field_validator("root", "roots")
     @classmethod

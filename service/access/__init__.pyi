@@ -1,5 +1,12 @@
+from .authenticator import Authenticator as Authenticator
 from .callers import Caller as Caller
 from .callers import Scope as Scope
+from .guard import KeysGuard as KeysGuard
+from .keys import counts as counts
+from .keys import list_keys as list_keys
+from .keys import make_key as make_key
+from .keys import revoke_key as revoke_key
+from .keys import some_key_counts as some_key_counts
 from .loopback import LoopbackGuard as LoopbackGuard
 from .permission import Administrator as Administrator
 from .permission import Operator as Operator

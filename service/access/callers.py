@@ -2,25 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 from cairn.service.errors import ForbiddenError
+from cairn.service.schemas import Scope as Scope
 
 T = TypeVar("T")
-
-
-class Scope(StrEnum):
-    """What a caller may do; each may do what those before it may."""
-
-    READ = "read"
-    OPERATE = "operate"
-    ADMIN = "admin"
-
-    def includes(self, other: "Scope") -> bool:
-        """Whether this is at least `other`."""
-        order = list(Scope)
-        return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True)
@@ -58,6 +45,19 @@ class Caller:
             raise ForbiddenError(
                 f"root {root!r}: expected a caller who may use it, found {self.name!r}, who may "
                 f"use {', '.join(sorted(self.roots or ())) or 'none'}."
+            )
+
+    def require_everywhere(self, scope: Scope) -> None:
+        """Refuse what concerns all roots to who may not use all of them.
+
+        Raises:
+            ForbiddenError: They may not.
+        """
+        self.require(scope)
+        if self.roots is not None:
+            raise ForbiddenError(
+                f"expected a caller who may {scope.value} in all roots, found {self.name!r}, who "
+                f"may in {', '.join(sorted(self.roots)) or 'none'}."
             )
 
     def sees(self, root: str) -> bool:

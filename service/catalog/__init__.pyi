@@ -5,6 +5,7 @@ from .deletions import deletion_body as deletion_body
 from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .models import CheckpointRow as CheckpointRow
+from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner

@@ -84,10 +84,12 @@ def _create_engine(url: str) -> Engine:
         ) from exc
     try:
         if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed, pool_pre_ping=True)
+            return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
         if parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+        engine = create_engine(
+            parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}, hide_parameters=True
+        )
     except (NoSuchModuleError, ImportError, OSError) as exc:
         raise SettingsError(f"CAIRN_DATABASE_URL: {parsed!r} cannot be used: {exc}") from exc
     event.listen(engine, "connect", _configure_sqlite)

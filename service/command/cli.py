@@ -16,6 +16,7 @@ from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.keys import keys_app
 from cairn.service.command.listings import (
     list_checkpoints,
     list_operations,
@@ -135,6 +136,7 @@ def work(
 
 
 app.add_typer(workers_app, name="workers")
+app.add_typer(keys_app, name="keys")
 
 
 @app.command()
