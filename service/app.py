@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from cairn.service.access import Authenticator, KeysGuard, LoopbackGuard, some_key_counts
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
-from cairn.service.dashboard import pages
+from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
 from cairn.service.http import (
     AT_ONCE,
@@ -101,6 +101,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         )
     app.include_router(health.router, responses=problem_responses())
     app.include_router(pages.router)
+    app.include_router(sign_in.router)
     app.mount("/static", pages.static_files)
     describe_api(app)
     return app

@@ -1,6 +1,10 @@
 from .authenticator import Authenticator as Authenticator
 from .callers import Caller as Caller
 from .callers import Scope as Scope
+from .cookies import cookie_of as cookie_of
+from .cookies import delete_cookie as delete_cookie
+from .cookies import set_cookie as set_cookie
+from .guard import SIGN_IN as SIGN_IN
 from .guard import KeysGuard as KeysGuard
 from .keys import counts as counts
 from .keys import list_keys as list_keys
@@ -8,6 +12,9 @@ from .keys import make_key as make_key
 from .keys import revoke_key as revoke_key
 from .keys import some_key_counts as some_key_counts
 from .loopback import LoopbackGuard as LoopbackGuard
+from .origins import is_local as is_local
+from .origins import peer_name as peer_name
+from .origins import require_own_page as require_own_page
 from .permission import Administrator as Administrator
 from .permission import Operator as Operator
 from .permission import Reader as Reader

@@ -67,3 +67,19 @@ class Caller:
     def visible(self, roots: Mapping[str, T]) -> dict[str, T]:
         """Those of some roots, by name, that they may use."""
         return {name: value for name, value in roots.items() if self.sees(name)}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A caller who is known, and by what.
+
+    Attributes:
+        caller: Who.
+        key: Id of their key; None: they have shown a token of the issuer's.
+        csrf: Of a browser's session, what a page of ours says with each change that it asks for,
+            and no other page knows; None: they have shown the key itself.
+    """
+
+    caller: Caller
+    key: str | None = None
+    csrf: str | None = None

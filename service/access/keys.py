@@ -143,7 +143,7 @@ def counts(row: KeyRow, now: datetime) -> bool:
 
 
 def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Caller:
-    """Whose key it is.
+    """Who shows a key.
 
     Args:
         row: What is kept of the key of that id, if there is one.
@@ -158,6 +158,11 @@ def caller_of(row: KeyRow | None, credential: Credential, now: datetime) -> Call
             "expected a key that this server knows, found another. `cairn keys create` makes one."
         )
     check_counts(row, now)
+    return key_caller(row)
+
+
+def key_caller(row: KeyRow) -> Caller:
+    """Whose key it is."""
     roots = None if row.roots is None else frozenset(row.roots)
     return Caller(row.name, Scope(row.scope), roots)
 

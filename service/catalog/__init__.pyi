@@ -7,6 +7,7 @@ from .engine import Catalog as Catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
+from .models import SessionRow as SessionRow
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner
 from .workers import forget_worker as forget_worker

@@ -216,3 +216,14 @@ class KeyRow(Base):
     revoked: Mapped[datetime | None] = mapped_column(UTCDateTime)
     # To the minute.
     last_used: Mapped[datetime | None] = mapped_column(UTCDateTime)
+
+
+class SessionRow(Base):
+    """A browser that is signed in with a key."""
+
+    __tablename__ = "sessions"
+
+    # SHA-256 of what its cookie holds, in hex.
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
+    expires: Mapped[datetime] = mapped_column(UTCDateTime)
