@@ -1,9 +1,10 @@
 """Who somebody is, by what they show."""
 
+import asyncio
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -26,7 +27,7 @@ NOTE_EVERY: Final = timedelta(minutes=1)
 
 FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
-"""Of one address, with what does not count. What has counted a moment ago is heard all the same."""
+"""Of one address, with what does not count: from then on 429 instead of 401."""
 
 
 class Authenticator:
@@ -37,6 +38,7 @@ class Authenticator:
         self._keys: Recent[KeyRow] = Recent(partial(find_key, catalog))
         self._sessions: Recent[tuple[SessionRow, KeyRow]] = Recent(partial(find_session, catalog))
         self._failures = Rates(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        self._one_by_one = asyncio.Semaphore(1)
         self._noted: dict[str, datetime] = {}
 
     async def by_bearer(self, text: str, peer: str) -> Identity:
@@ -51,7 +53,9 @@ class Authenticator:
             TooManyRequestsError: Too many of this address did not count.
         """
         credential = Credential.parse(text)
-        with self._failing(peer, known=credential is not None and self._keys.knows(credential.id)):
+        async with self._failing(
+            peer, known=credential is not None and self._keys.knows(credential.id)
+        ):
             if credential is None:
                 raise UnauthenticatedError(
                     "expected a key such as ck_<id>_<secret>, found a text of another form. "
@@ -68,7 +72,7 @@ class Authenticator:
             TooManyRequestsError: As `by_bearer`.
         """
         digest = digest_of(secret)
-        with self._failing(peer, known=self._sessions.knows(digest)):
+        async with self._failing(peer, known=self._sessions.knows(digest)):
             return session_of(await self._sessions.get(digest), secret, datetime.now(UTC))
 
     async def sign_in(self, key: str, peer: str) -> str:
@@ -101,15 +105,20 @@ class Authenticator:
         except SQLAlchemyError as exc:
             logger.warning("the last use of key %s could not be noted: %s", key, exc)
 
-    @contextmanager
-    def _failing(self, peer: str, *, known: bool) -> Iterator[None]:
-        """Count failures; an address with too many has to wait, unless what it shows is known."""
+    @asynccontextmanager
+    async def _failing(self, peer: str, *, known: bool) -> AsyncIterator[None]:
+        """Count failures; what an address shows that has had too many is looked at one by one.
+
+        It is looked at all the same: others may share the address, behind a proxy or a router, and
+        nobody locks them out.
+        """
         wait = 0.0 if known else self._failures.wait(peer)
-        if wait > 0:
-            raise too_many(f"with keys that do not count from {peer}", wait)
         try:
-            yield
-        except UnauthenticatedError:
+            async with self._one_by_one if wait > 0 else nullcontext():
+                yield
+        except UnauthenticatedError as exc:
+            if wait > 0:
+                raise too_many(f"with keys that do not count from {peer}", wait) from exc
             self._failures.take(peer)
             raise
 

@@ -3,7 +3,8 @@
 `python -m cairn.service.command.openapi` prints it.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -12,6 +13,26 @@ from pydantic.json_schema import models_json_schema
 from cairn.service.schemas import Problem
 
 _REFERENCE = "#/components/schemas/{model}"
+
+PROTECTED: Final = "/v1/"
+"""Where a server with keys answers nobody without one."""
+
+_SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key, `ck_<id>_<secret>`, or a token of the OIDC issuer that the server "
+        "trusts. A server without keys (`CAIRN_AUTH=loopback`) needs none, and answers its own "
+        "machine only.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "__Host-cairn_session",
+        "description": "A browser that has signed in at `/sign-in`. What changes something also "
+        "takes the header `X-CSRF-Token` of one of its pages.",
+    },
+}
 
 
 def describe_api(app: FastAPI) -> None:
@@ -37,4 +58,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
+    found["components"]["securitySchemes"] = _SECURITY
+    for path, item in found["paths"].items():
+        for operation in item.values():
+            needed = path.startswith(PROTECTED)
+            operation["security"] = [{name: []} for name in _SECURITY] if needed else []
     return found

@@ -52,6 +52,9 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.UnsupportedFormatError: (422, "unsupported-format", "Unsupported format"),
 }
 
+_ANYWHERE: Final = (401, 403, 422, 429, 500, 503)
+"""Statuses that any route may answer with."""
+
 _WITH_PROBLEMS: Final = (
     storage_errors.TreeMismatchError,
     storage_errors.IteratorMismatchError,
@@ -89,13 +92,13 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI declaration of the problems a route answers with; 403, 422, 500 and 503 always."""
+    """OpenAPI declaration of the problems a route answers with, those that each has included."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status in sorted({*statuses, 403, 422, 500, 503})
+        for status in sorted({*statuses, *_ANYWHERE})
     }
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -169,10 +170,22 @@ def test_every_route_declares_its_success_with_a_type(document):
 def test_every_route_declares_problems_and_only_as_problem_json(document):
     for method, path, operation in operations(document):
         errors = {code: body for code, body in operation["responses"].items() if code >= "400"}
-        assert {"403", "422", "500", "503"} <= set(errors), (method, path)
+        assert {"401", "403", "422", "429", "500", "503"} <= set(errors), (method, path)
         assert ("{" in path) == ("404" in errors), (method, path)
         for code, body in errors.items():
             assert list(body["content"]) == ["application/problem+json"], (method, path, code)
+
+
+def test_every_route_of_the_api_says_how_callers_are_known(document):
+    schemes = set(document["components"]["securitySchemes"])
+    assert schemes == {"bearer", "session"}
+    for method, path, operation in operations(document):
+        named = {name for one in operation["security"] for name in one}
+        assert named == (schemes if path.startswith("/v1/") else set()), (method, path)
+
+
+def test_no_secret_stands_in_the_document(document):
+    assert not re.search(r"ck_[a-z2-7]{12}_", json.dumps(document))
 
 
 def test_every_parameter_and_field_of_a_request_is_typed(document):
