@@ -1,6 +1,6 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +12,14 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.access import Authenticator, KeysGuard, LoopbackGuard, some_key_counts
+from cairn.service.access import (
+    Authenticator,
+    Caller,
+    Issuer,
+    KeysGuard,
+    LoopbackGuard,
+    some_key_counts,
+)
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages, sign_in
@@ -126,7 +133,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
-        app.state.authenticator = Authenticator(catalog)
+        app.state.authenticator = Authenticator(catalog, _issuer(settings))
         app.state.turns = StoreTurns()
         # As many threads as silent stores can hold, and those that all else needs.
         current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
@@ -145,9 +152,24 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(catalog.close)
 
 
+def _issuer(settings: Settings) -> Callable[[str], Caller] | None:
+    """What tells whom a token vouches for, if an issuer is trusted."""
+    if not settings.oidc_issuer:
+        return None
+    try:
+        return Issuer(settings).caller
+    except ModuleNotFoundError as exc:
+        raise SettingsError(
+            "CAIRN_OIDC_ISSUER: expected the extra `oidc`, found no module "
+            f"`{exc.name}`. Install it: pip install 'cairn-checkpoints[oidc]'"
+        ) from exc
+
+
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
     """Others can reach the server, and nobody could prove who they are."""
-    if is_loopback(settings.host) or some_key_counts(catalog, now=datetime.now(UTC)):
+    if settings.oidc_issuer or is_loopback(settings.host):
+        return
+    if some_key_counts(catalog, now=datetime.now(UTC)):
         return
     raise SettingsError(
         f"CAIRN_HOST: {settings.host!r} can be reached by others: expected a key that counts, "

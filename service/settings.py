@@ -4,17 +4,36 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic_settings
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
+from cairn.service.schemas import Scope
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
+
+
+class Grant(BaseModel):
+    """What an issuer's callers may do who have one value of a claim."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scope: Scope
+    roots: tuple[str, ...] | None = Field(default=None, min_length=1)
 
 
 class Settings(BaseSettings):
@@ -68,6 +87,23 @@ class Settings(BaseSettings):
         description="With keys: requests a second that one caller may make, twice as many at once; "
         "0: any number.",
     )
+    oidc_issuer: str = Field(
+        default="", description="With keys: tokens of this OpenID Connect issuer (https) count too."
+    )
+    oidc_audience: str = Field(
+        default="", description="What such a token is for: the name that the issuer has for Cairn."
+    )
+    oidc_claim: str = Field(
+        default="groups", description="Its claim that says what its bearer is granted."
+    )
+    oidc_name: str = Field(
+        default="sub", description="Its claim that names its bearer in the audit trail."
+    )
+    oidc_grants: dict[str, Grant] = Field(
+        default_factory=dict,
+        description="What is granted for each value of that claim: a JSON object "
+        '{"value": {"scope": "read", "roots": ["default"]}}; without `roots`, in all.',
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,
@@ -85,6 +121,47 @@ class Settings(BaseSettings):
                 "or put an authenticating proxy or an SSH tunnel in front of a loopback address."
             )
         return self
+
+    @model_validator(mode="after")
+    def _whole_issuer(self) -> "Settings":
+        if not self.oidc_issuer:
+            return self
+        self.check_issuer_url(self.oidc_issuer)
+        missing = [
+            f"CAIRN_{name}"
+            for name, value in (
+                ("AUTH=keys", self.auth == "keys"),
+                ("OIDC_AUDIENCE", self.oidc_audience),
+                ("OIDC_GRANTS", self.oidc_grants),
+            )
+            if not value
+        ]
+        known = {DEFAULT_ROOT, *self.roots}
+        odd = {name for one in self.oidc_grants.values() for name in one.roots or ()} - known
+        if missing or odd:
+            wrong = [*missing, *(f"CAIRN_ROOTS: root {name!r}" for name in sorted(odd))]
+            raise SettingsError(
+                f"CAIRN_OIDC_ISSUER: expected {', '.join(wrong)} beside it, found none."
+            )
+        return self
+
+    def check_issuer_url(self, url: object) -> str:
+        """An address of an issuer whose answers nobody on the way can change.
+
+        Raises:
+            SettingsError: It is another.
+        """
+        text = url if isinstance(url, str) else ""
+        try:
+            split = urlsplit(text)
+            local = split.scheme == "http" and is_loopback(split.hostname or "")
+        except ValueError:  # an unclosed bracket
+            split, local = urlsplit(""), False
+        if not split.hostname or not (split.scheme == "https" or local) or split.username:
+            raise SettingsError(
+                f"CAIRN_OIDC_ISSUER: expected https://, or http:// on this machine, found {url!r}"
+            )
+        return text
 
     @field_validator("root", "roots")
     @classmethod
@@ -150,9 +227,11 @@ def load_settings(**given: Any) -> Settings:
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
     except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
+        name = "OIDC_GRANTS" if '"oidc_grants"' in str(exc) else "ROOTS"
+        form = '{"name": "uri"}' if name == "ROOTS" else '{"value": {"scope": "read"}}'
         raise SettingsError(
-            f'CAIRN_ROOTS: expected a JSON object {{"name": "uri"}}, found '
-            f"{os.environ.get('CAIRN_ROOTS', '')!r} ({exc.__cause__})"
+            f"CAIRN_{name}: expected a JSON object {form}, found "
+            f"{os.environ.get(f'CAIRN_{name}', '')!r} ({exc.__cause__})"
         ) from exc
 
 

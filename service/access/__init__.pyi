@@ -12,6 +12,7 @@ from .keys import make_key as make_key
 from .keys import revoke_key as revoke_key
 from .keys import some_key_counts as some_key_counts
 from .loopback import LoopbackGuard as LoopbackGuard
+from .oidc import Issuer as Issuer
 from .origins import is_local as is_local
 from .origins import peer_name as peer_name
 from .origins import require_own_page as require_own_page

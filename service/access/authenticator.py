@@ -3,17 +3,26 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from cairn.service.access.callers import Identity
-from cairn.service.access.keys import Credential, caller_of, digest_of, find_key, note_use
+from cairn.service.access.callers import Caller, Identity
+from cairn.service.access.keys import (
+    PREFIX,
+    Credential,
+    caller_of,
+    digest_of,
+    find_key,
+    note_use,
+)
 from cairn.service.access.rates import Rates
 from cairn.service.access.recent import Recent
 from cairn.service.access.sessions import begin_session, end_session, find_session, session_of
@@ -25,19 +34,30 @@ logger = logging.getLogger(__name__)
 NOTE_EVERY: Final = timedelta(minutes=1)
 """How exactly a key's last use is known."""
 
+VERIFIED_AT_ONCE: Final = 8
+"""Tokens of an issuer."""
+
 FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
 """Of one address, with what does not count: from then on 429 instead of 401."""
 
 
 class Authenticator:
-    """Knows callers by their keys and sessions, as the catalog has them."""
+    """Knows callers by their keys and sessions, as the catalog has them, or by an issuer's tokens.
 
-    def __init__(self, catalog: Catalog) -> None:
+    Args:
+        catalog: With the keys.
+        identify: Tells whom a token vouches for, and waits for its issuer; None: none is trusted.
+    """
+
+    def __init__(self, catalog: Catalog, identify: Callable[[str], Caller] | None = None) -> None:
         self._catalog = catalog
+        self._identify = identify
         self._keys: Recent[KeyRow] = Recent(partial(find_key, catalog))
         self._sessions: Recent[tuple[SessionRow, KeyRow]] = Recent(partial(find_session, catalog))
         self._failures = Rates(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        # A silent issuer holds no more threads than these.
+        self._verifying = CapacityLimiter(VERIFIED_AT_ONCE)
         self._one_by_one = asyncio.Semaphore(1)
         self._noted: dict[str, datetime] = {}
 
@@ -51,11 +71,15 @@ class Authenticator:
         Raises:
             UnauthenticatedError: It is none of ours, or counts no more.
             TooManyRequestsError: Too many of this address did not count.
+            ForbiddenError: It is a token whose bearer is granted nothing.
+            NotReadyError: It is a token, and its issuer does not answer.
         """
         credential = Credential.parse(text)
         async with self._failing(
             peer, known=credential is not None and self._keys.knows(credential.id)
         ):
+            if credential is None and self._identify is not None and not text.startswith(PREFIX):
+                return Identity(await run_sync(self._identify, text, limiter=self._verifying))
             if credential is None:
                 raise UnauthenticatedError(
                     "expected a key such as ck_<id>_<secret>, found a text of another form. "
