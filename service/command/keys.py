@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cairn.service.actions import ControlPlane
 
 keys_app: Final = typer.Typer(
-    help="Keys of callers, in the server's database: with its settings (CAIRN_*), on its machine.",
+    help="Make, list and revoke keys, in the server's database.",
     no_args_is_help=True,
 )
 
