@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults matrix check docs bench format openapi system clean
+.PHONY: help demo serve test faults fuzz matrix check docs bench format openapi system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -57,14 +57,21 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
 
+fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
+	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
+
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, the documentation builds
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is deployed, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/yamllint --strict deploy
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
 docs: $(DEV_STAMP)  ## build the documentation into site/

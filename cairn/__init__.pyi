@@ -60,6 +60,7 @@ from .storage.errors import NotACheckpointError as NotACheckpointError
 from .storage.errors import NotFoundError as NotFoundError
 from .storage.errors import PolicyError as PolicyError
 from .storage.errors import PreconditionFailedError as PreconditionFailedError
+from .storage.errors import RecordNotLostError as RecordNotLostError
 from .storage.errors import RunNotFoundError as RunNotFoundError
 from .storage.errors import SaveError as SaveError
 from .storage.errors import StepChangedError as StepChangedError

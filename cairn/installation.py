@@ -8,7 +8,7 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-__all__ = ["InstallationError", "check_versions", "missing_extra"]
+__all__ = ["InstallationError", "check_versions", "missing_extra", "wrong_versions"]
 
 DISTRIBUTION: Final = "cairn-checkpoints"
 
@@ -22,7 +22,16 @@ MODULES: Final = {
         "numpy",
         "tensorstore",
     ),
-    "server": ("alembic", "dbos", "fastapi", "jinja2", "sqlalchemy", "uvicorn"),
+    "server": (
+        "alembic",
+        "dbos",
+        "fastapi",
+        "jinja2",
+        "prometheus_client",
+        "sqlalchemy",
+        "uvicorn",
+    ),
+    "otel": ("opentelemetry",),
     "train": (
         "flax",
         "huggingface_hub",
@@ -78,18 +87,15 @@ def missing_extra(
     )
 
 
-def check_versions() -> None:
-    """Refuse to train with packages whose versions are outside of the supported ranges.
+def wrong_versions() -> list[tuple[Requirement, str]]:
+    """What is installed outside of the supported ranges, of that which training can't do with.
 
-    A source tree that was never installed has no ranges; then nothing is refused.
-
-    Raises:
-        InstallationError: every package that is too old or too new.
+    A source tree that was never installed has no ranges.
     """
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return
+        return []
     wrong = []
     for requirement in map(Requirement, requirements):
         if requirement.name not in CHECKED:
@@ -100,6 +106,18 @@ def check_versions() -> None:
             continue  # importing it says so
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append((requirement, version))
+    return wrong
+
+
+def check_versions() -> None:
+    """Refuse to train with packages whose versions are outside of the supported ranges.
+
+    A source tree that was never installed has no ranges; then nothing is refused.
+
+    Raises:
+        InstallationError: every package that is too old or too new.
+    """
+    wrong = wrong_versions()
     if wrong:
         differences = "; ".join(
             f"expected {requirement.name} {requirement.specifier}, found {version}"

@@ -11,6 +11,7 @@ from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Scope
 
 from cairn.service.access import (
     Authenticator,
@@ -33,7 +34,8 @@ from cairn.service.http import (
     problem_responses,
     refuse_unknown_parameters,
 )
-from cairn.service.jobs import Jobs, open_jobs, start_worker
+from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
+from cairn.service.observing import ObservedRequests, ServerMetrics, traced
 from cairn.service.routes import (
     aliases,
     artifacts,
@@ -43,6 +45,7 @@ from cairn.service.routes import (
     gather,
     health,
     keys,
+    metrics,
     operations,
     restore,
     runs,
@@ -99,6 +102,10 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         app.add_middleware(KeysGuard, settings=settings)
     else:
         app.add_middleware(LoopbackGuard)
+    app.state.metrics = ServerMetrics(version=package_version())
+    app.add_middleware(
+        ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
+    )
     for router in ROUTERS:
         app.include_router(
             router,
@@ -107,6 +114,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
             dependencies=[Depends(refuse_unknown_parameters)],
         )
     app.include_router(health.router, responses=problem_responses())
+    app.include_router(metrics.router, responses=problem_responses())
     app.include_router(pages.router)
     app.include_router(sign_in.router)
     app.mount("/static", pages.static_files)
@@ -124,10 +132,20 @@ def package_version() -> str:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    watching = app.state.metrics.watching(metrics.parts(app))
+    with traced("cairn-server", version=package_version()), watching:
+        async with _opened(app):
+            yield
+
+
+@asynccontextmanager
+async def _opened(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     await run_in_threadpool(settings.prepare)
-    catalog = await run_in_threadpool(Catalog.open, settings.database_url)
+    open_catalog = partial(Catalog.open, settings.database_url, auto_upgrade=settings.auto_upgrade)
+    catalog = await run_in_threadpool(open_catalog)
     jobs: Jobs | None = None
+    watches: Watches | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -140,12 +158,21 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         scanner.start()
         if app.state.launch_jobs:
             jobs = await run_in_threadpool(open_jobs, settings)
+            watches = Watches(jobs)
             if settings.worker:
-                start = partial(start_worker, settings, catalog, version=package_version())
+                start = partial(
+                    start_worker,
+                    settings,
+                    catalog,
+                    version=package_version(),
+                    metrics=app.state.metrics.jobs,
+                )
                 jobs.worker = await run_in_threadpool(start)
-        app.state.plane = ControlPlane(settings, roots, index, jobs)
+        app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
         yield
     finally:
+        if watches is not None:
+            await watches.close()
         if jobs is not None:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
@@ -176,6 +203,15 @@ def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
         "found none. Make one with `cairn keys create --name NAME --scope admin`, with the "
         "settings of this server."
     )
+
+
+def _route_template(scope: Scope) -> str | None:
+    """The path of the route that a request came to, with the names of its parameters."""
+    route = scope.get("route")
+    if route is None:  # the framework's own document, or a folder of static files
+        return (scope.get("root_path") or scope["path"]) if scope.get("endpoint") else None
+    versioned = scope["path"].startswith(f"{API_PREFIX}/")
+    return f"{API_PREFIX}{route.path}" if versioned else str(route.path)
 
 
 def _operation_id(route: APIRoute) -> str:

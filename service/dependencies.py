@@ -3,12 +3,13 @@
 from typing import Annotated, cast
 
 from fastapi import Depends, Header, Path, Query, Request
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from cairn.service.actions import ControlPlane
-from cairn.service.schemas import NAME_PATTERN
+from cairn.service.observing import RequestMetrics, ServerMetrics
+from cairn.service.schemas import ALIAS_PATTERN, LARGEST_NUMBER, LONGEST_ALIAS, NAME_PATTERN
 
-MAX_STEP = 2**53 - 1  # the largest integer that every JSON reader keeps exact
+MAX_STEP = LARGEST_NUMBER
 
 
 def _plain_decimal(value: object) -> object:
@@ -25,10 +26,19 @@ RunName = Annotated[
     str, Path(pattern=NAME_PATTERN, description="Name of a run.", examples=["llama-sft"])
 ]
 AliasName = Annotated[
-    str, Path(pattern=NAME_PATTERN, description="Name of an alias.", examples=["production"])
+    str,
+    Path(
+        pattern=ALIAS_PATTERN,
+        max_length=LONGEST_ALIAS,
+        description="Name of an alias.",
+        examples=["production"],
+    ),
 ]
 StepNumber = Annotated[
-    int, BeforeValidator(_plain_decimal), Path(ge=0, le=MAX_STEP, description="A training step.")
+    int,
+    BeforeValidator(_plain_decimal),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MAX_STEP}),
+    Path(ge=0, le=MAX_STEP, description="A training step."),
 ]
 PageSize = Annotated[int, Query(ge=1, le=1000, description="Entries at most on this page.")]
 PageToken = Annotated[
@@ -43,7 +53,7 @@ IdempotencyKey = Annotated[
         max_length=200,
         description="The same key again is the same operation, for good; another request under "
         "it is refused. Without a key, an equal request is the same operation while it is under "
-        "way.",
+        "way, and of an export for as long as its artifact is there.",
     ),
 ]
 
@@ -54,6 +64,15 @@ async def get_plane(request: Request) -> ControlPlane:
 
 
 PlaneDependency = Annotated[ControlPlane, Depends(get_plane)]
+
+
+async def get_request_metrics(request: Request) -> RequestMetrics:
+    """What counts the requests to this application."""
+    metrics: ServerMetrics = request.app.state.metrics
+    return metrics.requests
+
+
+RequestMetricsDependency = Annotated[RequestMetrics, Depends(get_request_metrics)]
 Refresh = Annotated[
     bool,
     Query(

@@ -3,16 +3,19 @@
 ServiceError
 ├── SettingsError            a setting that cannot work
 ├── AddressError             a text that names no checkpoint
+│   └── NoCheckpointError    a run that has none yet
 ├── OperationFailedError     a job that was watched did not succeed
 ├── WatchEndedError          a job is not watched any more, and goes on
 ├── ServeError               the server cannot start
+├── BackupError              the databases cannot be copied
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
-│   └── ProblemResponseError (.problem)
+│   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
     ├── UnauthenticatedError      401
     ├── ForbiddenError            403
     ├── UnknownRootError          404
+    ├── RunExistsError            409
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
     ├── UnknownKeyError           404
@@ -38,6 +41,10 @@ class AddressError(ServiceError):
     """A text that names no checkpoint."""
 
 
+class NoCheckpointError(AddressError):
+    """A run whose latest checkpoint was asked for, and that has none."""
+
+
 class OperationFailedError(ServiceError):
     """A job that was watched failed or was cancelled."""
 
@@ -50,6 +57,10 @@ class ServeError(ServiceError):
     """The server cannot start, for a reason outside its settings."""
 
 
+class BackupError(ServiceError):
+    """The databases cannot be copied."""
+
+
 class ClientError(ServiceError):
     """Base of what `cairn.service.client.client` raises."""
 
@@ -59,11 +70,20 @@ class ServerUnreachableError(ClientError):
 
 
 class ProblemResponseError(ClientError):
-    """The control plane answered with a problem."""
+    """The control plane answered with a problem.
 
-    def __init__(self, problem: Mapping[str, Any], status: int) -> None:
+    Attributes:
+        problem: The body of the answer.
+        status: Of the answer.
+        retry_after: Seconds after which to ask again, if the answer says so.
+    """
+
+    def __init__(
+        self, problem: Mapping[str, Any], status: int, *, retry_after: int | None = None
+    ) -> None:
         self.problem = dict(problem)
         self.status = status
+        self.retry_after = retry_after
         super().__init__(f"{self.problem.get('title', status)}: {self.problem.get('detail', '')}")
 
 
@@ -117,6 +137,12 @@ class KeyNameTakenError(ProblemError):
     """A key that counts has that name."""
 
     status, slug, title = 409, "key-name-taken", "The name is taken"
+
+
+class RunExistsError(ProblemError):
+    """A new run was asked for under a name that is taken."""
+
+    status, slug, title = 409, "run-exists", "The name is taken"
 
 
 class PreconditionRequiredError(ProblemError):

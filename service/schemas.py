@@ -3,21 +3,33 @@
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_serializer,
+    model_validator,
+)
 
-ALIAS_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+# Not digits alone, which would be a step; the store also refuses "latest".
+ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
+LONGEST_ALIAS = 64
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+# As `parse_size` reads it, which has the better words for what it refuses.
+SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
 GRACE_SECONDS = 7 * 24 * 3600.0
 LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
 
 
 class Request(BaseModel):
-    """Base of request bodies: an unknown field is an error, not a silence."""
+    """Base of request bodies: an unknown field is an error, and so is "no" for a boolean."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -34,6 +46,24 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(is_plain(one) for pair in value.items() for one in pair)
     return all(map(is_plain, value)) if isinstance(value, list) else True
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 3.0 is an integer too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Limits first: behind the validator they would be in no schema.
+Whole = Annotated[int, Field(ge=0, le=LARGEST_NUMBER), BeforeValidator(_whole)]
+"""An integer of a request; text is none."""
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER), BeforeValidator(_whole)]
+"""The same, and at least one."""
+
+PlainText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Text of a request, as every database can hold it."""
+
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
 
 class Response(BaseModel):
@@ -82,7 +112,10 @@ class Readiness(Response):
     """The server can do its work: catalog, job engine and every root are usable."""
 
     status: Literal["ready"] = "ready"
-    checks: dict[str, str] = Field(description="By part; with keys, for known callers only.")
+    checks: dict[str, str] = Field(
+        description="By part: `ok`; of the index of each root, how long ago it was looked at. "
+        "With keys, for known callers only."
+    )
 
 
 class Root(Response):
@@ -236,7 +269,7 @@ class KeyRequest(Request):
         description="Of the caller, for the audit trail; no other key that counts has it.",
         examples=["trainers"],
     )
-    scope: Scope = Scope.READ
+    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON has only text for it
     roots: list[str] | None = Field(
         default=None,
         min_length=1,
@@ -282,10 +315,8 @@ class NewKey(Response):
 class AnnounceRequest(Request):
     """A step that a job has saved."""
 
-    step: int = Field(ge=0, le=LARGEST_NUMBER)
-    attempt: int | None = Field(
-        default=None, ge=0, le=LARGEST_NUMBER, description="The attempt that saved it."
-    )
+    step: Whole
+    attempt: Whole | None = Field(default=None, description="The attempt that saved it.")
 
 
 class Alias(Response):
@@ -299,6 +330,11 @@ class Alias(Response):
     reason: str
     at: datetime
     sequence: int
+    audited: bool | None = Field(
+        default=None,
+        description="Whether this control plane was asked for the move. False: somebody who may "
+        "write the store made it, around keys and gates. Null: not known.",
+    )
 
 
 class AliasList(Response):
@@ -330,8 +366,8 @@ class AliasHistory(Response):
 class PromoteRequest(Request):
     """Point an alias at a step."""
 
-    alias: str = Field(pattern=ALIAS_PATTERN, examples=["production"])
-    reason: str = Field(default="", max_length=2000)
+    alias: str = Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS, examples=["production"])
+    reason: PlainText = Field(default="", max_length=2000)
 
 
 class RestoreMode(StrEnum):
@@ -344,7 +380,15 @@ class RestoreMode(StrEnum):
 class RestoreRequest(Request):
     """Start a new run from a step (fork), or set later steps of its run aside (rollback)."""
 
-    mode: RestoreMode = RestoreMode.FORK
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"mode": {"const": "rollback"}}, "required": ["mode"]},
+            "then": {"properties": {"run": {"type": "null"}}},
+            "else": {"properties": {"run": {"type": "string"}}, "required": ["run"]},
+        }
+    )
+
+    mode: RestoreMode = Field(default=RestoreMode.FORK, strict=False)  # JSON has only text for it
     run: str | None = Field(
         default=None,
         pattern=NAME_PATTERN,
@@ -355,10 +399,8 @@ class RestoreRequest(Request):
 class UndeleteRequest(Request):
     """Take the deletion of a step back."""
 
-    attempt: int | None = Field(
+    attempt: Whole | None = Field(
         default=None,
-        ge=0,
-        le=LARGEST_NUMBER,
         description="Of several attempts at the step that were deleted, this one.",
     )
 
@@ -366,8 +408,8 @@ class UndeleteRequest(Request):
 class KeepBest(Request):
     """Keep the best steps by one metric; steps without it are never among the best."""
 
-    metric: str = Field(min_length=1, max_length=256, examples=["eval/loss"])
-    count: int = Field(default=1, ge=1, le=LARGEST_NUMBER, strict=True)
+    metric: PlainText = Field(min_length=1, max_length=256, examples=["eval/loss"])
+    count: Count = 1
     mode: Literal["min", "max"] = Field(default="min", description="`min`: small ones are good.")
 
 
@@ -377,18 +419,12 @@ class RetentionPolicy(Request):
     The latest step, and one that an alias names, stay whatever the policy says.
     """
 
-    keep_last: int | None = Field(
+    keep_last: Count | None = Field(
         default=None,
-        ge=1,
-        le=LARGEST_NUMBER,
-        strict=True,
         description="This many latest steps.",
     )
-    keep_every: int | None = Field(
+    keep_every: Count | None = Field(
         default=None,
-        ge=1,
-        le=LARGEST_NUMBER,
-        strict=True,
         description="Every step whose number is a multiple of this.",
     )
     keep_within_seconds: float | None = Field(
@@ -398,7 +434,7 @@ class RetentionPolicy(Request):
         description="Every step saved within this many seconds before now.",
     )
     keep_best: list[KeepBest] = Field(default_factory=list, max_length=16)
-    keep_labelled: list[str] = Field(
+    keep_labelled: list[PlainText] = Field(
         default_factory=list,
         max_length=64,
         description="Every step with one of these labels: `name`, or `name=value`.",
@@ -459,7 +495,7 @@ class RepairRequest(Request):
     """Rebuild records of a run from the others, or say what that would be."""
 
     dry_run: bool = Field(default=True, description="Only say what would be done.")
-    forget: list[str] = Field(
+    forget: list[PlainText] = Field(
         default_factory=list,
         max_length=1000,
         description="Names of records that can't be rebuilt, and that the run shall go on without.",
@@ -486,8 +522,12 @@ class RepairReport(Response):
 class GatherRequest(Request):
     """Consolidate a checkpoint into one safetensors file."""
 
-    items: list[str] = Field(default_factory=lambda: ["model"], min_length=1, max_length=16)
-    dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
+    items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] = Field(
+        default_factory=lambda: ["model"], min_length=1, max_length=16
+    )
+    dtype: Dtype | None = Field(
+        default=None, description="Convert floating leaves; null: as stored."
+    )
 
 
 class ConvertRequest(Request):
@@ -496,9 +536,14 @@ class ConvertRequest(Request):
     format: Literal["huggingface", "pytorch"] = Field(
         default="huggingface", description="One and the same: `pytorch` is another name for it."
     )
-    dtype: str | None = Field(default=None, description="Convert floating leaves; null: as stored.")
+    dtype: Dtype | None = Field(
+        default=None, description="Convert floating leaves; null: as stored."
+    )
     max_shard_size: str = Field(
-        default="5GB", max_length=32, description="Bytes, or a number with KB, MB or GB."
+        default="5GB",
+        max_length=32,
+        json_schema_extra={"pattern": SIZE_PATTERN},
+        description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB; at least one.",
     )
 
 

@@ -65,6 +65,10 @@ class Settings(BaseSettings):
     host: str = Field(
         default="127.0.0.1", description="Address to listen on; without keys, loopback only."
     )
+    auto_upgrade: bool = Field(
+        default=False,
+        description="Bring PostgreSQL's tables to this version at the start; else `cairn upgrade`.",
+    )
     port: int = Field(
         default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."
     )
@@ -110,6 +114,32 @@ class Settings(BaseSettings):
         max_length=128,
         description="Name of this job worker; keep it the same over restarts to resume its jobs.",
     )
+
+    worker_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port where `cairn worker` answers `/metrics` and `/healthz`, on the address "
+        "of HOST; 0: any free one; empty: none.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="How a line of the log looks: `text` or `json`."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="From which level on lines are written: `debug`, `info`, `warning`, `error`. "
+        "At `info` every request has one.",
+    )
+
+    @field_validator("log_format", "log_level", mode="before")
+    @classmethod
+    def _any_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("worker_port", mode="before")
+    @classmethod
+    def _no_port(cls, value: object) -> object:
+        return None if value == "" else value
 
     @model_validator(mode="after")
     def _loopback_only(self) -> "Settings":

@@ -12,6 +12,7 @@ from .errors import NotACheckpointError as NotACheckpointError
 from .errors import NotFoundError as NotFoundError
 from .errors import PolicyError as PolicyError
 from .errors import PreconditionFailedError as PreconditionFailedError
+from .errors import RecordNotLostError as RecordNotLostError
 from .errors import RunNotFoundError as RunNotFoundError
 from .errors import SaveError as SaveError
 from .errors import StepChangedError as StepChangedError

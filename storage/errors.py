@@ -12,6 +12,7 @@ StorageError
 ├── NotACheckpointError (ValueError)        a folder that holds no checkpoint of ours
 ├── UnsupportedFormatError (ValueError)     written by a newer version, or not JSON of the kind
 ├── PolicyError (ValueError)                a retention or save policy that can't act
+├── RecordNotLostError (ValueError)         a record to be forgotten that is not lost for good
 ├── TreeMismatchError (ValueError)          the tree asked for is not the tree stored; lists all
 ├── IteratorMismatchError (ValueError)      data can't go on where a step says; lists all
 ├── UnsupportedLeafError (TypeError)        a leaf that can't be stored
@@ -47,6 +48,7 @@ __all__ = [
     "NotFoundError",
     "PolicyError",
     "PreconditionFailedError",
+    "RecordNotLostError",
     "RunNotFoundError",
     "SaveError",
     "StepChangedError",
@@ -147,6 +149,10 @@ class UnsupportedFormatError(StorageError, ValueError):
 
 class PolicyError(StorageError, ValueError):
     """A retention or save policy that can't act; every problem is listed."""
+
+
+class RecordNotLostError(StorageError, ValueError):
+    """A record to be forgotten that is as it was written, or can be rebuilt."""
 
 
 class UnsupportedLeafError(StorageError, TypeError):

@@ -44,6 +44,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 LONG = (
     "tests/examples/",
     "tests/test_docs.py",
+    "tests/deploy/test_image.py",
     "tests/packaging/test_public_types.py",
     "tests/state/module/test_generation_real_weights.py",
     "tests/test_benchmarks.py",

@@ -16,8 +16,9 @@ import cairn
 from cairn import state, storage
 from cairn.service.app import ROUTERS
 from cairn.service.command.cli import app as command
+from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard import pages
-from cairn.service.routes import health
+from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
 from tests.programs.program import run as run_program
 
@@ -70,7 +71,7 @@ def generated():
 
 def test_every_route_is_in_the_reference(generated):
     page = generated["reference/service/http.md"]
-    prefixed = [("/v1", router) for router in ROUTERS] + [("", health.router)]
+    prefixed = [("/v1", router) for router in ROUTERS] + [("", health.router), ("", metrics.router)]
     routes = [
         f"{method} {prefix}{route.path}"
         for prefix, router in prefixed
@@ -90,13 +91,15 @@ def test_every_command_and_option_is_in_the_reference(generated):
         for name, found in group.commands.items():
             if hasattr(found, "commands"):
                 yield from walk(found, [*words, name])
-            else:
+            if getattr(found, "invoke_without_command", True):
                 yield " ".join([*words, name]), found
 
     page = generated["reference/service/command.md"]
     sections = {part.split("\n", 1)[0]: part for part in page.split("\n## ")}
     commands = dict(walk(typer.main.get_command(command), ["cairn"]))
-    assert len(commands) > 10
+    assert {"cairn workers", "cairn workers take-over", "cairn doctor"} <= set(commands)
+    sections["cairn"] = page.split("\n## ")[0]
+    commands["cairn"] = typer.main.get_command(command)
     missing = []
     for name, found in commands.items():
         for parameter in found.params:
@@ -104,6 +107,12 @@ def test_every_command_and_option_is_in_the_reference(generated):
             if f"`{shown or parameter.opts[0]}" not in sections.get(name, ""):
                 missing.append((name, parameter.name))
     assert missing == []
+
+
+def test_every_exit_status_is_in_the_reference(generated):
+    page = generated["reference/service/command.md"]
+    rows = [f"| {status:d} | {text} |" for status, text in MEANINGS.items()]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_every_setting_is_in_the_reference(generated):

@@ -5,7 +5,8 @@ from typing import Any
 
 HEAD = """# HTTP
 
-The control plane answers under `/v1`; `/healthz` and `/readyz` are for probes; `/` is the page for
+The control plane answers under `/v1`; `/healthz` and `/readyz` are for probes, `/metrics` is for
+Prometheus; `/` is the page for
 people, with one page a run below it (`/ui/{root}/{run}`). A running server hands out this
 description at `/openapi.json`; the one of this version is [here](openapi.json), complete enough to
 generate a client from.

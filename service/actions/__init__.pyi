@@ -22,6 +22,7 @@ from .operations import cancel_operation as cancel_operation
 from .operations import get_operation as get_operation
 from .operations import list_operations as list_operations
 from .operations import resume_operation as resume_operation
+from .operations import watch_operation as watch_operation
 from .plane import ControlPlane as ControlPlane
 from .promotion import alias_history as alias_history
 from .promotion import delete_alias as delete_alias

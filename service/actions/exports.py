@@ -56,6 +56,7 @@ def convert_checkpoint(
         request,
         action="checkpoint.convert",
         idempotency_key=idempotency_key,
+        exported=found,
     )
 
 
@@ -93,6 +94,7 @@ def gather_checkpoint(
         request,
         action="checkpoint.gather",
         idempotency_key=idempotency_key,
+        exported=found,
     )
 
 

@@ -1,5 +1,7 @@
 """Jobs that were started, as far as a caller may see them."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime
 
 from cairn.service.access import Caller, Scope
@@ -48,6 +50,21 @@ def get_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operat
     found = plane.jobs.get(operation)
     caller.require(Scope.READ, found.request.get("root"))
     return found
+
+
+async def watch_operation(
+    plane: ControlPlane, caller: Caller, operation: str
+) -> AsyncGenerator[Operation | None]:
+    """One operation now, then whenever it changes, to its end; None where it is long quiet.
+
+    Raises:
+        OperationNotFoundError, ForbiddenError: As `get_operation`.
+    """
+    async with aclosing(plane.watching.states(operation)) as states:
+        async for found in states:
+            if found is not None:
+                caller.require(Scope.READ, found.request.get("root"))
+            yield found
 
 
 def cancel_operation(plane: ControlPlane, caller: Caller, operation: str) -> Operation:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import NotReadyError, UnknownRootError
-from cairn.service.jobs import Jobs
+from cairn.service.jobs import Jobs, Watches
 from cairn.service.settings import Settings
 from cairn.storage.runs import UNREADABLE, Run, refuse_headless
 from cairn.storage.store import StoreURI, confine
@@ -21,12 +21,14 @@ class ControlPlane:
         roots: Store roots by name.
         index: What brings the catalog up to date with the store.
         engine: The jobs; None: not launched.
+        watches: Whoever watches them.
     """
 
     settings: Settings
     roots: Mapping[str, StoreURI]
     index: Index
     engine: Jobs | None
+    watches: Watches | None = None
 
     @property
     def catalog(self) -> Catalog:
@@ -43,6 +45,17 @@ class ControlPlane:
         if self.engine is None:
             raise NotReadyError("the job engine of this server was not launched")
         return self.engine
+
+    @property
+    def watching(self) -> Watches:
+        """Whoever watches the jobs.
+
+        Raises:
+            NotReadyError: They were not launched.
+        """
+        if self.watches is None:
+            raise NotReadyError("the job engine of this server was not launched")
+        return self.watches
 
     def root(self, name: str) -> StoreURI:
         """The folder of a root.

@@ -59,7 +59,7 @@ def promote(
             moved = promote_step(found, step, alias, by=caller.name, reason=reason, expect=expect)
         write = partial(_write_row, root=root, run=run, alias=moved)
         entry.complete(also=write, **_position(moved))
-    return alias_body(moved)
+    return _body(moved, audited=True)
 
 
 def delete_alias(
@@ -103,8 +103,7 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
     return AliasHistory(alias=alias, events=events)
 
 
-def alias_body(alias: StoredAlias) -> Alias:
-    """An alias as the API gives it out."""
+def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:
     return Alias(
         alias=alias.alias,
         step=alias.step,
@@ -114,6 +113,7 @@ def alias_body(alias: StoredAlias) -> Alias:
         reason=alias.reason,
         at=from_rfc3339(alias.at),
         sequence=alias.sequence,
+        audited=audited,
     )
 
 
@@ -124,7 +124,7 @@ def _moved_by_others() -> Iterator[None]:
         yield
     except PreconditionFailedError as exc:
         current = exc.current if isinstance(exc.current, StoredAlias) else None
-        value = None if current is None else alias_body(current).model_dump(mode="json")
+        value = None if current is None else _body(current).model_dump(mode="json")
         raise AliasMovedError(str(exc), extra={"current": value}) from exc
 
 

@@ -74,7 +74,7 @@ def repair_records(
     Raises:
         RunNotFoundError: There is nothing of a run.
         LeaseHeldError: A job writes the run.
-        UnsupportedFormatError: A name in `forget` is no record's.
+        RecordNotLostError: A name in `forget` is of none that is lost for good.
     """
     found = plane.run_of_any_kind(root, run)
     given = list(forget)

@@ -4,10 +4,13 @@ from .audit import AuditEntry as AuditEntry
 from .deletions import deletion_body as deletion_body
 from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
+from .engine import upgrade_catalog as upgrade_catalog
 from .models import CheckpointRow as CheckpointRow
 from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
 from .models import SessionRow as SessionRow
+from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
+from .outside import count_outside as count_outside
 from .refresh import Index as Index
 from .scanner import Scanner as Scanner
 from .workers import forget_worker as forget_worker

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.migrate import upgrade
+from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
 
 BUSY_TIMEOUT_SECONDS = 30
@@ -28,23 +28,28 @@ class Catalog:
         self._writer = engine.execution_options(cairn_write=True)
 
     @classmethod
-    def open(cls, url: str) -> "Catalog":
+    def open(cls, url: str, *, auto_upgrade: bool = True) -> "Catalog":
         """Connect, and bring the tables to this version.
 
+        Args:
+            url: Of the database.
+            auto_upgrade: Also in PostgreSQL where there are tables, which servers of an older
+                version may be using: by `upgrade_catalog` else. SQLite is that of one server.
+
         Raises:
-            SettingsError: The URL cannot be used, or its database was made by a newer version.
+            SettingsError: The URL cannot be used, or its database was made by a newer version, or
+                has to be upgraded first.
         """
         catalog = cls(_create_engine(url))
         try:
             with catalog._writer.begin() as connection:
                 _lock(connection, "cairn migrations")
+                if not auto_upgrade and connection.dialect.name != "sqlite":
+                    refuse_older(connection)
                 upgrade(connection)
         except DBAPIError as exc:
             catalog.close()
-            raise SettingsError(
-                f"CAIRN_DATABASE_URL: the catalog {catalog.engine.url!r} cannot be opened: "
-                f"{exc.orig}. Check that it runs, and that this user may write it."
-            ) from exc
+            raise _unusable(catalog.engine, exc) from exc
         except BaseException:
             catalog.close()
             raise
@@ -72,6 +77,32 @@ class Catalog:
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+
+def upgrade_catalog(url: str) -> tuple[str | None, str]:
+    """Bring a catalog to this version, one process at a time; its revisions before and after.
+
+    Raises:
+        SettingsError: The URL cannot be used, or its database was made by a newer version.
+    """
+    engine = _create_engine(url)
+    try:
+        with engine.execution_options(cairn_write=True).begin() as connection:
+            _lock(connection, "cairn migrations")
+            before, _ = revisions(connection)
+            upgrade(connection)
+            return before, str(revisions(connection)[0])
+    except DBAPIError as exc:
+        raise _unusable(engine, exc) from exc
+    finally:
+        engine.dispose()
+
+
+def _unusable(engine: Engine, exc: DBAPIError) -> SettingsError:
+    return SettingsError(
+        f"CAIRN_DATABASE_URL: the catalog {engine.url!r} cannot be opened: {exc.orig}. Check that "
+        "it runs, and that this user may write it."
+    )
 
 
 def _create_engine(url: str) -> Engine:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
 from sqlalchemy import Connection
@@ -19,6 +20,31 @@ def configuration(connection: Connection) -> Config:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
+
+
+def revisions(connection: Connection) -> tuple[str | None, str]:
+    """The revision of a catalog, None of an empty one; and that of this version of Cairn."""
+    scripts = ScriptDirectory.from_config(configuration(connection))
+    return MigrationContext.configure(connection).get_current_revision(), str(
+        scripts.get_current_head()
+    )
+
+
+def refuse_older(connection: Connection) -> None:
+    """Raise if the tables are there and are of an older version.
+
+    Raises:
+        SettingsError: they are.
+    """
+    found, known = revisions(connection)
+    scripts = ScriptDirectory.from_config(configuration(connection))
+    older = {script.revision for script in scripts.walk_revisions()} - {known}
+    if found in older:
+        raise SettingsError(
+            f"CAIRN_DATABASE_URL: the catalog {connection.engine.url!r} is at revision {found}, "
+            f"and this version of Cairn needs {known}. Run `cairn upgrade` once (servers and "
+            "workers of the version before go on meanwhile), or set CAIRN_AUTO_UPGRADE=true."
+        )
 
 
 def upgrade(connection: Connection) -> None:

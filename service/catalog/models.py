@@ -6,6 +6,7 @@ from typing import Any, Literal
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     DateTime,
     Dialect,
     ForeignKey,
@@ -161,6 +162,9 @@ class AliasRow(Base):
     reason: Mapped[str] = mapped_column(PlainText(2000))
     at: Mapped[datetime] = mapped_column(UTCDateTime)
     sequence: Mapped[int] = mapped_column(BigInteger)
+    # Whether this control plane was asked for the move; None: it was there when the run was first
+    # looked at.
+    audited: Mapped[bool | None] = mapped_column(Boolean)
 
 
 class WorkerRow(Base):
@@ -192,7 +196,7 @@ class AuditRow(Base):
     root: Mapped[str] = mapped_column(PlainText(128))
     run: Mapped[str] = mapped_column(PlainText(128))
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
-    # "done", "refused" (a 4xx) or "failed" (a 5xx).
+    # "done", "refused" (a 4xx) or "failed" (a 5xx); "outside": it went around this control plane.
     outcome: Mapped[str | None] = mapped_column(String(16))
     completed: Mapped[datetime | None] = mapped_column(UTCDateTime)
     request_id: Mapped[str | None] = mapped_column(PlainText(128))

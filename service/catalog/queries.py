@@ -1,13 +1,53 @@
 """Pages of the catalog, as the API gives them out."""
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import select, tuple_
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.models import AliasRow, CheckpointRow, RunRow
+from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import step_dir
+
+
+class RootSums(NamedTuple):
+    """What the catalog knows of a root.
+
+    Attributes:
+        uri: Where it was when it was looked at.
+        scanned: When the last look began that came to an end.
+        problem: Why the last one did not.
+        runs: That are listed.
+        checkpoints: That are listed.
+    """
+
+    uri: str
+    scanned: datetime | None
+    problem: str | None
+    runs: int
+    checkpoints: int
+
+
+def root_sums(session: Session) -> dict[str, RootSums]:
+    """Every root that was ever looked at, by name."""
+    counted = (
+        select(
+            RunRow.root,
+            func.count().label("runs"),
+            func.sum(RunRow.checkpoint_count).label("checkpoints"),
+        )
+        .group_by(RunRow.root)
+        .subquery()
+    )
+    query = select(RootRow, counted.c.runs, counted.c.checkpoints).outerjoin(
+        counted, counted.c.root == RootRow.name
+    )
+    return {
+        root.name: RootSums(root.uri, root.scanned, root.problem, runs or 0, checkpoints or 0)
+        for root, runs, checkpoints in session.execute(query)
+    }
 
 
 def run_names(
@@ -90,6 +130,7 @@ def aliases(session: Session, run: RunRow) -> list[Alias]:
             reason=row.reason,
             at=row.at,
             sequence=row.sequence,
+            audited=row.audited,
         )
         for row in session.scalars(query)
     ]

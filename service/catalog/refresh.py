@@ -61,10 +61,14 @@ class Index:
 
     Refreshes of one run do not overlap, and callers that come while one is under way share the
     next: what a caller reads afterwards is never older than its own call.
+
+    Attributes:
+        scan_seconds: How long the last look at all of a root took, by the root's name.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
+        self.scan_seconds: dict[str, float] = {}
         self._tickets = itertools.count(1)
         self._guard = threading.Lock()
         self._scanning: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -151,7 +155,7 @@ class Index:
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
         """
-        began = utc_now()
+        began, clock = utc_now(), time.monotonic()
         try:
             names = self.refresh_root(root, uri)
             with self.catalog.read() as session:
@@ -162,6 +166,7 @@ class Index:
             self._note_scan(root, uri, None, str(exc))
             raise
         self._note_scan(root, uri, began, None)
+        self.scan_seconds[root] = time.monotonic() - clock
 
     def scan_in_turn(self, root: str, uri: StoreURI, seconds: float) -> None:
         """Look at every run of a root, unless somebody has done so in the last `seconds`.

@@ -10,6 +10,12 @@ from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.outside import (
+    is_asked_for,
+    is_deletion_asked_for,
+    note_deletion,
+    note_move,
+)
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState
 from cairn.storage.runs import Alias, RunInfo
@@ -154,7 +160,8 @@ def write_run(
     changed = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
-    changed |= _write_aliases(session, run, snapshot.aliases)
+    first = known is None or not known.is_of(uri, snapshot.info)
+    changed |= _write_aliases(session, run, snapshot.aliases, first=first)
     run.stamp, run.due = stamp, snapshot.due
     if changed or session.is_modified(run):
         run.revision = _new_revision()
@@ -184,20 +191,31 @@ def _add_up(session: Session, run: RunRow) -> None:
     run.latest_step, run.checkpoint_count, run.nbytes = latest, number, int(nbytes or 0)
 
 
-def _write_aliases(session: Session, run: RunRow, aliases: Collection[Alias]) -> bool:
-    """Whether any was not as it is now."""
+def _write_aliases(
+    session: Session, run: RunRow, aliases: Collection[Alias], *, first: bool
+) -> bool:
+    """Whether any was not as it is now; at the `first` look at a run nobody is asked why."""
     changed = False
     present = {
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
     for alias in aliases:
         row = present.pop(alias.alias, None)
+        before = None if row is None else (row.step, row.sequence)
         if row is None:
             row = AliasRow(run_id=run.id, alias=alias.alias)
             session.add(row)
         _fill_alias(row, alias)
         changed |= session.is_modified(row)
+        if before is not None and before[1] == alias.sequence:
+            continue
+        asked = is_asked_for(session, run.root, run.name, row)
+        row.audited = True if asked else None if first else False
+        if row.audited is False:
+            note_move(session, run.root, run.name, row, None if before is None else before[0])
     for row in present.values():
+        if not is_deletion_asked_for(session, run.root, run.name, row):
+            note_deletion(session, run.root, run.name, row)
         session.delete(row)
     return changed or bool(present)
 
@@ -218,6 +236,7 @@ def write_alias(session: Session, run: RunRow, alias: Alias) -> None:
         row = AliasRow(run_id=run.id, alias=alias.alias)
         session.add(row)
     _fill_alias(row, alias)
+    row.audited = True
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cairn.service.client.client import Client
-from cairn.service.errors import AddressError
+from cairn.service.errors import AddressError, NoCheckpointError
 
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ADDRESS: Final = re.compile(
@@ -54,7 +54,7 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
     """The run and step that an address means now.
 
     Raises:
-        AddressError: The run has no checkpoint yet.
+        NoCheckpointError: The run has no checkpoint yet.
         ProblemResponseError: There is no such run or alias.
     """
     if address.step is not None:
@@ -63,7 +63,7 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
         return address.run, client.alias(address.run, address.alias, root=root, refresh=True).step
     latest = client.run(address.run, root=root, refresh=True).latest_step
     if latest is None:
-        raise AddressError(
+        raise NoCheckpointError(
             f"{address.run}: expected a run with a checkpoint, found none listed. "
             f"`cairn checkpoints {address.run} --state all` shows what is there."
         )

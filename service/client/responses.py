@@ -33,7 +33,12 @@ def raise_for_problem(response: httpx.Response) -> None:
             "detail": f"expected a Cairn control plane, found: {response.text[:200]!r}",
             "instance": response.request.url.path,
         }
-    raise ProblemResponseError(problem, response.status_code)
+    seconds = response.headers.get("retry-after", "")
+    raise ProblemResponseError(
+        problem,
+        response.status_code,
+        retry_after=int(seconds) if seconds.isascii() and seconds.isdigit() else None,
+    )
 
 
 def read_body(kind: type[Body], response: httpx.Response) -> Body:
@@ -56,6 +61,11 @@ def unreachable(
     url: object, exc: httpx.TransportError | httpx.InvalidURL
 ) -> ServerUnreachableError:
     """The error for an answer that did not come, or not whole."""
+    if isinstance(exc, httpx.ReadTimeout):
+        return ServerUnreachableError(
+            f"{url}: expected an answer of the control plane, found none in time: it is there, and "
+            "it or its store is slow. Try again; `cairn doctor` looks for the cause."
+        )
     found = str(exc).rstrip(".") or type(exc).__name__
     return ServerUnreachableError(
         f"{url}: expected an answer of the control plane, found: {found}. "

@@ -1,20 +1,26 @@
 """Listing what plain Orbax has saved in a run, from the shell."""
 
-import json
+from dataclasses import asdict
+from json import loads
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from cairn.service.command.documents import JsonOption, print_document
+from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import console, errors
 from cairn.service.command.tables import print_table
+
+if TYPE_CHECKING:
+    from cairn.storage.adoption import Adoption  # imports TensorStore
 
 app: Final = typer.Typer()
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = loads(path.read_bytes())
     except (OSError, ValueError) as exc:
         raise typer.BadParameter(f"{path}: {exc}") from exc
     if not isinstance(found, dict):
@@ -43,6 +49,7 @@ def adopt(
         Path | None,
         typer.Option("--map", metavar="FILE", help="JSON: regular expressions of paths -> ours."),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """List the checkpoints of plain Orbax in a run, where they lie.
 
@@ -61,6 +68,15 @@ def adopt(
 
         model = model_map(_json(config), _json(paths))
     found = adopt_folder(folder, run, step=step, model=model)
+    if json:
+        print_document({**asdict(found), "run": str(found.run)})
+    else:
+        _list_found(found)
+    if not found.ok:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _list_found(found: "Adoption") -> None:
     states = dict.fromkeys(found.adopted, "adopted")
     states |= dict.fromkeys(found.kept, "as it was")
     states |= dict.fromkeys(found.gone, "removed by its owner")
@@ -68,5 +84,3 @@ def adopt(
     for line in (*found.left, *found.problems):
         errors.print(line, soft_wrap=True, markup=False)
     errors.print(f"The run is {found.run}", soft_wrap=True, markup=False)
-    if not found.ok:
-        raise typer.Exit(1)

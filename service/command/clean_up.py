@@ -8,9 +8,11 @@ import typer
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
-from cairn.service.command.durations import parse_duration
+from cairn.service.command import completion
+from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.listings import list_garbage
 from cairn.service.command.options import (
+    TIME,
     RootOption,
     RunArgument,
     UrlOption,
@@ -26,13 +28,6 @@ from cairn.service.sizes import Size
 from cairn.storage.runs import check_run_name
 
 app: Final = typer.Typer()
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as exc:
-        raise typer.BadParameter(str(exc)) from exc
 
 
 def _best(text: str) -> dict[str, Any]:
@@ -51,13 +46,16 @@ def _best(text: str) -> dict[str, Any]:
     return {"metric": rest, "mode": mode, "count": count}
 
 
-StepArgument = Annotated[str, typer.Argument(metavar="STEP", help="As RUN/steps/N.")]
+StepArgument = Annotated[
+    str,
+    typer.Argument(metavar="STEP", help="As RUN/steps/N.", autocompletion=completion.checkpoints),
+]
 AttemptOption = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="The attempt that saved it.")
 ]
 GraceOption = Annotated[
     float | None,
-    typer.Option(metavar="TIME", parser=_seconds, help="To undelete, such as 12h; default: 7d."),
+    typer.Option(help="To undelete, such as 12h; default: 7d.", **TIME),
 ]
 
 
@@ -69,6 +67,7 @@ def delete(
     grace: GraceOption = None,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Delete a step; it can be had back for a while.
 
@@ -80,6 +79,9 @@ def delete(
         gone = client.delete(
             run, number, attempt=attempt, reason=reason, grace_seconds=grace, root=root
         )
+    if json:
+        print_document(gone)
+        return
     print(f"{run}/steps/{number} (attempt {gone.attempt}) is {gone.state.value}")
     if not gone.uri.endswith(f"/attempts/{gone.attempt}/{gone.step}"):
         errors.print(f"{gone.uri} stays: it was adopted, and is its owner's.", soft_wrap=True)
@@ -97,11 +99,15 @@ def undelete(
     attempt: AttemptOption = None,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Take the deletion of a step back."""
     run, number = _step(step)
     with Client(url) as client:
         back = client.undelete(run, number, attempt=attempt, root=root)
+    if json:
+        print_document(back)
+        return
     print(f"{run}/steps/{number} (attempt {back.attempt}) is {back.state.value}")
 
 
@@ -116,7 +122,7 @@ def retain(
     ] = None,
     keep_within: Annotated[
         float | None,
-        typer.Option(metavar="TIME", parser=_seconds, help="Steps saved within it, such as 7d."),
+        typer.Option(help="Steps saved within it, such as 7d.", **TIME),
     ] = None,
     keep_best: Annotated[
         list[str] | None,
@@ -131,6 +137,7 @@ def retain(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List what a policy keeps of a run, or delete the rest.
 
@@ -151,15 +158,20 @@ def retain(
     with Client(url) as client:
         if apply:
             started = client.apply_retention(run, policy, grace_seconds=grace, root=root)
-            report(client, started, watch)
+            report(client, started, watch, json)
             return
-        _list_plan(client.plan_retention(run, policy, root=root))
+        plan = client.plan_retention(run, policy, root=root)
+    if json:
+        print_document(plan)
+    else:
+        _list_plan(plan)
 
 
 @app.command()
 def gc(
     run: Annotated[str, typer.Argument(metavar="URI", help="URI or path of the run's folder.")],
     delete: Annotated[bool, typer.Option("--delete", help="Remove it, not only list it.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """List what a run needs no more, or remove it.
 
@@ -172,8 +184,23 @@ def gc(
     found = Run.open(run)
     by = f"cairn gc on {socket.gethostname()}"
     listed = collect_garbage(found, by=by) if delete else find_garbage(found)
-    list_garbage(console, listed)
     nbytes = sum(garbage.nbytes for garbage in listed)
+    if json:
+        entries = [
+            {
+                "kind": one.kind.value,
+                "name": one.name,
+                "bytes": one.nbytes,
+                "reason": one.reason,
+                "step": one.step,
+                "attempt": one.attempt,
+            }
+            for one in listed
+        ]
+        told = {"run": str(found.uri), "dry_run": not delete, "count": len(listed)}
+        print_document(told | {"bytes": nbytes, "entries": entries})
+        return
+    list_garbage(console, listed)
     done = "removed" if delete else "could be removed with --delete"
     errors.print(f"{len(listed)} found, {nbytes:,} bytes; {done}.", soft_wrap=True)
 

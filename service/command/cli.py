@@ -1,21 +1,41 @@
 """The `cairn` command: the control plane's server, and its client for the shell.
 
 What is asked for goes to standard output (tab-separated where that is no terminal), progress and
-errors to standard error. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
+errors to standard error. The exit status tells the kind of a failure, see `failures.py`.
 """
 
+import contextlib
+import errno
+import io
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
+from cairn.installation import missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import clean_up as clean_up_commands
+from cairn.service.command import completion
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.doctor import app as doctor_app
+from cairn.service.command.documents import JsonOption, print_document, print_line
+from cairn.service.command.failures import (
+    KNOWN,
+    MEANINGS,
+    ExitStatus,
+    as_json,
+    exit_status,
+    line_of,
+    output_problem,
+    problem_of,
+    usage_problem,
+)
 from cairn.service.command.keys import keys_app
 from cairn.service.command.listings import (
     list_checkpoints,
@@ -24,6 +44,7 @@ from cairn.service.command.listings import (
     name_problems,
 )
 from cairn.service.command.options import (
+    SIZE,
     CheckpointArgument,
     RootOption,
     RunArgument,
@@ -31,12 +52,18 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
+    installed_version,
 )
 from cairn.service.command.options import report as _report
+from cairn.service.command.upkeep import upkeep_app
 from cairn.service.command.workers import workers_app
-from cairn.service.errors import ProblemResponseError, ServiceError, WatchEndedError
-from cairn.service.schemas import CheckpointState, OperationState
-from cairn.storage.errors import StorageError
+from cairn.service.schemas import (
+    CheckpointList,
+    CheckpointState,
+    OperationList,
+    OperationState,
+    RunList,
+)
 from cairn.storage.runs import check_run_name
 
 if TYPE_CHECKING:
@@ -49,21 +76,26 @@ port 8321 of this machine.
 
 A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
 """
-FAILED, INTERRUPTED = 1, 130
+EPILOG: Final = "\n".join(
+    ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))
+)
 
 app = typer.Typer(
     name="cairn",
     help=HELP,
-    no_args_is_help=True,
-    add_completion=False,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-index = typer.Typer(help="The catalog, an index of the store.", no_args_is_help=True)
+index = typer.Typer(help="The catalog, an index of the store.")
 app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(upkeep_app)
+app.add_typer(doctor_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
@@ -74,14 +106,44 @@ def _known_state(state: str) -> str:
     return state
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"cairn {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def cairn(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """See HELP."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(ExitStatus.USAGE)
+
+
 DtypeOption = Annotated[
-    str | None, typer.Option(metavar="DTYPE", help="Such as bfloat16; default: as stored.")
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Such as bfloat16; default: as stored.",
+        autocompletion=completion.dtypes,
+    ),
 ]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
 DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
-OperationArgument = Annotated[str, typer.Argument(metavar="OPERATION", help="Its id: op-...")]
+OperationArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OPERATION", help="Its id: op-...", autocompletion=completion.operations
+    ),
+]
 
 
 @app.command()
@@ -96,6 +158,7 @@ def serve(
         bool | None,
         typer.Option("--worker/--no-worker", help="Execute jobs here too, or in `cairn worker`."),
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Run the control plane and its web page.
 
@@ -106,6 +169,9 @@ def serve(
     from cairn.service.command.serving import serve_until_signalled  # takes seconds
 
     def announce(url: str) -> None:
+        if json:
+            print_line({"url": url, "roots": {k: str(v) for k, v in settings.root_uris.items()}})
+            return
         for name, uri in settings.root_uris.items():
             print(f"cairn: root {name} is {uri}")
         print(f"cairn: {url}", flush=True)
@@ -121,6 +187,7 @@ def work(
     ] = None,
     root: StoreOption = None,
     data_dir: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Execute jobs of a control plane, beside it.
 
@@ -130,9 +197,13 @@ def work(
     settings = _load_settings(root=root, data_dir=data_dir, executor_id=name)
     from cairn.service.command.working import work_until_signalled  # takes seconds
 
-    work_until_signalled(
-        settings, lambda: print(f"cairn: worker {settings.executor_id}", flush=True)
-    )
+    def announce() -> None:
+        if json:
+            print_line({"worker": settings.executor_id})
+        else:
+            print(f"cairn: worker {settings.executor_id}", flush=True)
+
+    work_until_signalled(settings, announce)
 
 
 app.add_typer(workers_app, name="workers")
@@ -142,10 +213,16 @@ app.add_typer(keys_app, name="keys")
 @app.command()
 def runs(
     root: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this root of the store.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this root of the store.",
+            autocompletion=completion.roots,
+        ),
     ] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List runs.
 
@@ -153,7 +230,10 @@ def runs(
     """
     with Client(url) as client:
         found = list(client.runs(root=root, refresh=refresh))
-        list_runs(console, found)
+    if json:
+        print_document(RunList(runs=found))
+        return
+    list_runs(console, found)
     name_problems(errors, found)
 
 
@@ -161,24 +241,46 @@ def runs(
 def checkpoints(
     run: RunArgument,
     state: Annotated[
-        str, typer.Option(metavar="STATE", help=", ".join(STATES) + ".", callback=_known_state)
+        str,
+        typer.Option(
+            metavar="STATE",
+            help=", ".join(STATES) + ".",
+            callback=_known_state,
+            autocompletion=lambda: list(STATES),
+        ),
     ] = CheckpointState.LISTED.value,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a run, highest step first."""
     check_run_name(run)
     with Client(url) as client:
         problems = [client.run(run, root=root, refresh=True)]
-        list_checkpoints(console, client.checkpoints(run, root=root, state=state))
+        found = client.checkpoints(run, root=root, state=state)
+        if json:
+            listed = CheckpointList(checkpoints=list(found)).model_dump(mode="json")
+            print_document({**listed, "problems": problems[0].problems})
+            return
+        list_checkpoints(console, found)
         name_problems(errors, problems)
 
 
 @app.command()
 def promote(
     run: RunArgument,
-    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A listed step.")],
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as production.")],
+    step: Annotated[
+        int,
+        typer.Argument(
+            metavar="STEP", min=0, help="A listed step.", autocompletion=completion.steps
+        ),
+    ],
+    alias: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALIAS", help="Such as production.", autocompletion=completion.aliases
+        ),
+    ],
     create: Annotated[bool, typer.Option("--create", help="It must not exist yet.")] = False,
     expect: Annotated[
         int | None,
@@ -187,6 +289,7 @@ def promote(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Kept in its history.")] = "",
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Point an alias at a step.
 
@@ -201,6 +304,9 @@ def promote(
             present = {found.alias: found for found in client.aliases(run, root=root, refresh=True)}
             expect = present[alias].sequence if alias in present else None
         moved = client.promote(run, step, alias, expect=expect, reason=reason, root=root)
+    if json:
+        print_document(moved)
+        return
     print(f"{run}@{moved.alias} is step {moved.step} (sequence {moved.sequence})")
 
 
@@ -209,17 +315,18 @@ def convert(
     checkpoint: CheckpointArgument,
     dtype: DtypeOption = None,
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of one file, such as 500MB.")
+        str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
     ] = "5GB",
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Export a checkpoint for PyTorch (Hugging Face)."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         started = client.convert(run, step, root=root, dtype=dtype, max_shard_size=max_shard_size)
-        _report(client, started, watch)
+        _report(client, started, watch, json)
 
 
 @app.command()
@@ -229,11 +336,12 @@ def gather(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's model into one safetensors file."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.gather(run, step, root=root, dtype=dtype), watch)
+        _report(client, client.gather(run, step, root=root, dtype=dtype), watch, json)
 
 
 @app.command()
@@ -243,22 +351,28 @@ def fork(
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Start a new run from a checkpoint."""
     check_run_name(target)
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        _report(client, client.restore(run, step, root=root, target=target), watch)
+        _report(client, client.restore(run, step, root=root, target=target), watch, json)
 
 
 @app.command()
 def path(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path."),
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
+            autocompletion=completion.checkpoints,
+        ),
     ],
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Print the folder of a checkpoint, for plain Orbax.
 
@@ -269,40 +383,54 @@ def path(
         from cairn.storage.runs import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint)
-        print(found.orbax_uri(info).orbax_path())
-        return
-    with Client(url) as client:
-        run, step = find_step(client, Address.parse(checkpoint), root)
-        print(client.checkpoint(run, step, root=root).uri.removeprefix("file://"))
+        folder = found.orbax_uri(info).orbax_path()
+    else:
+        with Client(url) as client:
+            run, step = find_step(client, Address.parse(checkpoint), root)
+            folder = client.checkpoint(run, step, root=root).uri.removeprefix("file://")
+    if json:
+        print_document({"path": folder})
+    else:
+        print(folder)
 
 
 @app.command()
 def operations(
     state: Annotated[OperationState | None, typer.Option(help="Only these.")] = None,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List jobs, newest first."""
     with Client(url) as client:
-        list_operations(console, client.operations(state=state))
+        found = client.operations(state=state)
+        if json:
+            print_document(OperationList(operations=list(found)))
+            return
+        list_operations(console, found)
 
 
 @app.command()
-def watch(operation: OperationArgument, url: UrlOption = None) -> None:
+def watch(operation: OperationArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Follow a job to its end."""
     with Client(url) as client:
-        _report(client, client.operation(operation), watch=True)
+        _report(client, client.operation(operation), watch=True, json=json)
 
 
 @app.command()
-def cancel(operation: OperationArgument, url: UrlOption = None) -> None:
+def cancel(operation: OperationArgument, url: UrlOption = None, json: JsonOption = False) -> None:
     """Stop a job, and remove what it wrote."""
     with Client(url) as client:
         stopped = client.cancel(operation)
-    print(f"operation {stopped.id} {stopped.state.value}")
+    if json:
+        print_document(stopped)
+    else:
+        print(f"operation {stopped.id} {stopped.state.value}")
 
 
 @index.command()
-def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
+def rebuild(
+    root: StoreOption = None, data_dir: DataOption = None, json: JsonOption = False
+) -> None:
     """Make it anew from the store.
 
     Needs no running control plane, and disturbs none.
@@ -311,11 +439,16 @@ def rebuild(root: StoreOption = None, data_dir: DataOption = None) -> None:
 
     settings = _load_settings(root=root, data_dir=data_dir)
     settings.prepare()
-    catalog = Catalog.open(settings.database_url)
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         found = Index(catalog).rebuild(settings.root_uris)
     finally:
         catalog.close()
+    if json:
+        print_document(
+            {"runs": found.runs, "checkpoints": found.checkpoints, "aliases": found.aliases}
+        )
+        return
     print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
 
 
@@ -325,27 +458,90 @@ def _load_settings(**given: Any) -> "Settings":
     return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def _text(error: Exception) -> str:
-    if isinstance(error, ProblemResponseError):
-        return str(error.problem.get("detail") or error)
-    return str(error)
-
-
 def main() -> None:
-    """Run the command; an error that users can act on is one line, without a traceback."""
-    try:
-        app()
-    except (ServiceError, StorageError) as error:
-        errors.print(f"cairn: {_text(error)}", style="red", soft_wrap=True)
-        sys.exit(INTERRUPTED if isinstance(error, WatchEndedError) else FAILED)
-    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
-        from cairn.installation import missing_extra
+    """Run the command. What users can act on is one line, or with --json one problem."""
+    sys.exit(_run(sys.argv[1:]))
 
-        explained = missing_extra(error, used=f"cairn {' '.join(sys.argv[1:2])}")
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+# The base of all that Typer raises for wrong usage, under whatever name it has there.
+_UsageError: Final = cast(type[Exception], typer.BadParameter.__mro__[1])
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if known := completion.rejoin_words(os.environ):
+        return _complete_after(known)
+    try:
+        status = app(arguments, prog_name="cairn", standalone_mode=False)
+        if sys.stdout is not None:  # nothing, where a shell has closed it
+            sys.stdout.flush()
+        return int(status or ExitStatus.DONE)
+    except _UsageError as error:
+        return _refuse(error, arguments)
+    except KNOWN as error:
+        _tell(problem_of(error), line_of(error), arguments)
+        return exit_status(error)
+    except ModuleNotFoundError as error:  # commands load the parts that not everybody installs
+        explained = missing_extra(error, used=f"cairn {' '.join(arguments[:1])}")
         if explained is None:
             raise
-        errors.print(f"cairn: {explained}", style="red", soft_wrap=True)
-        sys.exit(FAILED)
+        _tell(problem_of(explained), str(explained), arguments)
+        return exit_status(explained)
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED
+    except BrokenPipeError:
+        return _end_quietly()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        return _tell_of_no_room(error, arguments)
+    except SystemExit as ending:  # Typer's answer to a broken pipe
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _end_quietly()
+        raise
+
+
+def _complete_after(known: str) -> int:
+    """Complete, and leave out of each answer what the shell has already."""
+    answers = io.StringIO()
+    with contextlib.redirect_stdout(answers), contextlib.suppress(SystemExit):
+        app((), prog_name="cairn")
+    print("\n".join(line.removeprefix(known) for line in answers.getvalue().splitlines()))
+    return ExitStatus.DONE
+
+
+def _refuse(error: Exception, arguments: Sequence[str]) -> int:
+    message = " ".join(cast(typer.BadParameter, error).format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    path = "cairn" if context is None else context.command_path
+    _tell(usage_problem(message), f"{message}. See `{path} --help`.", arguments)
+    return ExitStatus.USAGE
+
+
+def _tell(problem: dict[str, Any], line: str, arguments: Sequence[str]) -> None:
+    if "--json" in arguments:
+        print(as_json(problem), file=sys.stderr)
+    else:
+        errors.print(f"cairn: {line}", style="red", soft_wrap=True)
+
+
+def _tell_of_no_room(error: OSError, arguments: Sequence[str]) -> int:
+    _drop_output()
+    text = f"standard output: expected it written, found: {os.strerror(error.errno or 0)}"
+    _tell(output_problem(text), text, arguments)
+    return ExitStatus.FAILED
+
+
+def _end_quietly() -> int:
+    _drop_output()
+    return ExitStatus.READER_GONE
+
+
+def _drop_output() -> None:
+    """Have what is still to be flushed go nowhere: it can't be written."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def parse_duration(text: str) -> float:
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"expected a number with s, m, h, d or w, such as 12h or 7d, found {text!r}"
+            "expected a number with s, m, h, d or w (seconds, minutes, hours, days, weeks), "
+            f"such as 12h or 7d, found {text!r}"
         )
     return float(found[1]) * _UNITS[found[2]]

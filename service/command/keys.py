@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.durations import parse_duration
 from cairn.service.command.options import console, errors
 from cairn.service.command.tables import print_table
-from cairn.service.schemas import NAME_PATTERN, KeyRequest, Scope
+from cairn.service.schemas import NAME_PATTERN, KeyList, KeyRequest, Scope
 
 if TYPE_CHECKING:
     from cairn.service.access import Caller
@@ -62,6 +63,7 @@ def create(
         typer.Option(metavar="TIME", help="Such as 90d; default: counts until it is revoked."),
     ] = None,
     data_dir: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Make a key, and print it: this once."""
     from cairn.service import actions
@@ -71,6 +73,9 @@ def create(
     )
     with _plane(data_dir) as (plane, caller):
         made = actions.create_key(plane, caller, request)
+    if json:
+        print_document(made)
+        return
     print(made.key)
     errors.print(
         f"Key {made.details.id}, for CAIRN_KEY or a file that CAIRN_KEY_FILE names. "
@@ -80,12 +85,15 @@ def create(
 
 
 @keys_app.command("list")
-def list_keys(data_dir: DataOption = None) -> None:
+def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
     """List the keys, without their secrets."""
     from cairn.service import actions
 
     with _plane(data_dir) as (plane, caller):
         found = actions.list_keys(plane, caller)
+    if json:
+        print_document(KeyList(keys=found))
+        return
     titles = ("key", "name", "scope", "roots", "counts", "created (UTC)", "expires", "last used")
     rows = (
         (
@@ -107,12 +115,17 @@ def list_keys(data_dir: DataOption = None) -> None:
 def revoke(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Its id, from `cairn keys list`.")],
     data_dir: DataOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Have a key count no more, for good; running servers refuse it within seconds."""
     from cairn.service import actions
 
     with _plane(data_dir) as (plane, caller):
         actions.revoke_key(plane, caller, key)
+        (row,) = (one for one in actions.list_keys(plane, caller) if one.id == key)
+    if json:
+        print_document(row)
+        return
     print(f"key {key} revoked")
 
 

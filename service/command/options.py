@@ -1,13 +1,26 @@
 """What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
 
-from typing import Annotated, Final
+from importlib import metadata
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from cairn.installation import DISTRIBUTION
 from cairn.service.client.client import Client
-from cairn.service.command.watch import result_lines, result_of, watch_operation
+from cairn.service.command import completion
+from cairn.service.command.documents import print_document
+from cairn.service.command.durations import parse_duration
+from cairn.service.command.watch import (
+    as_json,
+    on_console,
+    result_lines,
+    result_of,
+    watch_operation,
+)
 from cairn.service.schemas import Operation
+from cairn.storage.errors import UnsupportedFormatError
+from cairn.storage.safetensors import parse_size
 
 console: Final = Console(highlight=False, markup=False)
 errors: Final = Console(stderr=True, highlight=False, markup=False)
@@ -16,21 +29,81 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Control plane; default: CAIRN_URL.")
 ]
 RootOption = Annotated[
-    str, typer.Option("--root", metavar="NAME", help="Root of the store that the run is in.")
+    str,
+    typer.Option(
+        "--root",
+        metavar="NAME",
+        help="Root of the store that the run is in.",
+        autocompletion=completion.roots,
+    ),
 ]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
 CheckpointArgument = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="RUN, RUN@ALIAS or RUN/steps/N.")
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="RUN, RUN@ALIAS or RUN/steps/N.",
+        autocompletion=completion.checkpoints,
+    ),
 ]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Name of the run.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),
+]
 
 
-def report(client: Client, operation: Operation, watch: bool) -> None:
-    """Follow an operation and print its result, or say how it can be followed."""
+def installed_version() -> str:
+    """The version of this Cairn."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
+def _as_size(text: str) -> str:
+    """A size as it was written, if it is one."""
+    try:
+        parse_size(text)
+    except UnsupportedFormatError as exc:
+        raise typer.BadParameter(
+            f"expected {exc.expected}, found {exc.found}".replace('"', "")
+        ) from exc
+    return text
+
+
+def _as_seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+SIZE: Final[dict[str, Any]] = {"metavar": "SIZE", "parser": _as_size}
+"""Of an option that takes bytes."""
+
+TIME: Final[dict[str, Any]] = {"metavar": "TIME", "parser": _as_seconds}
+"""Of an option that takes seconds."""
+
+
+def report(client: Client, operation: Operation, watch: bool, json: bool) -> None:
+    """Follow an operation and print its result, or say how it can be followed.
+
+    Args:
+        client: Of the control plane.
+        operation: As it stands.
+        watch: Follow it.
+        json: Print it as the API shows it: each state, or this one.
+    """
     if not watch:
+        if json:
+            print_document(operation)
+            return
         print(operation.id)
         errors.print(f"`cairn watch {operation.id}` follows it.", soft_wrap=True)
         return
-    last = watch_operation(client, operation, errors)
+    if json:
+        watch_operation(client, operation, as_json(client))
+        return
+    last = watch_operation(client, operation, on_console(errors))
     for line in result_lines(result_of(client, last)):
         print(line)

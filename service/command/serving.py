@@ -16,6 +16,7 @@ from cairn.service.actions import ControlPlane
 from cairn.service.app import create_app
 from cairn.service.errors import ServeError, ServiceError
 from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
+from cairn.service.observing import start_logging
 from cairn.service.settings import Settings
 from cairn.storage.errors import StorageError
 
@@ -34,6 +35,7 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         SettingsError: A setting cannot work.
         ServeError: The address is taken, or the server cannot start.
     """
+    start_logging(settings.log_format, settings.log_level)
     application = create_app(settings)
     listener = _listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
@@ -44,7 +46,8 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         http=BoundedConnection,
         ws="none",
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        log_level="warning",
+        log_config=None,  # its loggers write where all others do
+        access_log=False,  # ours has a line for each request
         lifespan="on",
         timeout_graceful_shutdown=GRACE_SECONDS,
         proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients

@@ -7,6 +7,8 @@ import typer
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command.documents import JsonOption, print_document
+from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,
     RootOption,
@@ -16,9 +18,9 @@ from cairn.service.command.options import (
     errors,
 )
 from cairn.service.command.tables import print_table
-from cairn.service.command.watch import watch_operation
+from cairn.service.command.watch import Show, on_console, silently, watch_operation
 from cairn.service.errors import OperationFailedError
-from cairn.service.schemas import Operation, OperationState
+from cairn.service.schemas import Operation, OperationState, RepairReport
 from cairn.service.sizes import Size
 from cairn.storage.runs import check_run_name
 
@@ -38,10 +40,11 @@ def verify(
     ] = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Read every byte of a checkpoint and find what is damaged.
 
-    For a RUN alone: its records, and the latest checkpoint. Exit status 1 if anything is not as it
+    For a RUN alone: its records, and the latest checkpoint. Exit status 7 if anything is not as it
     was saved; standard error names each record, file and leaf.
     """
     address = Address.parse(checkpoint)
@@ -58,24 +61,31 @@ def verify(
             started = client.verify_run(address.run, steps=steps, root=root)
         else:
             started = client.verify(*find_step(client, address, root), root=root)
-        found = _found(client, started)
+        found = _found(client, started, silently if json else on_console(errors))
     sound = [report["sound"] for report in found["steps"]]
+    if "records" in found:
+        sound.append(found["records"]["sound"])
+    if json:
+        print_document({name: found[name] for name in ("steps", "records") if name in found})
+    else:
+        _list_found(address.run, found)
+    if not all(sound):
+        raise typer.Exit(ExitStatus.DAMAGED)
+
+
+def _list_found(run: str, found: dict[str, Any]) -> None:
     rows = [_row(report) for report in found["steps"]]
     if "records" in found:
-        records_found = found["records"]
-        sound.append(records_found["sound"])
-        rows.insert(0, _records_row(records_found))
-        _name_records(address.run, records_found)
+        rows.insert(0, _records_row(found["records"]))
+        _name_records(run, found["records"])
     titles = ("step", "attempt", "found", "problems", "files", "size", "leaves", "seconds")
     print_table(console, titles, rows)
     for report in found["steps"]:
         for problem in report["problems"]:
-            errors.print(f"{address.run}/steps/{report['step']}: {problem}", soft_wrap=True)
+            errors.print(f"{run}/steps/{report['step']}: {problem}", soft_wrap=True)
         if not report["sound"] and report.get("loads"):  # an older control plane does not tell
             text = "Cairn loads every value of it all the same, as it was saved"
-            errors.print(f"{address.run}/steps/{report['step']}: {text}", soft_wrap=True)
-    if not all(sound):
-        raise typer.Exit(1)
+            errors.print(f"{run}/steps/{report['step']}: {text}", soft_wrap=True)
 
 
 @app.command()
@@ -90,14 +100,24 @@ def repair(
     ] = None,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Rebuild damaged or lost records of a run from the others.
 
-    Exit status 1 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
+    Exit status 7 if one of them can't be rebuilt. What is replaced is kept below `damaged/`.
     """
     check_run_name(run)
     with Client(url) as client:
         report = client.repair(run, dry_run=not apply, forget=forget or (), root=root)
+    if json:
+        print_document(report)
+    else:
+        _list_repairs(report)
+    if any(one.action is None for one in report.repairs):
+        raise typer.Exit(ExitStatus.DAMAGED)
+
+
+def _list_repairs(report: RepairReport) -> None:
     rows = [
         (one.name, "mended" if one.done else "can be" if one.action else "can't be")
         for one in report.repairs
@@ -105,8 +125,6 @@ def repair(
     print_table(console, ("record", "mended"), rows)
     for one in report.repairs:
         errors.print(f"{one.name}: {one.action or one.hint}", soft_wrap=True, markup=False)
-    if any(one.action is None for one in report.repairs):
-        raise typer.Exit(1)
 
 
 def _records_row(records: dict[str, Any]) -> tuple[Any, ...]:
@@ -122,14 +140,14 @@ def _name_records(run: str, records: dict[str, Any]) -> None:
         errors.print(text, soft_wrap=True, markup=False)
 
 
-def _found(client: Client, started: Operation) -> dict[str, Any]:
+def _found(client: Client, started: Operation, show: Show) -> dict[str, Any]:
     """What the operation found, good or bad.
 
     Raises:
         OperationFailedError: It could not tell.
     """
     try:
-        last = watch_operation(client, started, errors)
+        last = watch_operation(client, started, show)
     except OperationFailedError:
         last = client.operation(started.id)
         if last.state is not OperationState.FAILED or last.error is None:

@@ -1,7 +1,8 @@
 """An operation followed in the shell, fed by its event stream."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -15,21 +16,24 @@ from rich.progress import (
 )
 
 from cairn.service.client.client import Client
+from cairn.service.command.documents import print_line
 from cairn.service.errors import OperationFailedError, WatchEndedError
 from cairn.service.schemas import Operation, OperationState
 from cairn.service.sizes import size_text
 
+Show = Callable[[Iterable[Operation], Operation], Operation]
+"""Shows each state of an operation, the first of which is given; returns the last."""
 
-def watch_operation(client: Client, operation: Operation, console: Console) -> Operation:
-    """Show progress on `console` until the operation has ended; returns its last state.
+
+def watch_operation(client: Client, operation: Operation, show: Show) -> Operation:
+    """Show progress until the operation has ended; returns its last state.
 
     Raises:
         OperationFailedError: It failed or was cancelled.
         WatchEndedError: Ctrl-C, or the server went away; the operation goes on.
     """
-    show = _with_bar if console.is_terminal else _with_lines
     try:
-        last = show(client.follow(operation.id), operation, console)
+        last = show(client.follow(operation.id), operation)
     except KeyboardInterrupt as exc:
         raise WatchEndedError(
             f"stopped watching; operation {operation.id} goes on. `cairn watch {operation.id}` "
@@ -53,6 +57,31 @@ def result_lines(result: dict[str, Any]) -> Iterator[str]:
     """A result as `name: value` lines."""
     for name, value in result.items():
         yield f"{name}: {value if isinstance(value, str) else json.dumps(value)}"
+
+
+def on_console(console: Console) -> Show:
+    """Shows a bar to people, and lines to a log."""
+    show = _with_bar if console.is_terminal else _with_lines
+    return lambda states, operation: show(states, operation, console)
+
+
+def silently(states: Iterable[Operation], operation: Operation) -> Operation:
+    """Shows nothing."""
+    return next(iter(deque(states, maxlen=1)), operation)
+
+
+def as_json(client: Client) -> Show:
+    """Prints each state to standard output; the last one with what `result_of` says."""
+
+    def show(states: Iterable[Operation], operation: Operation) -> Operation:
+        last = operation
+        for last in states:
+            done = last.state is OperationState.SUCCEEDED
+            told = {"result": result_of(client, last)} if done else {}
+            print_line(last.model_copy(update=told))
+        return last
+
+    return show
 
 
 def _with_bar(states: Iterable[Operation], operation: Operation, console: Console) -> Operation:

@@ -1,14 +1,19 @@
 """Runs a job worker as a process of its own, until it is told to end."""
 
+import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from cairn.service.app import package_version
 from cairn.service.catalog import Catalog
 from cairn.service.errors import ServeError
 from cairn.service.jobs import open_jobs, start_worker
+from cairn.service.observing import WorkerMetrics, WorkerPort, start_logging, traced
 from cairn.service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> None:
@@ -21,17 +26,47 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
     Raises:
         SettingsError: A setting cannot work.
         JobsBusyError: A live worker has this name.
-        ServeError: Another process took the name while this one was cut off from its database.
+        ServeError: The port is taken, or another process took the name while this one was cut off
+            from its database.
     """
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
+    start_logging(settings.log_format, settings.log_level)
+    version = package_version()
+    metrics = WorkerMetrics(version=version)
+    with traced("cairn-worker", version=version), metrics.watching(), _port(settings, metrics):
+        _work(settings, metrics, announce, told)
+
+
+@contextmanager
+def _port(settings: Settings, metrics: WorkerMetrics) -> Iterator[None]:
+    """The worker answers over HTTP meanwhile, if a setting says where."""
+    if settings.worker_port is None:
+        yield
+        return
+    port = WorkerPort(settings.host, settings.worker_port, metrics, version=package_version())
+    try:
+        logger.info("metrics are served", extra={"host": settings.host, "port": port.port})
+        yield
+    finally:
+        port.close()
+
+
+def _work(
+    settings: Settings,
+    metrics: WorkerMetrics,
+    announce: Callable[[], None],
+    told: threading.Event,
+) -> None:
     settings.prepare()
-    catalog = Catalog.open(settings.database_url)
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         jobs = open_jobs(settings)
         try:
-            worker = jobs.worker = start_worker(settings, catalog, version=package_version())
+            worker = jobs.worker = start_worker(
+                settings, catalog, version=package_version(), metrics=metrics.jobs
+            )
             announce()
             while not told.wait(1.0):
                 if worker.stopping:

@@ -3,12 +3,16 @@ from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
+from .entity_tags import Condition as Condition
 from .entity_tags import etag as etag
+from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api
 from .paging import decode_token as decode_token
 from .paging import encode_token as encode_token
+from .path_names import named as named
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency
+from .preconditions import LastSeenDependency as LastSeenDependency
 from .problems import install_handlers as install_handlers
 from .problems import problem_from as problem_from
 from .problems import problem_responses as problem_responses

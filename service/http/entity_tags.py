@@ -1,6 +1,18 @@
-"""The ETag of an alias: its sequence number in quotes."""
+"""ETags, and the conditions that name them."""
+
+from typing import Annotated
+
+from fastapi import Header
+
+Condition = Annotated[str | None, Header(max_length=2000)]
 
 
 def etag(sequence: int) -> str:
     """The ETag of an alias at a sequence number."""
     return f'"{sequence}"'
+
+
+def names_etag(if_none_match: str | None, tag: str) -> bool:
+    """Whether an `If-None-Match` header, if there is one, names an ETag."""
+    given = [part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")]
+    return "*" in given or tag in given

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from cairn.service.http.problems import problem_responses
 from cairn.service.schemas import Problem
 
 _REFERENCE = "#/components/schemas/{model}"
@@ -46,6 +47,22 @@ def describe_api(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
 
 
+def _without_null(schema: dict[str, Any]) -> None:
+    """A parameter is left out, never null: the word would be taken for text."""
+    kinds = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
+    if len(kinds) == 1:
+        del schema["anyOf"]
+        schema.update(kinds[0])
+    elif kinds:
+        schema["anyOf"] = kinds
+
+
+def _of(method: str, operation: dict[str, Any]) -> set[int]:
+    """Statuses of problems that every operation of its kind can answer with."""
+    with_body = {400, 413} if "requestBody" in operation else set()
+    return with_body if method == "get" else with_body | {409}
+
+
 def _document(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(
         title=app.title,
@@ -60,7 +77,11 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schemas.setdefault(name, schema)
     found["components"]["securitySchemes"] = _SECURITY
     for path, item in found["paths"].items():
-        for operation in item.values():
+        for method, operation in item.items():
             needed = path.startswith(PROTECTED)
             operation["security"] = [{name: []} for name in _SECURITY] if needed else []
+            for parameter in operation.get("parameters", []):
+                _without_null(parameter["schema"])
+            declared = problem_responses(*_of(method, operation))
+            operation["responses"] |= {str(status): one for status, one in declared.items()}
     return found

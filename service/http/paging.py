@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from cairn.service.errors import InvalidRequestError
+from cairn.service.schemas import LARGEST_NUMBER, is_plain
 
 Key = Sequence[str | int]
 
@@ -46,6 +47,8 @@ def decode_token(
         and len(body) == 1 + len(kinds)
         and body[0] == listing
         and all(type(part) is kind for part, kind in zip(body[1:], kinds, strict=True))
+        and is_plain(body)
+        and all(abs(part) <= LARGEST_NUMBER for part in body if isinstance(part, int))
     )
     if not isinstance(body, list) or not fits:
         detail = (

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Depends, Header
 
-from cairn.service.errors import InvalidRequestError, PreconditionRequiredError
+from cairn.service.errors import AliasMovedError, InvalidRequestError, PreconditionRequiredError
 
-_ETAG = re.compile(r'"(0|[1-9][0-9]{0,17})"')
+_ETAG = re.compile(r'^"(0|[1-9][0-9]{0,17})"$')
 
 
 @dataclass(frozen=True)
@@ -22,38 +22,68 @@ class Expectation:
     sequence: int | None
 
 
-def expectation(
-    if_match: Annotated[
-        str | None,
-        Header(description='ETag of the alias as last seen, such as `"3"`.', max_length=64),
-    ] = None,
-    if_none_match: Annotated[
-        str | None, Header(description="`*`: only create the alias.", max_length=64)
-    ] = None,
-) -> Expectation:
-    """The precondition of a request that changes an alias.
+IfMatch = Annotated[
+    str | None,
+    Header(
+        description='ETag of the alias as last seen, such as `"3"`.',
+        max_length=64,
+        json_schema_extra={"pattern": _ETAG.pattern},
+    ),
+]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(
+        description="`*`: only create the alias.",
+        max_length=64,
+        json_schema_extra={"enum": ["*"]},
+    ),
+]
+
+
+async def last_seen(if_match: IfMatch = None) -> int:
+    """The sequence number that an alias had when it was last seen.
 
     Raises:
-        PreconditionRequiredError: Neither header is given.
-        InvalidRequestError: Both are, or one has another form.
+        PreconditionRequiredError: The header is not given.
+        InvalidRequestError: It has another form.
     """
-    if if_match is None and if_none_match is None:
+    if not if_match:
         raise PreconditionRequiredError(
-            'expected If-Match: "<sequence>" with the ETag of the alias as last seen, or '
-            "If-None-Match: * to create it; found neither. GET the alias for its ETag."
+            'expected If-Match: "<sequence>" with the ETag of the alias as last seen, found none. '
+            "GET the alias for its ETag."
         )
-    if if_match is not None and if_none_match is not None:
-        raise _invalid("header.if-match", "expected one of If-Match and If-None-Match, found both")
-    if if_match is None:
-        if if_none_match != "*":
-            raise _invalid("header.if-none-match", f"expected *, found {if_none_match!r}")
-        return Expectation(None)
     match = _ETAG.fullmatch(if_match.strip())
     if match is None:
         raise _invalid(
             "header.if-match", f'expected one ETag such as "3", quotes included; found {if_match!r}'
         )
-    return Expectation(int(match.group(1)))
+    return int(match.group(1))
+
+
+async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = None) -> Expectation:
+    """The precondition of a request that creates or moves an alias.
+
+    Raises:
+        PreconditionRequiredError: Neither header is given.
+        AliasMovedError: Both are, which no alias can fulfil.
+        InvalidRequestError: One has another form.
+    """
+    if not if_match and not if_none_match:
+        raise PreconditionRequiredError(
+            'expected If-Match: "<sequence>" with the ETag of the alias as last seen, or '
+            "If-None-Match: * to create it; found neither. GET the alias for its ETag."
+        )
+    if if_none_match and if_none_match != "*":
+        raise _invalid("header.if-none-match", f"expected *, found {if_none_match!r}")
+    if not if_match:
+        return Expectation(None)
+    sequence = await last_seen(if_match)
+    if if_none_match:
+        raise AliasMovedError(
+            "expected one of If-Match and If-None-Match, found both: no alias is as last seen and "
+            "missing"
+        )
+    return Expectation(sequence)
 
 
 def _invalid(field: str, detail: str) -> InvalidRequestError:
@@ -61,3 +91,4 @@ def _invalid(field: str, detail: str) -> InvalidRequestError:
 
 
 ExpectationDependency = Annotated[Expectation, Depends(expectation)]
+LastSeenDependency = Annotated[int, Depends(last_seen)]

@@ -8,10 +8,12 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import exc as database_errors
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from cairn.service.errors import ProblemError
+from cairn.service.observing import REQUEST_ID_HEADER, request_id
 from cairn.service.schemas import Problem
 from cairn.storage import errors as storage_errors
 from cairn.storage.errors import StorageError
@@ -19,7 +21,14 @@ from cairn.storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE: Final = "application/problem+json"
+RETRY_AFTER: Final = "5"
+"""Seconds after which it makes sense to ask again."""
+
+# SQLite's, the system's and PostgreSQL's words.
+_FULL: Final = ("disk is full", "No space left", "could not extend file")
 _SHOWN: Final = 100  # characters of a value that was sent
+
+_NO_DATABASE: Final = "The database does not answer"
 
 # The nearest class in an error's family tree decides.
 _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
@@ -34,6 +43,7 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.InvalidSliceError: (422, "invalid-slice", "No such part of the array"),
     storage_errors.NotACheckpointError: (422, "not-a-checkpoint", "Not a checkpoint"),
     storage_errors.PolicyError: (422, "invalid-policy", "The policy can't act"),
+    storage_errors.RecordNotLostError: (422, "record-not-lost", "The record is not lost"),
     storage_errors.TreeMismatchError: (422, "tree-mismatch", "The checkpoint does not fit"),
     storage_errors.IteratorMismatchError: (422, "iterator-mismatch", "The iterators do not fit"),
     storage_errors.CorruptionError: (500, "corrupt", "Stored data is corrupt"),
@@ -52,8 +62,19 @@ _STORAGE: Final[Mapping[type[StorageError], tuple[int, str, str]]] = {
     storage_errors.UnsupportedFormatError: (422, "unsupported-format", "Unsupported format"),
 }
 
-_ANYWHERE: Final = (401, 403, 422, 429, 500, 503)
-"""Statuses that any route may answer with."""
+_DATABASE: Final[Mapping[type[Exception], tuple[int, str, str]]] = {
+    database_errors.SQLAlchemyError: (500, "database", "The database failed"),
+    database_errors.OperationalError: (503, "database-unavailable", _NO_DATABASE),
+    database_errors.InterfaceError: (503, "database-unavailable", _NO_DATABASE),
+    database_errors.InternalError: (503, "database-unavailable", _NO_DATABASE),
+    database_errors.DisconnectionError: (503, "database-unavailable", _NO_DATABASE),
+    database_errors.TimeoutError: (503, "database-busy", "The database is busy"),
+    database_errors.IntegrityError: (409, "conflict", "Another request did the same"),
+}
+
+_ALWAYS: Final = (401, 403, 422, 429, 500, 503, 507)
+
+_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 _WITH_PROBLEMS: Final = (
     storage_errors.TreeMismatchError,
@@ -84,21 +105,21 @@ def problem_from(exc: BaseException, *, instance: str) -> Problem:
         if kind in _STORAGE:
             status, slug, title = _STORAGE[kind]
             return _problem(status, slug, title, str(exc), instance, **_extension(exc))
-    if isinstance(exc, OperationalError):
-        return _database_problem(exc, instance)
+        if kind in _DATABASE:
+            return _database_problem(exc, *_DATABASE[kind], instance)
     return _problem(
         500, "internal", "Internal error", "An unexpected error; the server's log has it.", instance
     )
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """OpenAPI declaration of the problems a route answers with, those that each has included."""
+    """OpenAPI declaration of the problems a route answers with, and of those that all do."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
             "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
         }
-        for status in sorted({*statuses, *_ANYWHERE})
+        for status in sorted({*statuses, *_ALWAYS})
     }
 
 
@@ -107,10 +128,13 @@ def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONR
     body = problem.model_dump(mode="json")
     if body["errors"] is None:
         del body["errors"]
+    named = dict(headers or {})
+    if (request := request_id()) is not None:
+        body["request_id"] = named[REQUEST_ID_HEADER] = request
     return JSONResponse(
         body,
         status_code=problem.status,
-        headers=headers,
+        headers=named,
         media_type=MEDIA_TYPE,
     )
 
@@ -121,7 +145,7 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(OperationalError, _on_error)
+    app.add_exception_handler(database_errors.SQLAlchemyError, _on_error)
     app.add_exception_handler(Exception, _on_error)
 
 
@@ -131,7 +155,10 @@ async def _on_error(request: Request, exc: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=exc)
     elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s", request.method, request.url.path, problem.detail)
-    return respond(problem, exc.headers if isinstance(exc, ProblemError) else None)
+    headers = exc.headers if isinstance(exc, ProblemError) else {}
+    if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {"Retry-After": RETRY_AFTER, **headers}
+    return respond(problem, headers)
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
@@ -141,9 +168,10 @@ async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse
         for error in exc.errors()
     ]
     detail = "; ".join(f"{error['field']}: {error['detail']}" for error in errors)
-    return respond(
-        _problem(422, "invalid-request", "Invalid request", detail, request.url.path, errors=errors)
-    )
+    kind: tuple[int, str, str] = (422, "invalid-request", "Invalid request")
+    if any(error["type"] == "json_invalid" for error in exc.errors()):
+        kind = (400, "malformed", "Not JSON")
+    return respond(_problem(*kind, detail, request.url.path, errors=errors))
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
@@ -154,23 +182,42 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
         asked = f"{request.method} {request.url.path}"
         detail = f"{asked}: {phrase}. /openapi.json lists what there is."
     slug = phrase.lower().replace(" ", "-").replace("'", "")
-    return respond(
-        _problem(exc.status_code, slug, phrase, detail, request.url.path), headers=exc.headers
-    )
+    headers = dict(exc.headers or {})
+    if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(_allowed_methods(request))
+    return respond(_problem(exc.status_code, slug, phrase, detail, request.url.path), headers)
 
 
-def _database_problem(exc: OperationalError, instance: str) -> Problem:
-    """The catalog's or the jobs' database: its disk is full, or it does not answer."""
-    where = "the server's database: expected to be written and read, found"
-    if "disk is full" in str(exc.orig) or "No space left" in str(exc.orig):
-        detail = f"{where} no space left. Free space where CAIRN_DATA_DIR is, then try again."
+def _allowed_methods(request: Request) -> list[str]:
+    """Those of every route of this path; the framework names the first route's only."""
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+
+
+def _database_problem(
+    exc: BaseException, status: int, slug: str, title: str, instance: str
+) -> Problem:
+    """The catalog's or the jobs' database: it is full, away, busy, or something else is amiss."""
+    where = "the server's database: expected to be read and written, found"
+    cause = str(getattr(exc, "orig", None) or "")
+    if any(text in cause for text in _FULL):
+        detail = f"{where} no space left. Free space where it is (CAIRN_DATA_DIR), then try again."
         return _problem(507, "database-full", "The database is full", detail, instance)
-    detail = f"{where} no answer. Try again; the server's log has the cause."
-    return _problem(503, "database-unavailable", "The database does not answer", detail, instance)
+    found = {503: "no answer. Try again", 409: "what another request just wrote. Look, then ask"}
+    detail = f"{where} {found.get(status, 'an error')}; the server's log has the cause."
+    return _problem(status, slug, title, detail, instance)
 
 
 def _complaint(error: Mapping[str, Any]) -> str:
     """What a validator expected, and what it found where that is one value."""
+    if error["type"] == "json_invalid":
+        return f"expected JSON, found text that is none: {error['ctx']['error']}"
     found = error.get("input")
     plain = isinstance(found, str | int | float | None) and error["type"] != "missing"
     return f"{error['msg']}, found {repr(found)[:_SHOWN]}" if plain else str(error["msg"])

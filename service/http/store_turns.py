@@ -21,8 +21,6 @@ AT_ONCE: Final = 12
 WAIT_SECONDS: Final = 5.0
 """How long a request waits for its turn."""
 
-RETRY_AFTER: Final = "5"
-
 ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
 
@@ -52,7 +50,6 @@ class StoreTurns:
             raise NotReadyError(
                 f"root {root!r}: the store is slow, and {AT_ONCE} requests wait for it already. "
                 "What the catalog knows can be read meanwhile.",
-                headers={"Retry-After": RETRY_AFTER},
             ) from exc
         try:
             yield

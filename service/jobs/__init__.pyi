@@ -2,8 +2,11 @@ from .artifacts import ARTIFACT_PATTERN as ARTIFACT_PATTERN
 from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
+from .dbos_engine import upgrade_jobs as upgrade_jobs
+from .errors import OperationNotFoundError as OperationNotFoundError
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
+from .exports import start_export as start_export
 from .kinds import convert as convert
 from .kinds import gather as gather
 from .kinds import gc as gc
@@ -14,5 +17,7 @@ from .kinds.export_job import export_request as export_request
 from .policies import judge as judge
 from .policies import plan_body as plan_body
 from .policies import stored_policy as stored_policy
+from .records import operation_id as operation_id
+from .watching import Watches as Watches
 from .work import start_worker as start_worker
 from .worker_names import worker_name as worker_name

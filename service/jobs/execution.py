@@ -10,6 +10,7 @@ from cairn.service.http import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
 from cairn.service.jobs.errors import JobFailedError
 from cairn.service.jobs.progress import ProgressMeter
+from cairn.service.observing import span
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import StoreURI
 
@@ -47,6 +48,7 @@ class Execution(JobContext):
         roots: Mapping[str, StoreURI],
         runner: StepRunner,
         stopping: Callable[[], bool],
+        worked: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         self.operation_id = operation_id
         self.roots = roots
@@ -56,6 +58,8 @@ class Execution(JobContext):
         self._runner = runner
         self._stopping = stopping
         self._in_step = False
+        self._worked = worked
+        self._counted = 0
 
     def step(self, name: str, function: Callable[[], Result]) -> Result:
         """Run `function` once; see `JobContext`.
@@ -67,9 +71,10 @@ class Execution(JobContext):
         def body() -> Result:
             self._in_step = True
             try:
-                result = self._with_retries(function)
-                self.progress.flush()
-                return result
+                with span(f"step {name}"):
+                    result = self._with_retries(function)
+                    self.progress.flush()
+                    return result
             except Exception as exc:
                 raise self.failure(exc) from exc
             finally:
@@ -107,4 +112,7 @@ class Execution(JobContext):
         if not self._in_step:
             raise RuntimeError("progress is reported from within a step only")
         self.check()
+        done = progress["done_bytes"]
+        self._worked(max(0, done - self._counted))
+        self._counted = done  # less than before where a step begins anew
         self._runner.report(progress)

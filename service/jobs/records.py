@@ -31,6 +31,16 @@ def workflow_name(kind: str) -> str:
     return f"{_WORKFLOW_PREFIX}{kind}"
 
 
+def kind_of(name: str) -> str:
+    """The kind of the jobs that are kept under a name."""
+    return name.removeprefix(_WORKFLOW_PREFIX)
+
+
+def state_of(status: str) -> OperationState:
+    """What DBOS's status means."""
+    return _STATES[status]
+
+
 def statuses_of(state: OperationState | None) -> list[str]:
     """Every status that means `state`; none for None."""
     return [status for status, meant in _STATES.items() if meant is state]
@@ -73,7 +83,7 @@ def operation_of(
         created_ms: Milliseconds since 1970.
         updated_ms: Milliseconds since 1970.
     """
-    state = _STATES[status]
+    state = state_of(status)
     instance = f"/v1/operations/{workflow_id}"
     error = None
     if state is OperationState.FAILED:

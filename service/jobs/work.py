@@ -4,18 +4,22 @@ from contextlib import suppress
 
 from cairn.service.catalog import Catalog, Index, note_worker
 from cairn.service.jobs.dbos_engine import Worker, launch_worker
+from cairn.service.observing import JobMetrics
 from cairn.service.settings import Settings
 from cairn.storage.errors import RunNotFoundError
 from cairn.storage.runs import Run
 
 
-def start_worker(settings: Settings, catalog: Catalog, *, version: str) -> Worker:
+def start_worker(
+    settings: Settings, catalog: Catalog, *, version: str, metrics: JobMetrics
+) -> Worker:
     """Start the worker that the settings name.
 
     Args:
         settings: Of the server.
         catalog: Where it is noted, and where runs are read anew that a job has changed.
         version: Of Cairn.
+        metrics: What counts the jobs.
 
     Raises:
         JobsBusyError: This process has a worker already, or another has its name.
@@ -27,6 +31,6 @@ def start_worker(settings: Settings, catalog: Catalog, *, version: str) -> Worke
         with suppress(RunNotFoundError):  # a fork that came to nothing
             index.refresh_run(root, Run(settings.root_uris[root] / run))
 
-    worker = launch_worker(settings, changed=changed)
+    worker = launch_worker(settings, changed=changed, metrics=metrics)
     note_worker(catalog, settings.executor_id, version=version)
     return worker

@@ -148,7 +148,9 @@ class SessionName(WorkerName):
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         # Of its own, and not of a pool: the lock lasts as long as the connection.
-        self._engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+        self._engine = create_engine(
+            url, poolclass=NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True
+        )
         self._key = {"key": f"cairn worker {name}"}
         self._connection: Connection | None = None
         self._released = threading.Event()

@@ -6,6 +6,7 @@ from . import convert as convert
 from . import gather as gather
 from . import health as health
 from . import keys as keys
+from . import metrics as metrics
 from . import operations as operations
 from . import restore as restore
 from . import runs as runs

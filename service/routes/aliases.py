@@ -7,12 +7,13 @@ from fastapi import APIRouter, Response
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import AliasName, PlaneDependency, Refresh, RootName, RunName
-from cairn.service.errors import InvalidRequestError
 from cairn.service.http import (
-    ExpectationDependency,
+    Condition,
+    LastSeenDependency,
     StoreReadRoute,
     StoreRoute,
     etag,
+    names_etag,
     problem_responses,
 )
 from cairn.service.schemas import Alias, AliasHistory, AliasList
@@ -30,7 +31,11 @@ def list_aliases(
     return AliasList(aliases=actions.list_aliases(plane, root, run, refresh=refresh))
 
 
-@router.get("/{alias}", responses=problem_responses(404))
+@router.get(
+    "/{alias}",
+    response_model=Alias,
+    responses={304: {"description": "It is as last seen."}, **problem_responses(404)},
+)
 def get_alias(
     caller: Reader,
     root: RootName,
@@ -39,10 +44,14 @@ def get_alias(
     plane: PlaneDependency,
     response: Response,
     refresh: Refresh = False,
-) -> Alias:
+    if_none_match: Condition = None,
+) -> Alias | Response:
     """One alias; its ETag is what a promotion gives back in If-Match."""
     found = actions.get_alias(plane, root, run, alias, refresh=refresh)
-    response.headers["ETag"] = etag(found.sequence)
+    tag = etag(found.sequence)
+    if names_etag(if_none_match, tag):
+        return Response(status_code=304, headers={"ETag": tag})
+    response.headers["ETag"] = tag
     return found
 
 
@@ -52,14 +61,11 @@ def remove_alias(
     root: RootName,
     run: RunName,
     alias: AliasName,
-    expect: ExpectationDependency,
+    expect: LastSeenDependency,
     plane: PlaneDependency,
 ) -> None:
     """Delete an alias that is still as last seen; its history stays."""
-    if expect.sequence is None:
-        field, detail = "header.if-none-match", "a deletion needs If-Match with the alias's ETag"
-        raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
-    actions.delete_alias(plane, caller, root, run, alias, expect=expect.sequence)
+    actions.delete_alias(plane, caller, root, run, alias, expect=expect)
 
 
 def get_alias_history(

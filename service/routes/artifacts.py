@@ -12,7 +12,7 @@ from cairn.service import actions
 from cairn.service.access import Caller, Reader, Scope
 from cairn.service.actions import StoredFile
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.http import ByteRange, parse_range, problem_responses
+from cairn.service.http import ByteRange, Condition, names_etag, parse_range, problem_responses
 from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
 from cairn.service.schemas import Artifact
 
@@ -27,7 +27,6 @@ FileName = Annotated[str, Path(max_length=255, description="Name of a file of th
 RangeHeader = Annotated[
     str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
 ]
-Condition = Annotated[str | None, Header(max_length=2000)]
 
 
 @router.get("/{artifact}", responses=problem_responses(404))
@@ -42,7 +41,7 @@ def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -
     responses={
         200: {
             "description": "The file.",
-            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+            "content": {"*/*": {"schema": {"description": "Its bytes."}}},
         },
         206: {"description": "The range that was asked for."},
         304: {"description": "The client has it already."},
@@ -61,7 +60,7 @@ def download_file(
     """One file, or a range of it. Its ETag stays for as long as the artifact."""
     file = actions.find_file(plane, _named(caller, artifact), name)
     headers = _headers(file)
-    if if_none_match is not None and _names(if_none_match, headers["ETag"]):
+    if names_etag(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if if_range is not None and if_range != headers["ETag"]:
         range_header = None
@@ -104,12 +103,6 @@ def _headers(file: StoredFile) -> dict[str, str]:
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
         "X-Content-Type-Options": "nosniff",
     }
-
-
-def _names(header: str, etag: str) -> bool:
-    """Whether an `If-None-Match` names the ETag."""
-    given = [part.strip().removeprefix("W/") for part in header.split(",")]
-    return "*" in given or etag in given
 
 
 def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:

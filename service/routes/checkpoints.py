@@ -12,6 +12,7 @@ from cairn.service.dependencies import (
     PageToken,
     PlaneDependency,
     Refresh,
+    RequestMetricsDependency,
     RootName,
     RunName,
     StepNumber,
@@ -22,6 +23,7 @@ from cairn.service.http import (
     decode_token,
     encode_token,
     etag,
+    named,
     problem_responses,
 )
 from cairn.service.schemas import (
@@ -83,16 +85,24 @@ def list_checkpoints(
 
 @router.post("", responses=problem_responses(404))
 def announce_checkpoint(
-    caller: Reader, root: RootName, run: RunName, body: AnnounceRequest, plane: PlaneDependency
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    body: AnnounceRequest,
+    plane: PlaneDependency,
+    metrics: RequestMetricsDependency,
 ) -> Checkpoint:
     """Tell of a step that was saved: the store is looked at, and lists have it from then on.
 
     A hint, and no more: what counts is what the store says.
     """
-    return actions.get_checkpoint(plane, root, run, body.step, attempt=body.attempt, refresh=True)
+    with metrics.announcement(root):
+        return actions.get_checkpoint(
+            plane, root, run, body.step, attempt=body.attempt, refresh=True
+        )
 
 
-@router.get("/{step}", responses=problem_responses(404))
+@router.get("/" + named("step"), responses=problem_responses(404))
 def get_checkpoint(
     caller: Reader,
     root: RootName,
@@ -138,7 +148,7 @@ def promote_checkpoint(
     return moved
 
 
-@router.delete("/{step}", responses=problem_responses(404, 409))
+@router.delete("/" + named("step"), responses=problem_responses(404, 409))
 def delete_checkpoint(
     caller: Operator,
     root: RootName,

@@ -35,8 +35,8 @@ def convert_checkpoint(
 ) -> Operation:
     """Start an export; its result names the artifact.
 
-    The same export again is the same artifact, and while the first is under way, the same
-    operation.
+    The same export again is the same artifact, and the same operation: also once that has
+    succeeded, for as long as its files are there. With a key it is an operation of its own.
     """
     started = actions.convert_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key

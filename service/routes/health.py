@@ -10,12 +10,14 @@ from typing import Final
 from fastapi import APIRouter, Request
 from sqlalchemy import text
 
+from cairn.service.actions import ControlPlane
+from cairn.service.catalog import queries
 from cairn.service.dependencies import PlaneDependency
 from cairn.service.errors import NotReadyError
 from cairn.service.http import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI, open_files, within
+from cairn.storage.store import StoreURI, open_files, utc_now, within
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +65,24 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
     if errors:
         unusable = ", ".join(error["field"] for error in errors)
         raise NotReadyError(f"not usable: {unusable}", errors=errors)
-    return Readiness(checks=dict.fromkeys(questions, "ok") if known else {})
+    checks = dict.fromkeys(questions, "ok") | _index_lag(plane)
+    return Readiness(checks=checks if known else {})
+
+
+def _index_lag(plane: ControlPlane) -> dict[str, str]:
+    """How far behind the index of each root is. It is told, and keeps nobody from being ready."""
+    with plane.catalog.read() as session:
+        known = queries.root_sums(session)
+    lags = {}
+    for name, uri in plane.roots.items():
+        found = known.get(name)
+        if found is None or found.uri != str(uri) or found.scanned is None:
+            lags[f"index {name}"] = "not looked at yet"
+            continue
+        lag = max(0.0, (utc_now() - found.scanned).total_seconds())
+        failed = "; the last look failed" if found.problem is not None else ""
+        lags[f"index {name}"] = f"looked at {lag:.1f} s ago{failed}"
+    return lags
 
 
 def _ask_root(uri: StoreURI) -> None:

@@ -1,29 +1,39 @@
 """Jobs that were started: list, watch, cancel, resume."""
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from datetime import datetime
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, format_sse_event
-from starlette.concurrency import run_in_threadpool
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
 from cairn.service.errors import InvalidRequestError
-from cairn.service.http import decode_token, encode_token, problem_responses
-from cairn.service.jobs import Jobs
+from cairn.service.http import decode_token, encode_token, named, problem_responses
 from cairn.service.schemas import Operation, OperationList, OperationState
 
 router: Final = APIRouter(prefix="/operations", tags=["operations"])
 
 OPERATION_PATTERN: Final = r"^op-[0-9a-f]{32}$"
-WATCH_SECONDS: Final = 0.2
-PING_SECONDS: Final = 10.0
 RETRY_MILLISECONDS: Final = 1000
+
+_EVENT: Final = {
+    "type": "object",
+    "properties": {
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/Operation"},
+        },
+        "id": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+    "required": ["data"],
+}
 
 OperationId = Annotated[str, Path(pattern=OPERATION_PATTERN, description="Id of an operation.")]
 StateFilter = Annotated[
@@ -54,7 +64,7 @@ def list_operations(
     )
 
 
-@router.get("/{operation}", responses=problem_responses(404))
+@router.get("/" + named("operation"), responses=problem_responses(404))
 def get_operation(caller: Reader, operation: OperationId, plane: PlaneDependency) -> Operation:
     """One operation as it stands now."""
     return actions.get_operation(plane, caller, operation)
@@ -78,7 +88,7 @@ def resume_operation(caller: Operator, operation: OperationId, plane: PlaneDepen
     responses={
         200: {
             "description": "Server-sent events; the data of each is an `Operation` as JSON.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"itemSchema": _EVENT}},
         },
         204: {"description": "The operation has ended, and Last-Event-ID names its last event."},
         **problem_responses(404),
@@ -95,36 +105,32 @@ async def watch_operation(
     An event's id names the state that it tells: a client that gives it back as `Last-Event-ID`
     hears nothing twice, and of what it missed the newest state.
     """
-    current = await run_in_threadpool(actions.get_operation, plane, caller, operation)
-    if current.state.final and _event_id(current) == last_event_id:
+    states = actions.watch_operation(plane, caller, operation)
+    current = await anext(states)
+    if current is not None and current.state.final and _event_id(current) == last_event_id:
+        await states.aclose()
         return Response(status_code=204)
     return EventSourceResponse(
-        _events(plane.jobs, current, last_event_id), headers={"Cache-Control": "no-store"}
+        _events(current, states, last_event_id), headers={"Cache-Control": "no-store"}
     )
 
 
 async def _events(
-    jobs: Jobs, current: Operation, last_event_id: str | None
+    current: Operation | None, states: AsyncGenerator[Operation | None], told: str | None
 ) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    told = last_event_id
-    spoken = loop.time()
-    while True:
-        if _event_id(current) != told:
-            told = _event_id(current)
-            spoken = loop.time()
-            yield format_sse_event(
-                data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
-            )
-        elif loop.time() - spoken >= PING_SECONDS:
-            spoken = loop.time()
-            yield format_sse_event(comment="ping")
-        if current.state.final:
-            return
-        await asyncio.sleep(WATCH_SECONDS)
-        if jobs.stopping:  # the client comes back to the next server
-            return
-        current = await run_in_threadpool(jobs.get, current.id)
+    async with aclosing(states):
+        while True:
+            if current is None:
+                yield format_sse_event(comment="ping")
+            elif _event_id(current) != told:
+                told = _event_id(current)
+                yield format_sse_event(
+                    data_str=current.model_dump_json(), id=told, retry=RETRY_MILLISECONDS
+                )
+            try:
+                current = await anext(states)
+            except StopAsyncIteration:
+                return
 
 
 def _event_id(operation: Operation) -> str:
@@ -134,6 +140,10 @@ def _event_id(operation: Operation) -> str:
 
 def _moment(text: str) -> datetime:
     try:
-        return datetime.fromisoformat(text)
-    except ValueError as exc:
+        moment = datetime.fromisoformat(text)
+        moment + timedelta(days=1)  # not at the end of time, where the database's sums overflow
+        if moment.tzinfo is None:
+            raise ValueError("a moment without its zone")
+        return moment
+    except (ValueError, OverflowError) as exc:
         raise InvalidRequestError("query.page_token: expected one of this list") from exc

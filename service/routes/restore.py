@@ -35,8 +35,9 @@ def restore_checkpoint(
 ) -> Operation:
     """Start a new run from the step (fork), or set the run's later steps aside (rollback).
 
-    A rollback needs a run that nobody writes; a fork needs a name that is free. What a fork results
-    in says how many files and bytes of the copy were checked, and what was compared.
+    A rollback needs a run that nobody writes; a fork needs a name that is free, else it is refused
+    at once: what the store has decides, whether the catalog knows it or not. What a fork results in
+    says how many files and bytes of the copy were checked, and what was compared.
     """
     started = actions.restore_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key

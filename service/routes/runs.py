@@ -16,7 +16,7 @@ from cairn.service.dependencies import (
     RootName,
     RunName,
 )
-from cairn.service.http import StoreRoute, decode_token, encode_token, problem_responses
+from cairn.service.http import StoreRoute, decode_token, encode_token, named, problem_responses
 from cairn.service.schemas import Root, RootList, Run, RunList
 from cairn.storage.store import StoreURI
 
@@ -57,7 +57,7 @@ def list_runs(
     return _page(plane, roots, f"runs of {root}", page_size, page_token, refresh=refresh)
 
 
-@router.get("/roots/{root}/runs/{run}", responses=problem_responses(404))
+@router.get("/roots/{root}/runs/" + named("run"), responses=problem_responses(404))
 def get_run(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
 ) -> Run:

@@ -169,7 +169,7 @@ class ItemArrays:
             StoreUnavailableError: the store gives no answer.
         """
         stored, form = self._opened(path), self._forms.get(path)
-        limited = LimitedReads(stored, self._progress)
+        limited = LimitedReads(stored, self._progress, self.uri)
         array: LimitedReads | PackedReads = limited
         shape: tuple[int, ...] = tuple(stored.shape)
         if form is not None and form.kind == "packed":
@@ -206,7 +206,7 @@ class ItemArrays:
             StoreUnavailableError: the store gives no answer.
         """
         asked = self._opened(path).storage_statistics(query_fully_stored=True)
-        return bool(self._result(LimitedRead(asked, self._progress), path).fully_stored)
+        return bool(self._result(LimitedRead(asked, self._progress, self.uri), path).fully_stored)
 
     def form(self, path: str) -> StoredForm | None:
         """How a leaf is stored, if not as it is."""
@@ -397,7 +397,7 @@ class ItemArrays:
             opening = ts.open(spec, open=True, read=True, context=self._context)
         except ValueError as exc:  # no store can have the name of such an array
             raise self._unreadable(exc, path) from exc
-        return LimitedRead(opening, self._progress)
+        return LimitedRead(opening, self._progress, self.uri)
 
     def _result(self, pending: Any, path: str) -> Any:
         try:

@@ -3,6 +3,7 @@ from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .fork import abandon_fork as abandon_fork
 from .fork import fork_run as fork_run
+from .fork import refuse_taken as refuse_taken
 from .gc import Garbage as Garbage
 from .gc import collect_garbage as collect_garbage
 from .gc import find_garbage as find_garbage
@@ -43,6 +44,7 @@ from .records.layout import manifest_file as manifest_file
 from .records.layout import parse_ref as parse_ref
 from .records.layout import step_dir as step_dir
 from .records.layout import trash_file as trash_file
+from .records.lease import CLOCK_MARGIN_SECONDS as CLOCK_MARGIN_SECONDS
 from .records.lease import LEASE_TTL_SECONDS as LEASE_TTL_SECONDS
 from .records.lease import Lease as Lease
 from .records.lease import read_lease as read_lease

@@ -55,7 +55,7 @@ from cairn.storage.runs.records import (
     trash_file,
     whole_contents,
 )
-from cairn.storage.runs.run import Run, refuse_inside_run
+from cairn.storage.runs.run import Run, refuse_headless, refuse_inside_run
 from cairn.storage.runs.step_copy import CopyReport, copy_step_files
 from cairn.storage.runs.step_files import file_places, removed_by_owner
 from cairn.storage.runs.step_states import StepInfo, StepState
@@ -63,7 +63,7 @@ from cairn.storage.runs.writer import publish_manifest, sync_folder
 from cairn.storage.soundness import is_of_a_probe
 from cairn.storage.store import LOCK_SUFFIX, Clock, Files, StoreURI, open_files, utc_now
 
-__all__ = ["abandon_fork", "fork_run"]
+__all__ = ["abandon_fork", "fork_run", "refuse_taken"]
 
 _FILES = {RUN_FILE, LEASE_FILE}
 
@@ -155,6 +155,39 @@ def fork_run(
     _ensure_held(run, attempt)
     release(run.objects, attempt, clock=clock)
     return replace(run.step(step.step), copied=report)
+
+
+def refuse_taken(target: StoreURI) -> None:
+    """Raise if a fork that begins now can't be `target`; for who asks long before the copy.
+
+    What lies there by then is for `fork_run` to see.
+
+    Args:
+        target: folder of the new run.
+
+    Raises:
+        PreconditionFailedError: there is a run, what is left of one, or something else.
+    """
+    _refuse_foreign(target)
+    run = Run(target)
+    try:
+        refuse_headless(run)
+    except CorruptionError as exc:
+        raise PreconditionFailedError(
+            "the name is taken",
+            path=target,
+            expected="no run",
+            found="one that has lost its record",
+            next_step="Choose another name.",
+        ) from exc
+    if run.objects.read(RUN_FILE) is not None:
+        raise PreconditionFailedError(
+            "the name is taken",
+            path=target,
+            expected="no run",
+            found="one",
+            next_step="Choose another name.",
+        )
 
 
 def _copy_files(

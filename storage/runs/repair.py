@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from cairn.storage.errors import CorruptionError, LeaseHeldError
+from cairn.storage.errors import LeaseHeldError, RecordNotLostError
 from cairn.storage.runs.checking import RunReport, check_run, run_ids
 from cairn.storage.runs.history import judge_lease, read_history
 from cairn.storage.runs.records import (
@@ -121,7 +121,7 @@ def repair_run(
 
     Raises:
         LeaseHeldError: a writer is alive; nothing was done.
-        CorruptionError: `forget` names records that are not amiss, or that can be rebuilt.
+        RecordNotLostError: `forget` names records that are not amiss, or that can be rebuilt.
         StorageError: the store refuses; what was done until then stays done.
     """
     lease, _ = judge_lease(run.objects)
@@ -185,7 +185,7 @@ def _refuse_forgetting(run: Run, forget: Collection[str], repairs: list[Repair])
     forgettable = {name for name in lost if _can_be_forgotten(name)}
     wrong = sorted(set(forget) - forgettable)
     if wrong:
-        raise CorruptionError(
+        raise RecordNotLostError(
             "not to be forgotten",
             path=run.uri,
             expected=", ".join(sorted(forgettable)) or "no record: none is lost for good",

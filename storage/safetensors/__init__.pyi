@@ -1,9 +1,9 @@
 from .format import SafetensorsHeader as SafetensorsHeader
 from .reader import read_header as read_header
 from .reader import read_tensor as read_tensor
+from .sizes import parse_size as parse_size
 from .stream import Shard as Shard
 from .stream import TensorSource as TensorSource
-from .stream import parse_size as parse_size
 from .stream import plan_shards as plan_shards
 from .stream import write_index as write_index
 from .stream import write_shard as write_shard

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cairn.storage.errors import StorageError, UnsupportedFormatError, UnsupportedLeafError
+from cairn.storage.errors import StorageError, UnsupportedLeafError
 from cairn.storage.safetensors.format import dtype_code, encode_header
 from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.safetensors.sizes import parse_size
 from cairn.storage.store import Files, prefetched
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "BLOCK_BYTES",
     "Shard",
     "TensorSource",
-    "parse_size",
     "plan_shards",
     "read_header",
     "read_tensor",
@@ -44,11 +43,6 @@ BLOCKS_IN_FLIGHT: Final = 4
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 8
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([kmgt]?i?b)?", re.IGNORECASE)
-_UNITS: Final = {
-    **{"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
-    **{"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40},
-}
 
 
 @dataclass(frozen=True)
@@ -87,30 +81,6 @@ class Shard:
     file_name: str
     tensors: tuple[TensorSource, ...]
     nbytes: int
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes of a size such as "5GB" (decimal, as Hugging Face counts) or "512MiB".
-
-    Raises:
-        UnsupportedFormatError: not a size, or less than one byte.
-    """
-    if isinstance(size, int) and not isinstance(size, bool):
-        count = size
-    else:
-        match = _SIZE.fullmatch(str(size).strip())
-        number = float(match[1]) if match else 0.0
-        unit = _UNITS[(match[2] or "b").lower()] if match else 1
-        count = int(number * unit) if math.isfinite(number * unit) else 0
-    if count < 1:
-        raise UnsupportedFormatError(
-            "not a size",
-            path=repr(size),
-            expected='a positive number of bytes, such as 5000000000, "5GB" or "512MiB"',
-            found=repr(size),
-            next_step="Give the size in this form.",
-        )
-    return count
 
 
 def plan_shards(

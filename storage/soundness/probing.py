@@ -43,7 +43,7 @@ from cairn.storage.store import (
     utc_now,
 )
 
-__all__ = ["Probe", "begin_probe"]
+__all__ = ["Probe", "begin_probe", "probe_now"]
 
 _OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
 _OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
@@ -159,21 +159,42 @@ def _ask(folder: StoreURI) -> None:
             known = StoreRecord.parse(found.value, folder / RECORD_FILE)
             if known.store == store and set(checked) <= set(known.checked):
                 return
-    started = int(utc_now().timestamp())
-    name = probe_name(started, secrets.token_hex(8))
-    if folder.scheme == "file":
-        problems = _on_disk(folder, name, mount, started)
-    else:
-        _remove_leftovers(objects, started)
-        problems = condition_problems(objects, name)
-    if problems:
-        raise _unsound(folder, problems)
+    _look(folder, mount)
     record = StoreRecord(at=rfc3339(utc_now()), cairn=_own_version(), checked=checked, store=store)
     generation = None if found is None else found.generation
     with contextlib.suppress(PreconditionFailedError):  # somebody else asked, too
         objects.write_if(
             RECORD_FILE, record.to_bytes(), generation=generation, same_is_success=True
         )
+
+
+def probe_now(folder: StoreURI) -> None:
+    """Ask a store whatever it remembers, and have it remember nothing: for who looks for a cause.
+
+    Args:
+        folder: of the store, which is there already if it is on a disk.
+
+    Raises:
+        UnsoundStoreError: the store does not keep what runs rest on.
+        StorageError: it gives no answer, or can't be written.
+    """
+    mount = mount_of(folder.local_path) if folder.scheme == "file" else None
+    if mount is not None and (problems := mount_problems(mount)):
+        raise _unsound(folder, problems)
+    _look(folder, mount)
+
+
+def _look(folder: StoreURI, mount: Mount | None) -> None:
+    started = int(utc_now().timestamp())
+    name = probe_name(started, secrets.token_hex(8))
+    if folder.scheme == "file":
+        problems = _on_disk(folder, name, mount, started)
+    else:
+        objects = ObjectStore.open(folder)
+        _remove_leftovers(objects, started)
+        problems = condition_problems(objects, name)
+    if problems:
+        raise _unsound(folder, problems)
 
 
 def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list[str]:

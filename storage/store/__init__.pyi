@@ -1,3 +1,9 @@
+from .calls import CallOutcome as CallOutcome
+from .calls import Operation as Operation
+from .calls import StoreCall as StoreCall
+from .calls import StoreListener as StoreListener
+from .calls import called as called
+from .calls import listen as listen
 from .checksums import CHECKED_PART as CHECKED_PART
 from .checksums import ContentSum as ContentSum
 from .checksums import combined as combined
@@ -24,6 +30,7 @@ from .files import Entry as Entry
 from .files import Files as Files
 from .files_local import SETTLED_NANOSECONDS as SETTLED_NANOSECONDS
 from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
+from .gcs import bucket_time as bucket_time
 from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned

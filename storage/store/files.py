@@ -7,12 +7,14 @@ commit. Listings are never cached.
 
 import abc
 import builtins
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
 
 from cairn.storage.errors import NotFoundError, StorageError, StoreFullError, translate
+from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import answer
 from cairn.storage.store.uri import StoreURI, check_segment
 
@@ -198,22 +200,30 @@ class Files(abc.ABC):
 
 
 @contextmanager
-def mapped(path: object) -> Iterator[None]:
-    """Turn whatever goes wrong inside into a `StorageError` that names `path`."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception as exc:
-        raise translate(exc, path=path) from exc
+def mapped(path: object, operation: Operation | None = None) -> Iterator[None]:
+    """Turn whatever goes wrong inside into a `StorageError` that names `path`.
+
+    Args:
+        path: what is asked for.
+        operation: what is done inside is one request of this kind; None: none, or several.
+    """
+    with called(operation, path) if operation else contextlib.nullcontext():
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as exc:
+            raise translate(exc, path=path) from exc
 
 
-def asked(path: object, call: Callable[..., T], *args: Any, **options: Any) -> T:
+def asked(
+    operation: Operation, path: object, call: Callable[..., T], *args: Any, **options: Any
+) -> T:
     """What a call of fsspec's gives, which waits without a limit of its own.
 
     Raises:
         StoreUnavailableError: nothing was answered for too long.
         StorageError: what else went wrong, for `path`.
     """
-    with mapped(path):
+    with mapped(path, operation):
         return answer(lambda: call(*args, **options), path=path)

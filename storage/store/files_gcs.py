@@ -13,6 +13,7 @@ import google_crc32c
 from typing_extensions import override
 
 from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.store.calls import called
 from cairn.storage.store.deadlines import answer
 from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
 from cairn.storage.store.files_remote import RemoteFiles, UploadWriter
@@ -35,7 +36,7 @@ class GcsFiles(RemoteFiles):
     @override
     def stat(self, rel: str) -> FileStat:
         name = (self.uri / self._checked(rel)).path
-        with mapped(self.uri / rel):
+        with mapped(self.uri / rel, "stat"):
             try:
                 found = answer(
                     lambda: self._fs.call("GET", "b/{}/o/{}", self.uri.bucket, name, json_out=True),
@@ -84,7 +85,7 @@ class GcsFiles(RemoteFiles):
 
     def _part(self, rel: str, path: str, start: int, end: int) -> bytes:
         """One request."""
-        with mapped(self.uri / rel):
+        with mapped(self.uri / rel, "read"):
             try:
                 return answer(
                     lambda: bytes(self._fs.cat_file(path, start=start, end=end)),
@@ -97,7 +98,9 @@ class GcsFiles(RemoteFiles):
 
     @override
     def open_write(self, rel: str) -> FileWriter:
-        stream = asked(self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES)
+        stream = asked(
+            "write", self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES
+        )
         return _CheckedUpload(self, rel, stream)
 
     @override
@@ -115,7 +118,8 @@ class GcsFiles(RemoteFiles):
         query: dict[str, Any] = {}
         while True:  # a large object from one place to another takes many requests
             rewrite = functools.partial(self._rewritten, names, copy, query)
-            done = answer(rewrite, path=self.uri / source)
+            with called("copy", self.uri / source):
+                done = answer(rewrite, path=self.uri / source)
             if done["done"] is True:
                 return True
             query = {"rewriteToken": done["rewriteToken"]}

@@ -33,7 +33,7 @@ class LocalFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        with mapped(self.uri / rel):
+        with mapped(self.uri / rel, "stat"):
             found = os.stat(self._path(rel))
             if os.path.isdir(self._path(rel)):
                 raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
@@ -42,7 +42,7 @@ class LocalFiles(Files):
     @override
     def list(self, rel: str = "") -> builtins.list[Entry]:
         folder = self._folder(rel)
-        with mapped(folder):
+        with mapped(folder, "list"):
             try:
                 with os.scandir(folder) as found:
                     shown = [item for item in found if self._is_shown(item)]
@@ -59,7 +59,7 @@ class LocalFiles(Files):
         folder = self._folder(rel)
         newest = time.time_ns() - SETTLED_NANOSECONDS
         found: dict[str, str | None] = {}
-        with mapped(folder):
+        with mapped(folder, "list"):
             try:
                 with os.scandir(folder) as items:
                     for item in items:
@@ -72,7 +72,7 @@ class LocalFiles(Files):
     @override
     def walk(self, rel: str = "") -> builtins.list[Entry]:
         folder = self._folder(rel)
-        with mapped(folder):
+        with mapped(folder, "list"):
             return sorted(self._files_below(folder, PurePosixPath()))
 
     def _files_below(self, folder: str, prefix: PurePosixPath) -> Iterator[Entry]:
@@ -94,12 +94,12 @@ class LocalFiles(Files):
 
     @override
     def open_read(self, rel: str) -> BinaryIO:
-        with mapped(self.uri / rel):
+        with mapped(self.uri / rel, "read"):
             return open(self._path(rel), "rb")
 
     @override
     def read_range(self, rel: str, start: int, end: int) -> bytes:
-        with mapped(self.uri / rel), open(self._path(rel), "rb") as stream:
+        with mapped(self.uri / rel, "read"), open(self._path(rel), "rb") as stream:
             stream.seek(start)
             return stream.read(max(0, end - start))
 
@@ -111,7 +111,7 @@ class LocalFiles(Files):
     @override
     def delete_tree(self, rel: str) -> None:
         path = self._path(rel)
-        with mapped(path):
+        with mapped(path, "delete"):
             try:
                 if os.path.isdir(path) and not os.path.islink(path):
                     shutil.rmtree(path)
@@ -258,7 +258,7 @@ class _LocalWriter(FileWriter):
     @override
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
-        with mapped(self._shown):
+        with mapped(self._shown, "write"):
             os.fsync(self._stream.fileno())
             os.replace(self._temporary, self._path)
             self._finished = True

@@ -9,6 +9,7 @@ import fsspec
 from typing_extensions import override
 
 from cairn.storage.errors import NotFoundError, StoreUnavailableError
+from cairn.storage.store.calls import called
 from cairn.storage.store.deadlines import answer, within
 from cairn.storage.store.files import BLOCK_BYTES, Entry, Files, FileStat, FileWriter, asked, mapped
 from cairn.storage.store.uri import StoreURI
@@ -43,7 +44,7 @@ class RemoteFiles(Files):
 
     @override
     def stat(self, rel: str) -> FileStat:
-        found = asked(self.uri / rel, self._fs.info, self._path(rel))
+        found = asked("stat", self.uri / rel, self._fs.info, self._path(rel))
         if found["type"] != "file":
             raise NotFoundError(path=self.uri / rel, expected="a file", found="a folder")
         etag = found.get("ETag") or found.get("etag")
@@ -52,7 +53,7 @@ class RemoteFiles(Files):
     @override
     def list(self, rel: str = "") -> builtins.list[Entry]:
         folder = self._folder(rel)
-        with mapped(folder):
+        with mapped(folder, "list"):
             try:
                 found = answer(
                     lambda: self._fs.ls(folder, detail=True, refresh=True), path=self.uri
@@ -70,7 +71,7 @@ class RemoteFiles(Files):
     @override
     def walk(self, rel: str = "") -> builtins.list[Entry]:
         folder = self._folder(rel)
-        with mapped(folder):
+        with mapped(folder, "list"):
             self._fs.invalidate_cache()
             try:
                 found = answer(lambda: self._fs.find(folder, detail=True), path=self.uri)
@@ -86,6 +87,7 @@ class RemoteFiles(Files):
     @override
     def open_read(self, rel: str) -> BinaryIO:
         stream = asked(
+            "stat",  # it looks how long the file is
             self.uri / rel,
             self._fs.open,
             self._path(rel),
@@ -101,19 +103,21 @@ class RemoteFiles(Files):
         low, high = min(start, size), min(end, size)
         if low >= high:
             return b""
-        return bytes(asked(self.uri / rel, self._fs.cat_file, self._path(rel), start=low, end=high))
+        return bytes(
+            asked("read", self.uri / rel, self._fs.cat_file, self._path(rel), start=low, end=high)
+        )
 
     @override
     def open_write(self, rel: str) -> FileWriter:
         path = self._path(rel)
         if self.uri.scheme == "memory":
             return _MemoryWriter(self._fs, path)
-        stream = asked(self.uri / rel, self._fs.open, path, "wb", block_size=BLOCK_BYTES)
+        stream = asked("write", self.uri / rel, self._fs.open, path, "wb", block_size=BLOCK_BYTES)
         return UploadWriter(stream, self.uri / rel)
 
     @override
     def delete_tree(self, rel: str) -> None:
-        with mapped(self.uri / rel):
+        with mapped(self.uri / rel, "delete"):
             try:
                 answer(lambda: self._fs.rm(self._path(rel), recursive=True), path=self.uri / rel)
             except FileNotFoundError:
@@ -126,7 +130,8 @@ class RemoteFiles(Files):
         if type(self._fs) is not type(target._fs):
             return False
         paths = self._path(source), target._path(target_rel)
-        answer(lambda: self._fs.cp_file(*paths), path=self.uri / source)
+        with called("copy", self.uri / source):
+            answer(lambda: self._fs.cp_file(*paths), path=self.uri / source)
         return True
 
     def _path(self, rel: str) -> str:
@@ -160,7 +165,7 @@ class _Stream(io.RawIOBase):
         return int(self._stream.tell())
 
     def readinto(self, buffer: Any) -> int:
-        data: bytes = asked(self._shown, self._stream.read, len(buffer))
+        data: bytes = asked("read", self._shown, self._stream.read, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -181,11 +186,11 @@ class UploadWriter(FileWriter):
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        return int(asked(self._shown, self._stream.write, data))
+        return int(asked("write", self._shown, self._stream.write, data))
 
     @override
     def commit(self) -> None:
-        asked(self._shown, self._stream.close)
+        asked("write", self._shown, self._stream.close)
         self._finished = True
 
     @override

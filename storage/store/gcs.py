@@ -8,13 +8,14 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cairn.storage.store import deadlines
 from cairn.storage.store.files import asked, mapped
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["crc32c_of", "filesystem", "limit_etils", "listed_pages"]
+__all__ = ["bucket_time", "crc32c_of", "filesystem", "limit_etils", "listed_pages"]
 
 _CONNECT_SECONDS = 20.0
 _connect_lock = threading.Lock()
@@ -85,12 +86,32 @@ def listed_pages(uri: StoreURI, prefix: str, **options: str) -> Iterator[dict[st
     while True:
         fs = filesystem(uri)
         page = asked(
-            uri, fs.call, "GET", "b/{}/o", uri.bucket, json_out=True, maxResults=1000, **query
+            "list",
+            uri,
+            fs.call,
+            "GET",
+            "b/{}/o",
+            uri.bucket,
+            json_out=True,
+            maxResults=1000,
+            **query,
         )
         yield page
         if not page.get("nextPageToken"):
             return
         query["pageToken"] = page["nextPageToken"]
+
+
+def bucket_time(uri: StoreURI) -> float:
+    """What the store says that the time is, in whole seconds since 1970.
+
+    Raises:
+        StoreUnavailableError: the store gives no answer, or refuses.
+    """
+    fs = filesystem(uri)
+    headers, _ = asked("stat", uri, fs.call, "GET", "b/{}/o", uri.bucket, maxResults=1)
+    with mapped(uri):
+        return parsedate_to_datetime(headers["Date"]).timestamp()
 
 
 def crc32c_of(item: dict[str, Any]) -> str | None:

@@ -20,6 +20,7 @@ from cairn.storage.errors import (
     PreconditionFailedError,
     translate,
 )
+from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import Progress, outcome, silence
 from cairn.storage.store.disk_names import names_held
 from cairn.storage.store.files import mapped
@@ -141,7 +142,7 @@ class ObjectStore:
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
-        result = self._wait(self._kv.read(self._checked(key)), key)
+        result = self._wait("read", self._kv.read(self._checked(key)), key)
         return _versioned(result)
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Versioned | None]:
@@ -152,7 +153,7 @@ class ObjectStore:
             window = names[start : start + _READS_AT_ONCE]
             futures = [(name, self._kv.read(name)) for name in window]
             for name, future in futures:
-                values[name] = _versioned(self._wait(future, name))
+                values[name] = _versioned(self._wait("read", future, name))
         return values
 
     def parse_many(
@@ -174,7 +175,7 @@ class ObjectStore:
                 for name, have in zip(window, known, strict=True)
             ]
             for name, have, future in zip(window, known, futures, strict=True):
-                result = self._wait(future, name)
+                result = self._wait("read", future, name)
                 if result.state == "value":
                     value = parse(bytes(result.value), self.uri / name)
                     if not isinstance(value, Exception):
@@ -207,7 +208,7 @@ class ObjectStore:
             StoreFullError: from the call that waits: no space or quota left.
         """
         future = self._kv.write(self._checked(key), value)
-        return lambda: bytes(self._wait(future, key).generation)
+        return lambda: bytes(self._wait("write", future, key).generation)
 
     def write_if(
         self,
@@ -246,7 +247,7 @@ class ObjectStore:
         """
         self._checked(key)
         if self.uri.scheme != "file":
-            return self._wait(self._kv.write(key, value, if_equal=condition), key)
+            return self._wait("write", self._kv.write(key, value, if_equal=condition), key)
         path = os.path.join(self.uri.local_path, key)
         with mapped(f"{self.uri}/{key}"), names_held(os.path.dirname(path)):
             return self._put_file(path, key, value, condition)
@@ -254,7 +255,7 @@ class ObjectStore:
     def _put_file(self, path: str, key: str, value: bytes, condition: bytes | None) -> Any:
         while True:
             remove_stale_lock(path)
-            stamp = self._wait(self._kv.write(key, value, if_equal=condition), key)
+            stamp = self._wait("write", self._kv.write(key, value, if_equal=condition), key)
             if not stamp.generation:
                 return stamp
             found = self.read(key)
@@ -283,7 +284,7 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         """Remove `key`; nothing happens if it does not exist."""
-        self._wait(self._kv.write(self._checked(key), None), key)
+        self._wait("delete", self._kv.write(self._checked(key), None), key)
 
     def delete_if(self, key: str, *, generation: bytes) -> None:
         """Remove `key` if it is still as last seen; absent already is fine.
@@ -291,7 +292,9 @@ class ObjectStore:
         Raises:
             PreconditionFailedError: it changed; `current` is a `Versioned`.
         """
-        stamp = self._wait(self._kv.write(self._checked(key), None, if_equal=generation), key)
+        stamp = self._wait(
+            "delete", self._kv.write(self._checked(key), None, if_equal=generation), key
+        )
         if not stamp.generation:
             current = self.read(key)
             if current is not None:
@@ -308,7 +311,7 @@ class ObjectStore:
         """All keys that start with `prefix`, sorted. It walks whole folders: name a small one."""
         if self.uri.scheme == "gs":
             return self._listed(prefix)
-        found = self._wait(self._kv.list(_range(prefix)), prefix)
+        found = self._wait("list", self._kv.list(_range(prefix)), prefix)
         names = (key.decode("utf-8", "surrogateescape") for key in found)
         return sorted(name for name in names if not name.endswith(LOCK_SUFFIX))
 
@@ -391,13 +394,13 @@ class ObjectStore:
         """
         self._checked(prefix.removesuffix("/"))
         if self.uri.scheme != "gs":
-            self._wait(self._kv.delete_range(_range(prefix)), prefix)
+            self._wait("delete", self._kv.delete_range(_range(prefix)), prefix)
             return
         names = self.list(prefix)
         for start in range(0, len(names), _READS_AT_ONCE):
             window = names[start : start + _READS_AT_ONCE]
             for name, future in [(name, self._kv.write(name, None)) for name in window]:
-                self._wait(future, name)
+                self._wait("delete", future, name)
 
     def read_json(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(JSON object, generation) at `key`, or None.
@@ -432,15 +435,16 @@ class ObjectStore:
             check_segment(segment, within=f"{self.uri}/{key}")
         return key
 
-    def _wait(self, future: Any, key: str) -> Any:
+    def _wait(self, operation: Operation, future: Any, key: str) -> Any:
         began = time.monotonic()
-        try:
-            return outcome(future, self._progress)
-        except TimeoutError as exc:
-            found = "none; a write may or may not have been done"
-            raise silence(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
-        except (ValueError, OSError) as exc:
-            raise translate(exc, path=f"{self.uri}/{key}") from exc
+        with called(operation, f"{self.uri}/{key}"):
+            try:
+                return outcome(future, self._progress)
+            except TimeoutError as exc:
+                found = "none; a write may or may not have been done"
+                raise silence(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
+            except (ValueError, OSError) as exc:
+                raise translate(exc, path=f"{self.uri}/{key}") from exc
 
 
 def _versioned(result: Any) -> Versioned | None:

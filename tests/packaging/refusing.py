@@ -12,7 +12,7 @@ BESIDES = ("gguf", "safetensors", "starlette", "torch", "transformers")
 """What comes with an extra without being named in it, or with an extra of its own."""
 
 EVERY_EXTRA = (*(module for modules in MODULES.values() for module in modules), *BESIDES)
-TRAIN = (*MODULES["train"], "torch", "transformers", "gguf")
+TRAIN = (*(set(MODULES["train"]) - set(MODULES["server"])), "torch", "transformers", "gguf")
 
 PRELUDE = """\
 import sys

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -13,8 +14,17 @@ import psycopg
 class PostgreSQL:
     """A server of this test process."""
 
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._uri = server.get_uri()
+
+    def stop(self) -> None:
+        """End every connection, and answer nobody."""
+        self._server.stop()
+
+    def start(self) -> None:
+        """Answer again."""
+        self._server.ensure_postgres_running()
 
     def create(self) -> str:
         """The URL of a new, empty database."""
@@ -35,6 +45,6 @@ def running_postgresql() -> Iterator[PostgreSQL]:
     with tempfile.TemporaryDirectory(prefix="cairn-pg-", ignore_cleanup_errors=True) as folder:
         server = get_server(Path(folder))
         try:
-            yield PostgreSQL(server.get_uri())
+            yield PostgreSQL(server)
         finally:
             server.cleanup()

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,9 @@ import numpy as np
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.jobs.dbos_engine import database
-from cairn.service.routes import operations
+from cairn.service.jobs import watching
+from cairn.service.jobs.dbos_engine import waking
+from cairn.service.jobs.kinds import export_job
 from cairn.service.settings import Settings
 from cairn.state.config.decoder import DecoderConfig
 from cairn.storage.runs.records.manifest import ModelInfo
@@ -112,8 +114,8 @@ def serving(root: Path, data: Path, **settings: object) -> Iterator[TestClient]:
     """A control plane with its job engine, in this process; it looks at its jobs more often."""
     app = create_app(Settings(root=str(root), data_dir=data, **settings))
     with (
-        patch.object(database, "QUEUE_POLL_SECONDS", 0.05),
-        patch.object(operations, "WATCH_SECONDS", 0.05),
+        patch.object(waking, "LOOK_SECONDS", 0.05),
+        patch.object(watching, "LOOK_SECONDS", 0.05),
         TestClient(app, base_url=BASE_URL, client=PEER) as client,
     ):
         yield client
@@ -145,6 +147,25 @@ def artifact_of(http: httpx.Client | TestClient, operation):
     answer = http.get(f"/v1/artifacts/{operation['result']['artifact_id']}")
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+class Hold:
+    """Makes writing a shard stop after each block until it is opened; a cancel gets through."""
+
+    def __init__(self, monkeypatch):
+        self.reached, self.opened = threading.Event(), threading.Event()
+        real = export_job.write_shard
+
+        def held(files, rel, shard, *, on_data, **options):
+            def wait(data):
+                on_data(data)
+                self.reached.set()
+                while not self.opened.wait(0.01):
+                    on_data(memoryview(b""))
+
+            return real(files, rel, shard, on_data=wait, **options)
+
+        monkeypatch.setattr(export_job, "write_shard", held)
 
 
 def tries(root: Path, run: str) -> list[Path]:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -97,9 +98,7 @@ def test_dtype_is_honoured(http):
 def test_pytorch_is_another_name_for_the_same_artifact(http):
     one = done(http, CONVERT, {"format": "huggingface", "dtype": "float16"})
     two = done(http, CONVERT, {"format": "pytorch", "dtype": "float16"})
-    assert one["id"] != two["id"]
-    assert one["result"]["artifact_id"] == two["result"]["artifact_id"]
-    assert (one["result"]["existing"], two["result"]["existing"]) == (False, True)
+    assert one == two
 
 
 def test_equal_sizes_written_differently_are_one_artifact(http, store):
@@ -119,6 +118,49 @@ def test_two_requests_at_once_are_one_operation(http, store):
     assert answers[0].headers["Location"] == f"/v1/operations/{answers[0].json()['id']}"
     assert watch(http, answers[0].json()["id"])["state"] == "succeeded"
     assert len(tries(store[0], "llama")) == before + 1
+
+
+@pytest.mark.parametrize("verb", ["convert", "gather"])
+def test_what_has_been_made_is_answered_at_once_and_starts_nothing(http, store, verb):
+    path = CONVERT.replace(":convert", f":{verb}")
+    made = done(http, path, {"dtype": "float64"})
+    before = http.get("/v1/operations").json()["operations"]
+    again = http.post(path, json={"dtype": "float64"})
+    assert (again.status_code, again.json()) == (202, made)
+    assert again.headers["Location"] == f"/v1/operations/{made['id']}"
+    assert http.get("/v1/operations").json()["operations"] == before
+
+
+@pytest.mark.parametrize("lost", ["a file", "the manifest"])
+def test_what_is_not_whole_any_more_is_made_again(http, lost):
+    body = {"max_shard_size": "12KB"}
+    made = done(http, CONVERT, body)
+    folder = Path(artifact_of(http, made)["uri"].removeprefix("file://"))
+    (folder / "tokenizer.json" if lost == "a file" else folder.parent.with_suffix(".json")).unlink()
+    again = done(http, CONVERT, body)
+    assert again["id"] != made["id"]
+    assert again["result"] == {**made["result"], "existing": False}
+    assert http.get(
+        f"/v1/artifacts/{made['result']['artifact_id']}/files/tokenizer.json"
+    ).is_success
+
+
+def test_a_key_names_an_operation_of_its_own_also_where_the_artifact_exists(http):
+    made = done(http, CONVERT, {"max_shard_size": "13KB"})
+    key = {"Idempotency-Key": "export-2"}
+    ids = {
+        http.post(CONVERT, json={"max_shard_size": "13KB"}, headers=key).json()["id"]
+        for _ in range(2)
+    }
+    (own,) = ids
+    assert own != made["id"]
+    ended = watch(http, own)
+    assert ended["result"] == {**made["result"], "existing": True}
+    other = http.post(CONVERT.replace(":convert", ":gather"), json={}, headers=key)
+    assert (other.status_code, other.json()["type"]) == (
+        422,
+        "urn:cairn:problem:idempotency-key-reused",
+    )
 
 
 def test_idempotency_key_names_the_operation_for_good(http):

@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import threading
 
 import numpy as np
 
-from cairn.service.jobs.kinds import export_job
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.service.jobs import (
+    Hold,
     artifact_of,
     control_plane,
     done,
@@ -22,25 +21,6 @@ from tests.service.jobs import (
 )
 
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
-
-
-class Hold:
-    """Makes writing a shard stop after each block until it is opened; a cancel gets through."""
-
-    def __init__(self, monkeypatch):
-        self.reached, self.opened = threading.Event(), threading.Event()
-        real = export_job.write_shard
-
-        def held(files, rel, shard, *, on_data, **options):
-            def wait(data):
-                on_data(data)
-                self.reached.set()
-                while not self.opened.wait(0.01):
-                    on_data(memoryview(b""))
-
-            return real(files, rel, shard, on_data=wait, **options)
-
-        monkeypatch.setattr(export_job, "write_shard", held)
 
 
 def test_cancel_takes_effect_within_a_shard_and_leaves_nothing(tmp_path, monkeypatch):
@@ -81,6 +61,19 @@ def test_two_control_planes_publish_one_artifact(tmp_path, monkeypatch):
         second = watch(http, operation["id"])
     assert second["result"]["artifact_id"] == first["result"]["artifact_id"]
     assert (first["result"]["existing"], second["result"]["existing"]) == (False, True)
+    assert len(tries(root, "llama")) == 1
+
+
+def test_what_another_control_plane_has_made_is_found_by_the_job(tmp_path):
+    """Its operations are in a database of its own: nobody can be sent there."""
+    root = tmp_path / "store"
+    save_llama(root / "llama")
+    with serving(root, tmp_path / "one") as http:
+        made = done(http, CONVERT, {})
+    with serving(root, tmp_path / "two") as http:
+        found = done(http, CONVERT, {})
+        assert found["id"] != made["id"]
+        assert found["result"] == {**made["result"], "existing": True}
     assert len(tries(root, "llama")) == 1
 
 
@@ -128,7 +121,7 @@ def test_export_whose_files_were_deleted_is_made_again(tmp_path):
         second = done(http, CONVERT, {})
         assert second["result"]["existing"] is False
         assert http.get(address).status_code == 200
-        assert done(http, CONVERT, {})["result"]["existing"] is True
+        assert done(http, CONVERT, {}) == second
     assert len(tries(root, "llama")) == 1
 
 

@@ -2,6 +2,7 @@ import inspect
 import sqlite3
 
 import pytest
+import sqlalchemy.exc
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy.exc import OperationalError
@@ -32,6 +33,7 @@ STATUSES = {
     "NotACheckpointError": 422,
     "NotFoundError": 404,
     "PolicyError": 422,
+    "RecordNotLostError": 422,
     "PreconditionFailedError": 412,
     "RunNotFoundError": 404,
     "SaveError": 500,
@@ -67,6 +69,44 @@ def test_every_storage_error_has_its_status():
         for kind in STORAGE_ERRORS
     }
     assert found == STATUSES
+
+
+DATABASE_STATUSES = {
+    "OperationalError": (503, "database-unavailable"),
+    "InterfaceError": (503, "database-unavailable"),
+    "InternalError": (503, "database-unavailable"),
+    "IntegrityError": (409, "conflict"),
+    "DataError": (500, "database"),
+    "ProgrammingError": (500, "database"),
+}
+
+
+@pytest.mark.parametrize("name", DATABASE_STATUSES)
+def test_database_errors_have_their_status_and_tell_no_statement(name):
+    secret = "INSERT INTO keys VALUES ('hush')"
+    exc = getattr(sqlalchemy.exc, name)(secret, {"p": "hush"}, Exception("driver says hush"))
+    problem = problem_from(exc, instance="/x")
+    status, slug = DATABASE_STATUSES[name]
+    assert (problem.status, problem.type) == (status, f"urn:cairn:problem:{slug}")
+    assert "hush" not in problem.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["database or disk is full", 'could not extend file "base/1": No space left on device'],
+)
+def test_full_database_is_told_apart(words):
+    exc = sqlalchemy.exc.OperationalError("INSERT", {}, Exception(words))
+    problem = problem_from(exc, instance="/x")
+    assert (problem.status, problem.type) == (507, "urn:cairn:problem:database-full")
+
+
+def test_every_error_of_the_database_library_is_in_the_table():
+    for _, kind in inspect.getmembers(sqlalchemy.exc, inspect.isclass):
+        if issubclass(kind, sqlalchemy.exc.SQLAlchemyError):
+            exc = kind.__new__(kind)
+            Exception.__init__(exc, "broken")
+            assert problem_from(exc, instance="/x").type != "urn:cairn:problem:internal"
 
 
 def test_every_kind_of_problem_has_a_name_of_its_own():
@@ -177,7 +217,7 @@ def test_body_that_is_no_json_or_too_large_is_a_problem(http, root):
     make_run(root / "run", [1])
     path = "/v1/roots/default/runs/run/checkpoints/1:promote"
     headers = {"If-None-Match": "*", "Content-Type": "application/json"}
-    assert check_problem(http.post(path, content=b"{", headers=headers), 422)["errors"]
+    assert check_problem(http.post(path, content=b"{", headers=headers), 400)["errors"]
     assert check_problem(http.post(path, content=b"[]", headers=headers), 422)["errors"]
     check_problem(http.post(path, headers=headers), 422)
     plain = headers | {"Content-Type": "text/plain"}

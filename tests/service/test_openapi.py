@@ -2,13 +2,16 @@ import json
 import re
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 from fastapi.openapi.models import OpenAPI
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
+from cairn.service.schemas import Dtype
 from cairn.service.settings import Settings
+from cairn.state.conversion.tensor_streams import FLOAT_NAMES
 from tests.service.conftest import BASE_URL, PEER
 
 METHODS = {"get", "post", "put", "patch", "delete"}
@@ -39,6 +42,7 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "metrics",
     "promote_checkpoint",
     "ready",
     "repair_records",
@@ -162,7 +166,7 @@ def test_every_route_declares_its_success_with_a_type(document):
         assert successes, (method, path)
         for code in successes:
             for media, content in operation["responses"][code].get("content", {}).items():
-                assert content.get("schema"), (method, path, code, media)
+                assert content.get("schema") or content["itemSchema"], (method, path, code, media)
                 if media == "application/json":
                     assert "$ref" in content["schema"], (method, path, code)
 
@@ -170,7 +174,9 @@ def test_every_route_declares_its_success_with_a_type(document):
 def test_every_route_declares_problems_and_only_as_problem_json(document):
     for method, path, operation in operations(document):
         errors = {code: body for code, body in operation["responses"].items() if code >= "400"}
-        assert {"401", "403", "422", "429", "500", "503"} <= set(errors), (method, path)
+        assert {"401", "403", "422", "429", "500", "503", "507"} <= set(errors), (method, path)
+        assert {"400", "413"} <= set(errors) or "requestBody" not in operation, (method, path)
+        assert (method != "get") == ("409" in errors), (method, path)
         assert ("{" in path) == ("404" in errors), (method, path)
         for code, body in errors.items():
             assert list(body["content"]) == ["application/problem+json"], (method, path, code)
@@ -246,3 +252,44 @@ def test_document_is_printed_by_a_command(document, tmp_path):
         check=True,
     )
     assert json.loads(done.stdout) == document
+
+
+def test_dtypes_of_exports_are_those_that_conversion_knows():
+    assert get_args(Dtype) == FLOAT_NAMES
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/roots/default/runs/run/checkpoints/7", "DELETE, GET"),
+        ("GET", "/v1/roots/default/runs/run/checkpoints/7:promote", "POST"),
+        ("DELETE", "/v1/roots/default/runs/run:gc", "POST"),
+        ("POST", "/v1/runs", "GET"),
+        ("DELETE", "/v1/roots/default/runs/run/checkpoints", "GET, POST"),
+        ("POST", "/healthz", "GET"),
+    ],
+)
+def test_method_that_a_path_does_not_have_is_told_all_that_it_has(served, method, path, allowed):
+    answer = served.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("run:gc", {"dry_run": "no"}, "body.dry_run"),
+        ("run:gc", {"dry_run": 0}, "body.dry_run"),
+        ("run/checkpoints", {"step": "7"}, "body.step"),
+        ("run/checkpoints", {"step": True}, "body.step"),
+        ("run/checkpoints", {"step": 7.5}, "body.step"),
+        ("run:applyRetention", {"policy": {"keep_last": "3"}}, "body.policy.keep_last"),
+        ("run:applyRetention", {"policy": {}, "grace_seconds": "9"}, "body.grace_seconds"),
+        ("run/checkpoints/7:promote", {"alias": 7}, "body.alias"),
+    ],
+)
+def test_json_of_another_type_is_not_taken_for_what_was_meant(served, path, body, field):
+    url = f"/v1/roots/default/runs/{path}"
+    answer = served.post(url, json=body, headers={"If-None-Match": "*"})
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [field]

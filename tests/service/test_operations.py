@@ -5,6 +5,7 @@ import pytest
 from tests.service.jobs import done, save_llama, serving, watch
 
 GATHER = "/v1/roots/default/runs/llama/checkpoints/1:gather"
+VERIFY = "/v1/roots/default/runs/llama/checkpoints/1:verify"
 UNKNOWN = "/v1/operations/op-00000000000000000000000000000000"
 
 
@@ -70,10 +71,10 @@ def test_last_event_id_hears_nothing_twice(http):
 
 
 def test_list_is_newest_first_in_pages(http):
-    ids = [done(http, GATHER, {"dtype": name})["id"] for name in ("float32", "float64", None)]
+    ids = [done(http, VERIFY, {})["id"] for _ in range(3)]
     first = http.get("/v1/operations", params={"page_size": 2}).json()
     assert [one["id"] for one in first["operations"]] == [ids[2], ids[1]]
-    newer = done(http, GATHER.replace("/1:", "/2:"), {})["id"]
+    newer = done(http, VERIFY.replace("/1:", "/2:"), {})["id"]
     rest = http.get(
         "/v1/operations", params={"page_size": 1000, "page_token": first["next_page_token"]}
     ).json()
@@ -91,8 +92,8 @@ def test_list_can_be_of_one_state(http):
 
 
 def test_token_of_another_list_is_refused(http):
-    done(http, GATHER, {})
-    done(http, GATHER, {})
+    done(http, VERIFY, {})
+    done(http, VERIFY, {})
     token = http.get("/v1/operations", params={"page_size": 1}).json()["next_page_token"]
     answer = http.get("/v1/operations", params={"page_token": token, "state": "failed"})
     assert answer.status_code == 422
@@ -121,7 +122,14 @@ def test_unknown_operation_is_not_found(http, method, path):
 
 
 def test_malformed_id_is_refused(http):
-    assert http.get("/v1/operations/x:cancel").status_code == 422
+    assert http.post("/v1/operations/x:cancel").status_code == 422
+    assert http.get("/v1/operations/x").status_code == 422
+
+
+def test_verb_is_not_taken_for_a_part_of_the_name(http):
+    answer = http.get("/v1/operations/x:cancel")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert http.post("/v1/operations/x:frobnicate").status_code == 404
 
 
 def test_no_job_is_started_without_an_engine(store, tmp_path):

@@ -45,6 +45,7 @@ def test_promotion_moves_the_alias_in_the_store(http, run):
         "by": "loopback",
         "reason": "first release",
         "sequence": 1,
+        "audited": True,
     }
 
 
@@ -95,7 +96,6 @@ def test_promotion_without_precondition_is_refused(http, run):
         {"If-Match": '"1", "2"'},
         {"If-Match": '"-1"'},
         {"If-None-Match": '"1"'},
-        {"If-Match": '"1"', "If-None-Match": "*"},
     ],
 )
 def test_precondition_of_another_form_is_invalid(http, run, headers):
@@ -103,6 +103,14 @@ def test_precondition_of_another_form_is_invalid(http, run, headers):
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"].startswith("header.if-")
     assert run.aliases.list() == []
+
+
+def test_preconditions_that_exclude_each_other_are_never_fulfilled(http, run):
+    promote(http, 3, CREATE)
+    answer = promote(http, 6, {"If-Match": '"1"', "If-None-Match": "*"})
+    assert answer.status_code == 412
+    assert "found both" in answer.json()["detail"]
+    assert run.aliases.get("production").step == 3
 
 
 def test_unknown_step_is_not_promoted(http, run):
@@ -259,7 +267,7 @@ def test_deleted_alias_is_gone_and_its_history_stays(http, run):
     promote(http, 9, {"If-Match": '"1"'}, reason="better")
     path = f"{RUN}/aliases/production"
     assert http.delete(path).status_code == 428
-    assert http.delete(path, headers=CREATE).status_code == 422
+    assert http.delete(path, headers=CREATE).status_code == 428
     stale = http.delete(path, headers={"If-Match": '"1"'})
     assert (stale.status_code, stale.json()["current"]["sequence"]) == (412, 2)
     assert http.delete(path, headers={"If-Match": '"2"'}).status_code == 204

@@ -1,13 +1,16 @@
 import shutil
+import threading
 
 import pytest
 
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs import fork
 from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run
 from tests.service.jobs import done, save_llama, serving, watch
 from tests.service.stores import begin_saving
+from tests.service.test_errors import check_problem
 
 RESTORE = "/v1/roots/default/runs/llama/checkpoints/1:restore"
 
@@ -72,11 +75,64 @@ def test_fork_can_be_exported_and_written_on(http, store):
     assert [info.step for info in Run.open(store[0] / "child").steps()] == [1, 2]
 
 
-def test_name_that_is_taken_fails_and_leaves_that_run_alone(http, store):
+def test_name_that_is_taken_is_refused_at_once_and_that_run_left_alone(http, store):
+    save_llama(store[0] / "other", steps=(5,))  # nobody has told the catalog of it
+    check_problem(answer := http.post(RESTORE, json={"run": "other"}), 409)
+    assert answer.json()["type"] == "urn:cairn:problem:run-exists"
+    assert "/other: expected no run, found one. Choose another name" in answer.json()["detail"]
+    assert http.get("/v1/operations").json()["operations"] == []
+    assert [info.step for info in Run.open(store[0] / "other").steps()] == [5]
+
+
+def test_folder_of_something_else_and_run_without_its_record_are_taken_names(http, store):
+    (store[0] / "notes").mkdir()
+    (store[0] / "notes" / "read.me").write_text("mine")
+    save_llama(store[0] / "headless", steps=(5,))
+    (store[0] / "headless" / "run.json").unlink()
+    for name, found in (("notes", "found read.me"), ("headless", "lost its record")):
+        check_problem(answer := http.post(RESTORE, json={"run": name}), 409)
+        assert found in answer.json()["detail"]
+    assert (store[0] / "notes" / "read.me").read_text() == "mine"
+
+
+def test_name_that_is_taken_between_request_and_copy_fails_the_job(http, store, monkeypatch):
+    monkeypatch.setattr("cairn.service.actions.restoring.refuse_taken", lambda target: None)
     save_llama(store[0] / "other", steps=(5,))
     ended = watch(http, http.post(RESTORE, json={"run": "other"}).json()["id"])
     assert (ended["state"], ended["error"]["status"]) == ("failed", 412)
     assert [info.step for info in Run.open(store[0] / "other").steps()] == [5]
+
+
+def test_fork_that_is_asked_for_again_under_its_key_is_the_same_operation(http):
+    key = {"Idempotency-Key": "once"}
+    first = http.post(RESTORE, json={"run": "child"}, headers=key).json()
+    assert watch(http, first["id"])["state"] == "succeeded"
+    again = http.post(RESTORE, json={"run": "child"}, headers=key)
+    assert (again.status_code, again.json()["id"]) == (202, first["id"])
+    other = http.post(RESTORE, json={"run": "child"}, headers={"Idempotency-Key": "twice"})
+    check_problem(other, 409)
+
+
+def test_fork_that_is_asked_for_again_while_it_goes_on_is_the_same_operation(
+    http, store, monkeypatch
+):
+    begun, go_on = threading.Event(), threading.Event()
+    real = fork.copy_step_files
+
+    def wait_first(*arguments):
+        begun.set()
+        assert go_on.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(fork, "copy_step_files", wait_first)
+    first = http.post(RESTORE, json={"run": "child"}).json()
+    assert begun.wait(30)
+    assert (store[0] / "child" / "run.json").is_file()
+    again = http.post(RESTORE, json={"run": "child"})
+    check_problem(http.post(RESTORE.replace("/1:", "/2:"), json={"run": "child"}), 409)
+    go_on.set()
+    assert (again.status_code, again.json()["id"]) == (202, first["id"])
+    assert watch(http, first["id"])["state"] == "succeeded"
 
 
 def test_rollback_sets_later_steps_aside(http, store):

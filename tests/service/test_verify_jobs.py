@@ -89,7 +89,7 @@ def test_damage_that_no_load_meets_is_told_as_such(http, url):
     (report,) = error["steps"]
     assert (report["sound"], report["loads"]) == (False, True)
     ran = cairn_here("verify", "described/steps/2", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     assert "described/steps/2: Cairn loads every value of it all the same" in ran.stderr
     assert "all the same" not in cairn_here("verify", "damaged/steps/2", url=url).stderr
 
@@ -170,7 +170,7 @@ def test_the_command_prints_a_table_and_exits_with_0_for_a_sound_step(url):
 
 def test_the_command_names_files_and_exits_with_1_for_a_damaged_step(url):
     ran = cairn("verify", "damaged", "--all", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     found = {row["step"]: row["found"] for row in rows(ran.stdout)}
     assert found == {"records": "sound", "1": "sound", "2": "damaged", "3": "sound"}
     assert "damaged/steps/2: model/_METADATA: missing" in ran.stderr
@@ -185,7 +185,7 @@ def test_the_command_names_damaged_records_and_repairs_them(url, root):
     sound = attempt.read_bytes()
     attempt.write_bytes(sound.replace(b'"writer"', b'"Writer"'))
     ran = cairn_here("verify", "amiss", "--records", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     (row,) = rows(ran.stdout)
     assert (row["step"], row["found"], row["problems"]) == ("records", "damaged", "1")
     assert "amiss: attempts/1.json: the attempt is not what was written" in ran.stderr
@@ -206,14 +206,14 @@ def test_the_command_says_what_no_other_record_tells(url, root):
     index = root / "lost" / "attempts" / "1" / "3" / "cairn.index"
     index.rename(root / "index")
     ran = cairn_here("verify", "lost", "--records", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     assert "manifests/3.1.json: the manifest of a durable step is lost" in ran.stderr
     ran = cairn_here("repair", "lost", "--apply", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     assert rows(ran.stdout) == [{"record": "manifests/3.1.json", "mended": "can't be"}]
     assert "backup" in ran.stderr
     ran = cairn_here("repair", "lost", "--apply", "--forget", "manifests/2.1.json", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 7
     assert "not to be forgotten" in ran.stderr
     (root / "index").rename(index)
     ran = cairn_here("repair", "lost", "--apply", url=url)
@@ -228,7 +228,7 @@ def test_a_run_without_its_first_record_is_mended_by_the_command(url, root):
     assert ran.returncode == 0, ran.stderr
     assert cairn_here("verify", "headless", url=url).returncode == 0
     ran = cairn_here("repair", "nothing", url=url)
-    assert ran.returncode == 1
+    assert ran.returncode == 3
     assert "no such run" in ran.stderr.lower()
 
 
@@ -236,5 +236,5 @@ def test_the_command_refuses_what_it_cannot_mean(url):
     ran = cairn_here("verify", "sound/steps/2", "--all", url=url)
     assert (ran.returncode, ran.stdout) == (2, "")
     ran = cairn_here("verify", "sound/steps/9", url=url)
-    assert (ran.returncode, ran.stdout) == (1, "")
+    assert (ran.returncode, ran.stdout) == (3, "")
     assert "expected step 9" in ran.stderr

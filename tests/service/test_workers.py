@@ -45,7 +45,7 @@ def http(settings):
 
 
 @contextmanager
-def working(settings, name, program=("-m", "cairn.service.command.cli", "worker")):
+def working(settings, name, program=("-m", "cairn.service.command.cli", "worker"), **variables):
     """A worker in a process of its own."""
     process = Program(
         [*program, "--name", name],
@@ -55,6 +55,7 @@ def working(settings, name, program=("-m", "cairn.service.command.cli", "worker"
             "CAIRN_DATA_DIR": str(settings.data_dir),
             "CAIRN_DATABASE_URL": settings.database_url,
             "CAIRN_JOBS_DATABASE_URL": settings.jobs_database_url,
+            **variables,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

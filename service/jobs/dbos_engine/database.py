@@ -5,7 +5,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    MetaData,
+    Table,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.errors import SettingsError
@@ -16,7 +25,10 @@ APPLICATION: Final = "cairn"
 # code, and let them finish first.
 APPLICATION_VERSION: Final = "1"
 PROGRESS_EVENT: Final = "progress"
-QUEUE_POLL_SECONDS: Final = 0.1
+CONNECT_SECONDS: Final = 10
+QUEUE_POLL_SECONDS: Final = 10.0
+"""How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
+
 LIMITS: Final[Mapping[OperationKind, int]] = {
     OperationKind.CONVERT: 2,
     OperationKind.GATHER: 2,
@@ -44,9 +56,68 @@ def is_sqlite(url: str) -> bool:
     return make_url(url).get_backend_name() == "sqlite"
 
 
+def engine_options(url: str) -> dict[str, Any]:
+    """How a worker's engine connects: DBOS waits with a job until its database is there again.
+
+    Of PostgreSQL it tells that from a failure's code, or from some of the driver's texts: not from
+    that of a socket that is gone, or of a name that resolves no more.
+    """
+    if is_sqlite(url):
+        return {"connect_args": {"factory": WalConnection}, "hide_parameters": True}
+    parsed = make_url(url).set(drivername="postgresql+psycopg")
+    dialect = create_engine(parsed).dialect
+    positional, options = dialect.create_connect_args(parsed)
+    options.setdefault("connect_timeout", CONNECT_SECONDS)
+    driver: Any = dialect.loaded_dbapi
+
+    def connect() -> Any:
+        try:
+            return driver.connect(*positional, **options)
+        except driver.OperationalError as exc:
+            raise driver.errors.ConnectionFailure(str(exc)) from exc
+
+    return {"creator": connect, "hide_parameters": True}
+
+
 def queue_of(kind: str) -> str:
     """The queue of a kind of jobs."""
     return f"cairn-{kind}"
+
+
+def upgrade_jobs(url: str) -> tuple[int, int]:
+    """Bring the tables to this version of DBOS; its numbers for them before and after, 0 for none.
+
+    Servers and workers of other versions go on meanwhile: DBOS's own changes let them.
+
+    Raises:
+        SettingsError: The database can't be opened.
+    """
+    try:
+        before = _version(url)
+        DBOS.migrate(url)
+        return before, _version(url)
+    except DBAPIError as exc:
+        raise _unusable(url, exc) from exc
+
+
+def _version(url: str) -> int:
+    engine = create_engine(url)
+    schema = None if is_sqlite(url) else "dbos"
+    table = Table("dbos_migrations", MetaData(), Column("version", BigInteger), schema=schema)
+    try:
+        with engine.connect() as connection:
+            if not inspect(connection).has_table(table.name, schema=schema):
+                return 0
+            return connection.scalar(select(table.c.version)) or 0
+    finally:
+        engine.dispose()
+
+
+def _unusable(url: str, exc: DBAPIError) -> SettingsError:
+    return SettingsError(
+        f"CAIRN_JOBS_DATABASE_URL: {make_url(url)!r} cannot be opened: {exc.orig}. Check that it "
+        "runs, and that this user may write it."
+    )
 
 
 def open_database(url: str) -> DBOSClient:
@@ -63,10 +134,7 @@ def open_database(url: str) -> DBOSClient:
                 queue_of(kind), worker_concurrency=limit, polling_interval_sec=QUEUE_POLL_SECONDS
             )
     except DBAPIError as exc:
-        raise SettingsError(
-            f"CAIRN_JOBS_DATABASE_URL: {make_url(url)!r} cannot be opened: {exc.orig}. Check that "
-            "it runs, and that this user may write it."
-        ) from exc
+        raise _unusable(url, exc) from exc
     return client
 
 
@@ -78,6 +146,6 @@ def _connect(url: str) -> DBOSClient:
         "lazy": True,
     }
     if is_sqlite(url):
-        engine = create_engine(url, connect_args={"factory": WalConnection})
+        engine = create_engine(url, connect_args={"factory": WalConnection}, hide_parameters=True)
         return DBOSClient(system_database_engine=engine, **options)
     return DBOSClient(system_database_url=url, **options)

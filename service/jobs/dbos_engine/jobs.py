@@ -11,6 +11,7 @@ from dbos import DBOSClient, EnqueueOptions, WorkflowHandle, WorkflowStatus
 from dbos import error as dbos_errors
 
 from cairn.service.jobs.context import JobKind, Request
+from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.database import (
     APPLICATION_VERSION,
     PROGRESS_EVENT,
@@ -24,14 +25,16 @@ from cairn.service.jobs.errors import (
     OperationStateError,
 )
 from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.observed import origin
 from cairn.service.jobs.records import (
     moment,
     operation_id,
     operation_of,
+    state_of,
     statuses_of,
     workflow_name,
 )
-from cairn.service.schemas import Operation, OperationState
+from cairn.service.schemas import Operation, OperationState, Progress
 from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
 
@@ -46,6 +49,7 @@ class Jobs:
         client: Of the database.
         roots: Store roots by name.
         kinds: What can be started.
+        counts: What counts the jobs in it; None: nobody asks.
 
     Attributes:
         worker: What executes jobs in this process, if anything does.
@@ -53,13 +57,19 @@ class Jobs:
     """
 
     def __init__(
-        self, client: DBOSClient, *, roots: Mapping[str, StoreURI], kinds: Mapping[str, JobKind]
+        self,
+        client: DBOSClient,
+        *,
+        roots: Mapping[str, StoreURI],
+        kinds: Mapping[str, JobKind],
+        counts: JobCounts | None = None,
     ) -> None:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
         self.worker: Worker | None = None
         self.stopping = False
         self._client = client
+        self._counts = counts
 
     def close(self) -> None:
         """Stop the worker, if there is one, and close every connection."""
@@ -67,6 +77,8 @@ class Jobs:
         if self.worker is not None:
             self.worker.close()
         self._client.destroy()
+        if self._counts is not None:
+            self._counts.close()
 
     def start(
         self, kind: str, request: Request, *, idempotency_key: str | None = None
@@ -89,6 +101,7 @@ class Jobs:
             "queue_name": queue_of(kind),
             "workflow_id": operation_id(idempotency_key),
             "app_version": APPLICATION_VERSION,
+            "attributes": origin(),
         }
         identity = json.dumps([kind, dict(request)], sort_keys=True)
         shared: EnqueueOptions = {
@@ -106,6 +119,8 @@ class Jobs:
         operation = self.get(handle.get_workflow_id())
         if operation.kind != kind or operation.request != dict(request):
             raise self._reused(idempotency_key)
+        if self.worker is not None:
+            self.worker.wake()
         return operation
 
     def get(self, operation_id: str) -> Operation:
@@ -118,6 +133,34 @@ class Jobs:
         if not found:
             raise OperationNotFoundError(f"operation {operation_id}: expected one, found none")
         return self._describe(found[0])
+
+    def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+        """Operations as they stand now, by id; one that is there no more is left out.
+
+        Of those that have not ended nothing is read that cannot have changed.
+
+        Args:
+            known: By id, as they were found before.
+        """
+        rows = self._client.list_workflows(
+            workflow_ids=[*known], name=self._names(), load_input=False, load_output=False
+        )
+        ended = [row.workflow_id for row in rows if state_of(row.status).final]
+        found = {
+            row.workflow_id: known[row.workflow_id].model_copy(
+                update={
+                    "state": state_of(row.status),
+                    "progress": Progress.model_validate(dict(self._progress(row))),
+                    "updated": moment(row.updated_at),
+                }
+            )
+            for row in rows
+            if row.workflow_id not in ended
+        }
+        if ended:
+            whole = self._client.list_workflows(workflow_ids=ended, name=self._names())
+            found.update((row.workflow_id, self._describe(row)) for row in whole)
+        return found
 
     def list(
         self,
@@ -208,6 +251,10 @@ class Jobs:
             name=self._names(), limit=1, load_input=False, load_output=False
         )
 
+    def counts(self) -> dict[tuple[str, OperationState], int]:
+        """How many operations there are, by kind and state."""
+        return {} if self._counts is None else self._counts.read(self._names())
+
     def running(self) -> dict[str, builtins.list[str]]:
         """Ids of the operations that workers have taken, by the worker's name."""
         taken: dict[str, builtins.list[str]] = {}
@@ -270,4 +317,5 @@ def open_jobs(settings: Settings) -> Jobs:
         SettingsError: The database can't be opened.
     """
     client = open_database(settings.jobs_database_url)
-    return Jobs(client, roots=settings.root_uris, kinds=KINDS)
+    counts = JobCounts(settings.jobs_database_url)
+    return Jobs(client, roots=settings.root_uris, kinds=KINDS, counts=counts)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from dbos import (
@@ -13,8 +14,10 @@ from dbos import (
     DBOSConfig,
     DBOSPortableJSONSerializer,
     PortableWorkflowError,
+    WorkflowStatus,
 )
 from dbos import error as dbos_errors
+from sqlalchemy.exc import DBAPIError
 
 from cairn.service.jobs.context import (
     JobCancelled,
@@ -25,21 +28,24 @@ from cairn.service.jobs.context import (
     Request,
     Result,
 )
+from cairn.service.jobs.dbos_engine.counts import JobCounts
 from cairn.service.jobs.dbos_engine.database import (
     APPLICATION,
     APPLICATION_VERSION,
     PROGRESS_EVENT,
-    WalConnection,
-    is_sqlite,
+    engine_options,
 )
+from cairn.service.jobs.dbos_engine.waking import Waker
 from cairn.service.jobs.errors import JobFailedError, JobsBusyError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
+from cairn.service.jobs.observed import observed
 from cairn.service.jobs.records import (
     CANCELLED,
     workflow_name,
 )
 from cairn.service.jobs.worker_names import WorkerName, worker_name
+from cairn.service.observing import JobMetrics
 from cairn.service.schemas import OperationKind
 from cairn.service.settings import Settings
 from cairn.storage.store import StoreURI
@@ -73,7 +79,10 @@ class _Steps:
 
     def report(self, progress: dict[str, Any]) -> None:
         # Fails once the operation was cancelled or taken over elsewhere.
-        DBOS.set_event(PROGRESS_EVENT, progress)
+        try:
+            DBOS.set_event(PROGRESS_EVENT, progress)
+        except DBAPIError as exc:  # the next report may get through; no job ends for want of one
+            logger.warning("operation %s: progress is not told: %s", DBOS.workflow_id, exc.orig)
 
 
 class Worker:
@@ -85,6 +94,7 @@ class Worker:
         roots: Store roots by name.
         kinds: What can be started.
         changed: Told of each run, by root and name, whose lists a job has changed.
+        metrics: What counts the jobs.
     """
 
     def __init__(
@@ -95,6 +105,7 @@ class Worker:
         roots: Mapping[str, StoreURI],
         kinds: Mapping[str, JobKind],
         changed: Callable[[str, str], None] | None = None,
+        metrics: JobMetrics | None = None,
     ) -> None:
         self.roots = dict(roots)
         self.kinds = dict(kinds)
@@ -104,6 +115,10 @@ class Worker:
         self._database_url = database_url
         self.name = name
         self._changed = changed
+        self._metrics = metrics or JobMetrics()
+        self._counts = JobCounts(database_url)
+        names = [workflow_name(kind) for kind in kinds]
+        self._waker = Waker(lambda: self._counts.any_waits(names))
 
     def launch(self) -> None:
         """Open the database, take up the jobs that a crash or stop left, and wait for new ones.
@@ -122,8 +137,10 @@ class Worker:
             self.name.acquire(self._lose)
             _current = self
         try:
-            DBOS(config=self._config())
+            dbos = DBOS(config=self._config())
+            self._waker.attach(dbos)
             DBOS.launch()
+            self._waker.start()
         except BaseException:
             self.close()
             raise
@@ -139,6 +156,8 @@ class Worker:
         for execution in running:
             if not execution.finished.wait(max(0.0, deadline - time.monotonic())):
                 logger.warning("operation %s did not stop in time", execution.operation_id)
+        self._waker.close()
+        self._counts.close()
         DBOS.destroy()
         with _current_lock:
             if _current is self:
@@ -148,6 +167,10 @@ class Worker:
     def _lose(self) -> None:
         """Leave everything to whoever has the name now."""
         threading.Thread(target=self.close, name="cairn-worker-end").start()
+
+    def wake(self) -> None:
+        """Have what was just enqueued taken at once."""
+        self._waker.wake()
 
     def interrupt(self, operation_id: str) -> bool:
         """Stop an operation that was cancelled, and wait until it has; whether it ran here."""
@@ -163,8 +186,16 @@ class Worker:
         operation_id = DBOS.workflow_id
         if operation_id is None:
             raise RuntimeError("a job runs inside a workflow only")
+        with observed(self._metrics, kind, operation_id, self._started_by(operation_id)):
+            return self._execute(kind, operation_id, request)
+
+    def _execute(self, kind: str, operation_id: str, request: Request) -> Result:
         execution = Execution(
-            operation_id, roots=self.roots, runner=_Steps(), stopping=lambda: self.stopping
+            operation_id,
+            roots=self.roots,
+            runner=_Steps(),
+            stopping=lambda: self.stopping,
+            worked=partial(self._metrics.worked, kind),
         )
         with self._lock:
             self._executions.add(execution)
@@ -214,19 +245,28 @@ class Worker:
             logger.exception("%s: lists are behind until the store is looked at", request["root"])
 
     def _is_cancelled(self, operation_id: str) -> bool:
+        found = self._found(operation_id)
+        return found is not None and found.status == CANCELLED
+
+    def _started_by(self, operation_id: str) -> Mapping[str, Any]:
+        """What was kept of the request that started it."""
+        found = self._found(operation_id)
+        return {} if found is None else found.attributes or {}
+
+    def _found(self, operation_id: str) -> WorkflowStatus | None:
         found = _outside_workflow(
             lambda: DBOS.list_workflows(
                 workflow_ids=[operation_id], load_input=False, load_output=False
             )
         )
-        return bool(found) and found[0].status == CANCELLED
+        return found[0] if found else None
 
     def _running(self) -> builtins.list[Execution]:
         with self._lock:
             return [*self._executions]
 
     def _config(self) -> DBOSConfig:
-        config: DBOSConfig = {
+        return {
             "name": APPLICATION,
             "system_database_url": self._database_url,
             "application_version": APPLICATION_VERSION,
@@ -235,10 +275,8 @@ class Worker:
             "enable_otlp": False,
             "log_level": "WARNING",
             "notification_listener_polling_interval_sec": 0.2,
+            "db_engine_kwargs": engine_options(self._database_url),
         }
-        if is_sqlite(self._database_url):
-            config["db_engine_kwargs"] = {"connect_args": {"factory": WalConnection}}
-        return config
 
 
 _T = TypeVar("_T")
@@ -248,13 +286,17 @@ _current_lock = threading.Lock()
 
 
 def launch_worker(
-    settings: Settings, *, changed: Callable[[str, str], None] | None = None
+    settings: Settings,
+    *,
+    changed: Callable[[str, str], None] | None = None,
+    metrics: JobMetrics | None = None,
 ) -> Worker:
     """Start the worker of this process.
 
     Args:
         settings: Of the server.
         changed: Told of each run, by root and name, whose lists a job has changed.
+        metrics: What counts the jobs.
 
     Raises:
         JobsBusyError: It has one already, or another process has its name.
@@ -266,6 +308,7 @@ def launch_worker(
         roots=settings.root_uris,
         kinds=KINDS,
         changed=changed,
+        metrics=metrics,
     )
     worker.launch()
     return worker

@@ -87,6 +87,20 @@ def run_export(context: JobContext, request: Request, plan: Planner) -> Result:
     return context.step("publish", lambda: job.publish(planned, records))
 
 
+def made_by(run: Run, request: Request) -> str | None:
+    """Id of the operation that has made the artifact that `request` asks for; None without one.
+
+    One that has lost files does not count.
+    """
+    key = _key(request)
+    existing = find_export(run.objects, key)
+    if existing is None:
+        return None
+    if _wrong_files(open_files(run.uri / key.try_folder(existing.folder)), existing):
+        return None
+    return existing.folder.rpartition("-")[0]
+
+
 def abandon_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
     """Remove what an operation wrote and did not publish."""
     delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-")

@@ -1,5 +1,6 @@
 """`cairn keys`, and the key of a client: in the environment or in a file."""
 
+import json
 import logging
 
 import httpx
@@ -49,6 +50,14 @@ def test_key_is_made_listed_and_revoked_at_the_shell(shell, http, keys):
     assert key not in str([row.detail for row in rows])
 
 
+def test_keys_are_told_to_programs_as_the_api_tells_them(shell):
+    made = json.loads(shell("keys", "create", "--name", "ci", "--json").stdout)
+    listed = json.loads(shell("keys", "list", "--json").stdout)["keys"]
+    assert (listed, made["key"][:3]) == ([made["details"]], "ck_")
+    revoked = json.loads(shell("keys", "revoke", listed[0]["id"], "--json").stdout)
+    assert (revoked["id"], revoked["counts"]) == (listed[0]["id"], False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -70,7 +79,7 @@ def test_key_that_could_not_count_is_not_made(shell, arguments, part):
 
 def test_key_that_is_not_there_cannot_be_revoked(shell):
     done = shell("keys", "revoke", "a" * 12)
-    assert (done.returncode, "expected the id of one" in done.stderr) == (1, True)
+    assert (done.returncode, "expected the id of one" in done.stderr) == (3, True)
 
 
 def test_client_takes_its_key_from_the_environment_or_a_file(

@@ -1,5 +1,6 @@
 import json
 import socket
+import time
 
 import httpx
 import pytest
@@ -259,3 +260,12 @@ def test_download_that_keeps_breaking_leaves_nothing(tmp_path):
         client.download("a", "f", tmp_path / "f")
     assert len(requests) == 5
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("f", b"before")]
+
+
+def test_a_server_that_is_slow_is_not_said_to_be_gone():
+    with (
+        scripted(lambda handler: time.sleep(1)) as (url, _),
+        Client(url, timeout=0.2) as client,
+        pytest.raises(ServerUnreachableError, match="it is there, and it or its store is slow"),
+    ):
+        client.health()

@@ -196,7 +196,7 @@ def test_a_map_that_does_not_make_the_model_names_every_leaf(root, tmp_path):
 
 def test_wrong_calls_are_one_line(tmp_path):
     done = cairn_here("adopt", str(tmp_path / "nothing"))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "nothing to adopt" in done.stderr
     done = cairn_here("adopt", str(tmp_path), "--config", "config.json")
     assert done.returncode == 2

@@ -4,11 +4,14 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from cairn.service.client.client import Client
+from cairn.service.command.cli import app
+from cairn.service.command.failures import MEANINGS, ExitStatus
 from cairn.storage.runs.records.manifest import Manifest
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.trash import delete_step
@@ -85,14 +88,23 @@ def test_runs_are_whole_on_a_narrow_terminal(url):
     assert "created (UTC)" in shown
 
 
-def test_a_pipe_that_closes_early_is_no_traceback(url):
+@pytest.mark.parametrize("arguments", ["runs --url {url}", "--help"])
+def test_a_pipe_that_closes_early_ends_quietly_as_if_killed_by_it(url, arguments):
+    command = f"{sys.executable} -m cairn {arguments.format(url=url)}"
     done = subprocess.run(
-        f"{sys.executable} -m cairn runs --url {url} | true",
-        shell=True,
+        ["bash", "-c", f"exec 3> >(true); sleep 0.1; {command} >&3"],
         capture_output=True,
         text=True,
     )
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_output_that_can_not_be_written_is_one_line(url):
+    command = f"{sys.executable} -m cairn runs --url {url}"
+    done = subprocess.run(["bash", "-c", f"{command} > /dev/full"], capture_output=True, text=True)
+    refused(done, "standard output", "No space left on device")
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_checkpoints_of_every_state_are_listed_when_asked_for(url):
@@ -114,8 +126,9 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         return cairn_here("promote", "tiny", step, "production", *more, url=url)
 
     assert promote("1", "--create").stdout == "tiny@production is step 1 (sequence 1)\n"
-    refused(promote("2", "--create"), "expected no alias, found sequence 1, step 1")
-    refused(promote("2", "--expect", "7"), "expected sequence 7, found sequence 1, step 1")
+    found = "found sequence 1, step 1"
+    refused(promote("2", "--create"), f"expected no alias, {found}", status=4)
+    refused(promote("2", "--expect", "7"), f"expected sequence 7, {found}", status=4)
     moved = promote("2", "--expect", "1", "--reason", "[better] loss")
     assert moved.stdout == "tiny@production is step 2 (sequence 2)\n"
     assert promote("1").stdout == "tiny@production is step 1 (sequence 3)\n"
@@ -127,32 +140,43 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("arguments", "status", "parts"),
     [
-        (["promote", "tiny", "9", "best"], ["expected step 9, found steps 1, 2"]),
+        (["promote", "tiny", "9", "best"], 3, ["expected step 9, found steps 1, 2"]),
         (
             ["promote", "nope", "1", "best"],
+            3,
             ["/nope: expected a folder with run.json", "cairn runs"],
         ),
-        (["promote", "../tiny", "1", "best"], ["invalid run name", "'../tiny'"]),
-        (["promote", "tiny", "1", "latest"], ["'latest'"]),
-        (["checkpoints", "nope"], ["/nope: expected a folder with run.json", "cairn runs"]),
-        (["checkpoints", "tiny", "--root", "nope"], ["root 'nope': expected one of default"]),
-        (["runs", "--root", "nope"], ["root 'nope': expected one of default"]),
-        (["path", "tiny@unknown"], ["expected an alias 'unknown'"]),
-        (["path", "tiny/steps/9"], ["expected step 9, found steps 1, 2"]),
-        (["path", "tiny@@x"], ["'tiny@@x': expected RUN, RUN@ALIAS or RUN/steps/N"]),
-        (["path", "empty"], ["empty: expected a run with a checkpoint", "--state all"]),
-        (["convert", "saving/steps/2"], ["the step is being saved", "Try again once it is done"]),
-        (["convert", "tiny", "--dtype", "int3"], ["dtype: expected", "'int3'"]),
-        (["convert", "tiny", "--max-shard-size", "much"], ["not a size: 'much'"]),
-        (["fork", "tiny", "../evil"], ["invalid run name", "'../evil'"]),
-        (["watch", "op-00000000000000000000000000000000"], ["expected one, found none"]),
-        (["cancel", "nothing"], ["operation"]),
+        (["promote", "../tiny", "1", "best"], 2, ["invalid run name", "'../tiny'"]),
+        (["promote", "tiny", "1", "latest"], 2, ["'latest'"]),
+        (["promote", "tiny", "one", "best"], 2, ["'STEP'", "integer", "`cairn promote --help`"]),
+        (["checkpoints", "nope"], 3, ["/nope: expected a folder with run.json", "cairn runs"]),
+        (["checkpoints", "my run"], 2, ["invalid run name", "'my run'"]),
+        (["checkpoints", "tiny", "--state="], 2, ["expected one of listed, ", "found ''"]),
+        (["checkpoints", "tiny", "--stat=all"], 2, ["No such option: --stat", "--state"]),
+        (["chekpoints", "tiny"], 2, ["'chekpoints'", "Did you mean 'checkpoints'"]),
+        (["checkpoints", "tiny", "--root", "nope"], 3, ["root 'nope': expected one of default"]),
+        (["runs", "--root", "nope"], 3, ["root 'nope': expected one of default"]),
+        (["path", "tiny@unknown"], 3, ["expected an alias 'unknown'"]),
+        (["path", "tiny/steps/9"], 3, ["expected step 9, found steps 1, 2"]),
+        (["path", "tiny@@x"], 2, ["'tiny@@x': expected RUN, RUN@ALIAS or RUN/steps/N"]),
+        (["path", "empty"], 3, ["empty: expected a run with a checkpoint", "--state all"]),
+        (
+            ["convert", "saving/steps/2"],
+            4,
+            ["the step is being saved", "Try again once it is done"],
+        ),
+        (["convert", "tiny", "--dtype", "int3"], 2, ["dtype: expected", "'int3'"]),
+        (["fork", "tiny", "../evil"], 2, ["invalid run name", "'../evil'"]),
+        (["fork"], 2, ["Missing argument 'CHECKPOINT'"]),
+        (["index"], 2, ["Missing command", "`cairn index --help`"]),
+        (["watch", "op-00000000000000000000000000000000"], 3, ["expected one, found none"]),
+        (["cancel", "nothing"], 2, ["operation"]),
     ],
 )
-def test_bad_input_is_one_line_and_status_1(url, arguments, parts):
-    refused(cairn_here(*arguments, url=url), *parts)
+def test_bad_input_is_one_line_and_the_status_of_its_kind(url, arguments, status, parts):
+    refused(cairn_here(*arguments, url=url), *parts, status=status)
 
 
 def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(url, root):
@@ -166,8 +190,7 @@ def test_convert_watched_in_a_pipe_prints_the_result_alone_to_standard_output(ur
     progress = done.stderr.splitlines()
     assert progress[-1].startswith("convert: succeeded, ")
     assert "\x1b" not in done.stderr
-    again = result(cairn("convert", "tiny/steps/1", "--watch", url=url))
-    assert (again["existing"], again["folder"]) == ("true", found["folder"])
+    assert result(cairn("convert", "tiny/steps/1", "--watch", url=url)) == found
 
 
 def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
@@ -182,9 +205,9 @@ def test_convert_watched_on_a_terminal_shows_a_live_bar(url):
     assert "artifact_id: " in shown
 
 
-def test_job_that_fails_says_why_and_exits_with_1(url):
+def test_job_that_fails_says_why_and_exits_with_8(url):
     done = cairn("convert", "damaged", "--watch", url=url)
-    assert done.returncode == 1
+    assert done.returncode == 8
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
@@ -192,10 +215,24 @@ def test_job_that_fails_says_why_and_exits_with_1(url):
     assert " failed: " in last
     operation = last.split()[2]
     again = cairn_here("watch", operation, url=url)
-    assert (again.returncode, again.stderr.splitlines()[-1]) == (1, last)
+    assert (again.returncode, again.stderr.splitlines()[-1]) == (8, last)
     listed = {row["operation"]: row for row in rows(cairn_here("operations", url=url))}
     assert listed[operation]["state"] == "failed"
     assert listed[operation]["of"] == "damaged/steps/2"
+
+
+@pytest.mark.parametrize("size", ["much", "5 parsecs", "0", "-1GB", "5ib"])
+def test_what_is_no_size_is_refused_with_the_forms_that_are(url, size):
+    done = cairn_here("convert", "tiny", f"--max-shard-size={size}", url=url)
+    refused(done, "'--max-shard-size'", "5GB", "512MiB", "GiB", f"found {size!r}", status=2)
+
+
+def test_sizes_are_decimal_or_binary_as_they_are_written(url):
+    def limit(size):
+        done = cairn_here("convert", "tiny", f"--max-shard-size={size}", "--json", url=url)
+        return json.loads(done.stdout)["request"]["options"]["max_shard_bytes"]
+
+    assert [limit(size) for size in ("5GB", "5GiB", "30000")] == [5 * 10**9, 5 << 30, 30000]
 
 
 def test_job_that_is_not_watched_prints_its_id_which_watch_takes(url):
@@ -216,8 +253,7 @@ def test_forked_run_is_listed_with_its_parent(url):
     listed = {row["run"]: row for row in rows(cairn_here("runs", url=url))}
     assert listed["forked"]["forked from"] == "tiny/steps/1"
     taken = cairn_here("fork", "tiny/steps/2", "forked", "--watch", url=url)
-    assert taken.returncode == 1
-    assert "Choose another name" in taken.stderr
+    refused(taken, "Choose another name", status=4)
 
 
 def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path):
@@ -229,8 +265,9 @@ def test_path_is_the_same_from_the_server_and_from_the_store(url, root, tmp_path
     assert cairn_here("path", f"{root}/tiny", url=nowhere).stdout == f"{folder}\n"
     relative = cairn("path", "./tiny/steps/2", url=nowhere, cwd=root, PYTHONPATH=str(Path.cwd()))
     assert relative.stdout == f"{folder}\n"
-    refused(cairn_here("path", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
-    refused(cairn_here("path", "ftp://host/run"), "found 'ftp:'")
+    nothing = cairn_here("path", f"{tmp_path}/nothing")
+    refused(nothing, "/nothing: expected a folder with run.json", status=3)
+    refused(cairn_here("path", "ftp://host/run"), "found 'ftp:'", status=2)
 
 
 def test_index_is_rebuilt_without_a_server(root, tmp_path):
@@ -267,21 +304,23 @@ def test_garbage_is_listed_and_removed_only_when_asked_for(tmp_path):
     assert rows(cairn_here("gc", str(tmp_path / "run"))) == []
     assert not (tmp_path / "run" / "attempts" / "1" / "1").exists()
     assert [info.step for info in run.steps()] == [2]
-    refused(cairn_here("gc", f"{tmp_path}/nothing"), "/nothing: expected a folder with run.json")
+    nothing = cairn_here("gc", f"{tmp_path}/nothing")
+    refused(nothing, "/nothing: expected a folder with run.json", status=3)
 
 
 @pytest.mark.parametrize("command", [["runs"], ["convert", "tiny", "--watch"], ["path", "tiny"]])
 def test_no_server_is_one_line_that_says_how_to_start_one(command):
-    refused(cairn_here(*command, url="http://127.0.0.1:9"), "http://127.0.0.1:9", "cairn serve")
+    nowhere = "http://127.0.0.1:9"
+    refused(cairn_here(*command, url=nowhere), nowhere, "cairn serve", status=6)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8321", "http://a:b:c", "ftp://127.0.0.1/"])
 def test_address_that_is_none_is_one_line(address):
-    refused(cairn_here("runs", "--url", address), address.rstrip("/"), "CAIRN_URL")
+    refused(cairn_here("runs", "--url", address), address.rstrip("/"), "CAIRN_URL", status=6)
 
 
 def test_server_that_is_no_control_plane_is_one_line(url):
-    refused(cairn_here("runs", "--url", f"{url}/?"), "expected RunList", "text/html")
+    refused(cairn_here("runs", "--url", f"{url}/?"), "expected RunList", "text/html", status=6)
 
 
 def test_help_fits_one_line_per_command():
@@ -291,7 +330,40 @@ def test_help_fits_one_line_per_command():
     assert max(map(len, done.stdout.splitlines())) <= 80
     for command in ("serve", "runs", "checkpoints", "promote", "convert", "gather", "fork", "path"):
         assert f"\n  {command} " in done.stdout
-        assert cairn_here(command, "--help").returncode == 0
+        assert cairn_here(command, "-h").stdout == cairn_here(command, "--help").stdout
+
+
+def test_every_help_text_fits_eighty_columns_and_ends_with_0():
+    import typer
+
+    def walk(group, words):
+        yield words
+        for name, found in getattr(group, "commands", {}).items():
+            yield from walk(found, [*words, name])
+
+    for words in walk(typer.main.get_command(app), []):
+        done = cairn_here(*words, "-h")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert max(map(len, done.stdout.splitlines())) <= 80, words
+
+
+def test_every_exit_status_is_in_the_help():
+    shown = cairn_here("--help").stdout.split("Exit status:\n")[1]
+    assert [line.split(maxsplit=1) for line in shown.splitlines()] == [
+        [str(int(status)), text] for status, text in MEANINGS.items()
+    ]
+    assert set(MEANINGS) == set(ExitStatus)
+
+
+def test_version_is_that_of_the_installation():
+    done = cairn_here("--version")
+    assert (done.returncode, done.stdout) == (0, f"cairn {version('cairn-checkpoints')}\n")
+
+
+def test_no_command_shows_the_help_as_wrong_usage():
+    done = cairn_here()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == cairn_here("--help").stdout
 
 
 LIGHT = """

@@ -33,11 +33,13 @@ def test_step_is_deleted_and_had_back(url, root):
     assert listed(root, "taken-back") == [2]
     (row,) = rows(cairn_here("checkpoints", "taken-back", "--state", "trashed", url=url))
     assert row["step"] == "1"
-    refused(cairn("delete", "taken-back/steps/1", url=url), "found step 1 trashed")
+    again = cairn("delete", "taken-back/steps/1", url=url)
+    refused(again, "found step 1 trashed", status=3)
     done = cairn_here("undelete", "taken-back/steps/1", url=url)
     assert (done.returncode, done.stdout) == (0, "taken-back/steps/1 (attempt 1) is listed\n")
     assert listed(root, "taken-back") == [1, 2]
-    refused(cairn_here("undelete", "taken-back/steps/1", url=url), "expected step 1 in the trash")
+    again = cairn_here("undelete", "taken-back/steps/1", url=url)
+    refused(again, "expected step 1 in the trash", status=3)
 
 
 def test_grace_time_is_given_as_people_say_it(url, root):
@@ -56,16 +58,16 @@ def test_grace_time_is_given_as_people_say_it(url, root):
 @pytest.mark.parametrize("address", ["kept", "kept@production"])
 def test_only_a_step_named_by_its_number_is_deleted(url, root, address):
     make_run(root / "kept", [1, 2])
-    refused(cairn_here("delete", address, url=url), f"'{address}': expected a step as RUN/steps/N")
+    done = cairn_here("delete", address, url=url)
+    refused(done, f"'{address}': expected a step as RUN/steps/N", status=2)
     assert listed(root, "kept") == [1, 2]
 
 
 def test_step_that_an_alias_names_is_refused_in_one_line(url, root):
     make_run(root / "named", [1, 2])
     assert cairn_here("promote", "named", "1", "production", "--create", url=url).returncode == 0
-    refused(
-        cairn_here("delete", "named/steps/1", url=url), "found alias production", "Move or delete"
-    )
+    done = cairn_here("delete", "named/steps/1", url=url)
+    refused(done, "found alias production", "Move or delete", status=4)
 
 
 def test_policy_is_shown_and_then_applied(url, root):

@@ -70,7 +70,7 @@ def watching(url: str) -> Iterator[tuple[Program, str]]:
 
 def test_server_announces_an_address_that_answers(url):
     with Client(url) as client:
-        assert set(client.ready().checks) == {"catalog", "jobs", "root default"}
+        assert set(client.ready().checks) == {"catalog", "jobs", "root default", "index default"}
         assert [run.name for run in client.runs()] == ["tiny"]
 
 
@@ -89,7 +89,7 @@ def test_interrupted_watch_says_how_to_follow_the_job_which_goes_on(root, tmp_pa
         done = cairn("cancel", operation, url=url)
         assert done.stdout == f"operation {operation} cancelled\n"
         again = cairn("watch", operation, url=url)
-        assert again.returncode == 1
+        assert again.returncode == 8
         assert again.stderr.splitlines()[-1] == f"cairn: operation {operation} cancelled"
 
 

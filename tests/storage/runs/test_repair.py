@@ -12,6 +12,7 @@ from cairn.storage.errors import (
     FencedError,
     LeaseHeldError,
     PreconditionFailedError,
+    RecordNotLostError,
     UnsupportedFormatError,
 )
 from cairn.storage.runs import repair
@@ -240,7 +241,7 @@ def test_a_lost_manifest_is_forgotten_and_the_run_goes_on_before_it(run):
 
 def test_what_is_sound_is_not_forgotten(run):
     for names in ([alias_file("candidate")], [LEASE_FILE], ["typo"]):
-        with pytest.raises(CorruptionError, match="not to be forgotten"):
+        with pytest.raises(RecordNotLostError, match="not to be forgotten"):
             repair_run(run, by="me", dry_run=False, forget=names)
     assert history(run)[1] == {"candidate": 40, "production": 20}
 
@@ -418,7 +419,7 @@ def test_a_tombstone_of_another_place_deletes_nothing_that_was_not_deleted(run):
 
 def test_a_damaged_tombstone_is_rebuilt_and_not_forgotten(run):
     flip(run, trash_file(10, 1))
-    with pytest.raises(CorruptionError, match="not to be forgotten"):
+    with pytest.raises(RecordNotLostError, match="not to be forgotten"):
         repair_run(run, by="me", dry_run=False, forget=[trash_file(10, 1)])
     assert run.trashed() == {(10, 1)}
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.errors import StorageError, UnsupportedFormatError, UnsupportedLeafError
+from cairn.storage.errors import StorageError, UnsupportedLeafError
 from cairn.storage.safetensors.format import DTYPES
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.safetensors.stream import (
@@ -21,7 +21,6 @@ from cairn.storage.safetensors.stream import (
     BLOCKS_IN_FLIGHT,
     Shard,
     TensorSource,
-    parse_size,
     plan_shards,
     write_index,
     write_shard,
@@ -141,21 +140,6 @@ def test_plan_follows_the_order_and_names_files_as_hugging_face_does():
     assert shards[0].file_name == "model-00001-of-00003.safetensors"
     assert [shard.nbytes for shard in shards] == [8, 20, 2]
     assert [shard.file_name for shard in plan_shards([], 8)] == ["model.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("5GB", 5 * 10**9), ("500MB", 5 * 10**8), ("1.5 kb", 1500), ("2GiB", 2 << 30), (17, 17),
-     ("9", 9)],
-)  # fmt: skip
-def test_sizes_are_decimal_unless_binary_is_asked_for(text, expected):
-    assert parse_size(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-5GB", "0", "5 parsecs", "1e9", 0, -1, True, None])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(UnsupportedFormatError, match="5GB"):
-        parse_size(text)
 
 
 def test_plan_lists_every_problem_at_once():

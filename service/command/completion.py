@@ -1,0 +1,140 @@
+"""What the shell completes: names that the control plane knows, and values that options take.
+
+The control plane has a moment to answer. If it is not there, nothing is completed, and nothing is
+said: an error in the midst of a line that somebody types helps nobody.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, MutableMapping
+from itertools import islice
+from typing import Any, Final
+
+import typer
+
+from cairn.service.client.client import Client
+from cairn.service.client.connection import DEFAULT_ROOT
+
+DTYPES: Final = ("bfloat16", "float16", "float32", "float64")
+
+_SECONDS: Final = 1.0
+"""For all that is asked; who types waits for it."""
+
+_MOST: Final = 500
+"""Names that are offered."""
+
+_BASH: Final = "complete_bash"
+_JOINTS: Final = ("@", "=")
+"""Bash takes these for words of their own."""
+
+
+def runs(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of runs."""
+    return _asked(context, lambda client: (run.name for run in client.runs(root=_root(context))))
+
+
+def roots(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of roots."""
+    return _asked(context, lambda client: (root.name for root in client.roots()))
+
+
+def checkpoints(context: typer.Context, incomplete: str) -> list[str]:
+    """RUN, RUN@ALIAS or RUN/steps/N: what comes next of it."""
+    run, alias, _ = incomplete.partition("@")
+    if alias:
+        return [f"{run}@{name}" for name in _aliases(context, run)]
+    run, steps, _ = incomplete.partition("/")
+    if steps:
+        return [f"{run}/steps/{step}" for step in _steps(context, run)]
+    return runs(context, incomplete)
+
+
+def steps(context: typer.Context, incomplete: str) -> list[str]:
+    """Steps of the run that was named before."""
+    return _steps(context, str(context.params.get("run")))
+
+
+def aliases(context: typer.Context, incomplete: str) -> list[str]:
+    """Aliases of the run that was named before."""
+    return _aliases(context, str(context.params.get("run")))
+
+
+def operations(context: typer.Context, incomplete: str) -> list[str]:
+    """Ids of operations, newest first."""
+    return _asked(context, lambda client: (one.id for one in client.operations()))
+
+
+def workers(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of dead workers."""
+    return _asked(context, lambda client: (one.name for one in client.workers() if not one.alive))
+
+
+def dtypes(incomplete: str) -> list[str]:
+    """Dtypes that an export can have."""
+    return list(DTYPES)
+
+
+def rejoin_words(environment: MutableMapping[str, str]) -> str:
+    """Put words together that Bash took apart at `@` and `=`, for who completes them.
+
+    Args:
+        environment: As Bash's completion sets it, a word a line; changed.
+
+    Returns:
+        What the answers begin with and Bash has already, since it completes the last part alone.
+    """
+    if environment.get("_CAIRN_COMPLETE") != _BASH:
+        return ""
+    try:
+        words = environment["COMP_WORDS"].split("\n")
+        last = int(environment["COMP_CWORD"])
+    except (KeyError, ValueError):
+        return ""
+    joined: list[str] = []
+    glue = False
+    for word in words[: last + 1]:
+        if joined and (glue or word in _JOINTS):
+            joined[-1] += word
+        else:
+            joined.append(word)
+        glue = word in _JOINTS
+    if len(joined) == last + 1:
+        return ""
+    environment["COMP_WORDS"] = "\n".join(joined)
+    environment["COMP_CWORD"] = str(len(joined) - 1)
+    head, joint, _ = joined[-1].rpartition("@")
+    return head + joint
+
+
+def _root(context: typer.Context) -> str:
+    return str(context.params.get("root") or DEFAULT_ROOT)
+
+
+def _aliases(context: typer.Context, run: str) -> list[str]:
+    return _asked(
+        context, lambda client: (one.alias for one in client.aliases(run, root=_root(context)))
+    )
+
+
+def _steps(context: typer.Context, run: str) -> list[str]:
+    return _asked(
+        context,
+        lambda client: (str(one.step) for one in client.checkpoints(run, root=_root(context))),
+    )
+
+
+def _asked(context: typer.Context, question: Callable[[Client], Iterable[str]]) -> list[str]:
+    """The answer, or nothing."""
+    found: list[str] = []
+    url: Any = context.params.get("url")
+
+    def ask() -> None:
+        try:
+            with Client(url, timeout=_SECONDS) as client:
+                found.extend(islice(question(client), _MOST))
+        except Exception:  # whatever it is: see above
+            return
+
+    asked = threading.Thread(target=ask, daemon=True)
+    asked.start()
+    asked.join(_SECONDS)
+    return list(found)

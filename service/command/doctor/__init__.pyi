@@ -1,0 +1,1 @@
+from .command import app as app

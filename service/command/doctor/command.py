@@ -1,0 +1,130 @@
+"""The command, and which checks it runs."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.command.doctor.environment import (
+    data_folder_found,
+    emulators_found,
+    settings_found,
+)
+from cairn.service.command.doctor.findings import Check, Finding, Outcome, run_checks
+from cairn.service.command.doctor.installation import (
+    commands_found,
+    entry_points_found,
+    names_found,
+    versions_found,
+)
+from cairn.service.command.doctor.server import server_found
+from cairn.service.command.documents import JsonOption, print_document
+from cairn.service.command.failures import ExitStatus
+from cairn.service.command.options import TIME, UrlOption, console, installed_version
+from cairn.service.command.tables import print_table
+from cairn.service.errors import SettingsError
+from cairn.service.settings import load_settings
+from cairn.storage.store import StoreURI
+
+app: Final = typer.Typer()
+
+_ASKED_SECONDS: Final = 10.0
+_SLACK: Final = 1.5
+"""A check has so many times as long as what it asks: then it can say what was silent."""
+
+
+@app.command()
+def doctor(
+    probe: Annotated[
+        bool,
+        typer.Option("--probe/--no-probe", help="Write to each root for a moment, and clean up."),
+    ] = True,
+    timeout: Annotated[
+        float | None, typer.Option(help="To wait for an answer; default: 10s.", **TIME)
+    ] = None,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Look for what is wrong here, and say how to mend it.
+
+    Looks at settings, roots, databases, the installation and the control plane, with the CAIRN_*
+    variables of this shell: run it where the server or the job runs. Changes nothing; each root is
+    written to for a moment unless --no-probe. Exit status 1 if something fails.
+    """
+    seconds = _ASKED_SECONDS if timeout is None else timeout
+    found = run_checks(_checks(url, probe=probe, seconds=seconds), seconds=seconds * _SLACK)
+    if json:
+        findings = [
+            {"check": one.check, "outcome": one.outcome.value, "found": one.found, "fix": one.fix}
+            for one in found
+        ]
+        print_document({"ok": not _failed(found), "findings": findings})
+    else:
+        _list(found)
+    if _failed(found):
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _failed(findings: Iterable[Finding]) -> bool:
+    return any(one.outcome is Outcome.FAIL for one in findings)
+
+
+def _list(findings: Iterable[Finding]) -> None:
+    if not console.is_terminal:
+        rows = ((one.outcome.value, one.check, one.found, one.fix) for one in findings)
+        print_table(console, ("outcome", "check", "found", "fix"), rows)
+        return
+    colors = {Outcome.OK: "green", Outcome.WARN: "yellow", Outcome.FAIL: "red"}
+    for one in findings:
+        console.print(f"{one.outcome.value:<5}", style=colors[one.outcome], end="")
+        console.print(f"{one.check}: {one.found}", soft_wrap=True)
+        if one.fix:
+            console.print(f"     fix: {one.fix}", soft_wrap=True)
+
+
+def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]:
+    """By name. Each imports what it needs when it runs: not everybody has installed all of it."""
+    checks: dict[str, Check] = {
+        "settings": lambda: settings_found(os.environ),
+        "versions": versions_found,
+        "entry points": lambda: entry_points_found(sys.path),
+        "names": lambda: names_found(sys.path),
+        "command": lambda: commands_found(os.environ.get("PATH", ""), Path(sys.executable).parent),
+    }
+    with contextlib.suppress(SettingsError):  # `settings` says so; what they name is not known
+        settings = load_settings()
+        roots = settings.root_uris
+        schemes = frozenset(uri.scheme for uri in roots.values())
+        checks["emulators"] = lambda: emulators_found(os.environ, schemes)
+        checks["data folder"] = lambda: data_folder_found(settings.data_dir)
+        for name, uri in roots.items():
+            checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
+        checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
+        checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
+    checks["server"] = lambda: server_found(
+        url, os.environ, version=installed_version(), seconds=seconds
+    )
+    return checks
+
+
+def _root(name: str, uri: StoreURI, probe: bool, seconds: float) -> Iterable[Finding]:
+    from cairn.service.command.doctor.stores import root_found
+
+    return root_found(name, uri, probe=probe, seconds=seconds)
+
+
+def _catalog(url: str, seconds: float) -> Iterable[Finding]:
+    from cairn.service.command.doctor.databases import catalog_found
+
+    return catalog_found(url, seconds=seconds)
+
+
+def _jobs(url: str, seconds: float) -> Iterable[Finding]:
+    from cairn.service.command.doctor.databases import jobs_found
+
+    return jobs_found(url, seconds=seconds)

@@ -1,0 +1,104 @@
+"""Whether the databases can be read, and are of this version. Nothing is written, none is made."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import URL, Engine, create_engine, inspect, make_url, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from cairn.service.catalog.migrate import MIGRATIONS
+from cairn.service.command.doctor.findings import Finding, Outcome
+
+_SERVER_SCHEMA: Final = "dbos"
+
+
+def catalog_found(url: str, *, seconds: float) -> Iterator[Finding]:
+    """The catalog: whether its tables are those of this version.
+
+    Args:
+        url: Its address.
+        seconds: After which it counts as silent.
+    """
+    yield from _database_found("catalog", "CAIRN_DATABASE_URL", url, seconds, _revision)
+
+
+def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
+    """The database of jobs: whether its tables are there. Their version is the engine's own."""
+    yield from _database_found("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
+
+
+def _database_found(
+    check: str,
+    setting: str,
+    url: str,
+    seconds: float,
+    look: Callable[[str, Engine, str], Finding],
+) -> Iterator[Finding]:
+    try:
+        parsed = make_url(url)
+        file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+        if file and not Path(file).exists():
+            yield Finding(check, Outcome.OK, f"{file} is made at the first start")
+            return
+        engine = _engine(parsed, seconds)
+    except SQLAlchemyError:  # whose text may have the password
+        found = f"{setting}: expected one such as sqlite:////srv/cairn/catalog.sqlite or "
+        found += "postgresql+psycopg://user:password@host/database, found another text"
+        yield Finding(check, Outcome.FAIL, found, f"correct {setting}")
+        return
+    except ImportError as exc:
+        fix = "python -m pip install 'cairn-checkpoints[postgres]'"
+        yield Finding(check, Outcome.FAIL, f"{setting}: {exc}", fix)
+        return
+    try:
+        yield look(check, engine, f"{parsed!r}")
+    except SQLAlchemyError as exc:
+        cause = " ".join(str(getattr(exc, "orig", exc)).split())
+        found = f"{setting}: {parsed!r}: expected a database that can be read, found: {cause}"
+        yield Finding(check, Outcome.FAIL, found, f"start it, or correct {setting}")
+    finally:
+        engine.dispose()
+
+
+def _engine(url: URL, seconds: float) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, connect_args={"connect_timeout": max(2, int(seconds))})
+    uri = url.set(database=f"file:{url.database}", query={"mode": "ro", "uri": "true"})
+    return create_engine(uri, connect_args={"timeout": seconds})
+
+
+def _revision(check: str, engine: Engine, shown: str) -> Finding:
+    scripts = Config()
+    scripts.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    known = ScriptDirectory.from_config(scripts)
+    head = known.get_current_head()
+    with engine.connect() as connection:
+        there = inspect(connection).has_table("alembic_version")
+        query = text("SELECT version_num FROM alembic_version")
+        revision = connection.execute(query).scalar() if there else None
+    if revision == head:
+        return Finding(check, Outcome.OK, f"{shown}, tables of version {head}")
+    try:
+        if revision is not None:
+            known.get_revision(revision)
+    except CommandError:
+        found = f"{shown}: expected tables of version {head} at most, found {revision}: a newer "
+        found += "Cairn has made them"
+        fix = "python -m pip install --upgrade 'cairn-checkpoints[server]'"
+        return Finding(check, Outcome.FAIL, found, fix)
+    found = f"{shown}: expected tables of version {head}, found {revision or 'none'}"
+    return Finding(check, Outcome.WARN, found, "cairn upgrade")
+
+
+def _job_tables(check: str, engine: Engine, shown: str) -> Finding:
+    schema = None if engine.dialect.name == "sqlite" else _SERVER_SCHEMA
+    with engine.connect() as connection:
+        there = inspect(connection).has_table("workflow_status", schema=schema)
+    if there:
+        return Finding(check, Outcome.OK, f"{shown} has the tables of jobs")
+    found = f"{shown}: expected the tables of jobs, found none"
+    return Finding(check, Outcome.WARN, found, "cairn upgrade")

@@ -1,0 +1,122 @@
+"""What the environment says: settings, misspelt ones, and stores that are not the real ones."""
+
+import os
+import re
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from cairn.service.command.doctor.findings import Finding, Outcome, without_passwords
+from cairn.service.errors import SettingsError
+from cairn.service.settings import Settings, load_settings
+from cairn.service.sizes import size_text
+
+PREFIX: Final = "CAIRN_"
+OTHERS: Final = ("CAIRN_ANNOUNCE_ROOT", "CAIRN_DIRECT_IO", "CAIRN_URL", "CAIRN_WRITER_ID")
+"""Variables that are read, and are no settings of the server."""
+
+_SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD")
+_LIKE: Final = 0.75
+_SMALL_BYTES: Final = 10**9
+_FULL_BYTES: Final = 10**8
+_GCS_FLAGS: Final = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
+
+
+def known_variables() -> list[str]:
+    """Every `CAIRN_*` variable that means something."""
+    return sorted((*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *OTHERS))
+
+
+def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Each variable that is set; one that nothing reads; and whether all of them can work."""
+    known = known_variables()
+    for name, value in sorted(environment.items()):
+        if not name.upper().startswith(PREFIX):
+            continue
+        if name.upper() in known:
+            yield Finding("settings", Outcome.OK, f"{name}={_shown(name, value)}")
+            continue
+        near = get_close_matches(name.upper(), known, n=1, cutoff=_LIKE)
+        found = f"{name}: expected a setting of Cairn's, found a name that nothing reads"
+        if near:
+            fix = f'export {near[0]}="${name}"; unset {name}'
+            yield Finding("settings", Outcome.WARN, f"{found}; the nearest is {near[0]}", fix)
+        else:
+            yield Finding("settings", Outcome.WARN, found, f"unset {name}")
+    try:
+        load_settings()
+    except SettingsError as exc:
+        yield Finding("settings", Outcome.FAIL, _shown("", str(exc)), "correct the variable")
+
+
+def _shown(name: str, value: str) -> str:
+    """Without what nobody but its owner must read."""
+    return "***" if _SECRET.search(name.upper()) else without_passwords(value)
+
+
+def emulators_found(environment: Mapping[str, str], schemes: frozenset[str]) -> Iterator[Finding]:
+    """Variables that send the requests of buckets elsewhere, maybe left over from a test.
+
+    Args:
+        environment: The variables.
+        schemes: Of the roots.
+    """
+    hosts = {name: environment[name] for name in _GCS_FLAGS if environment.get(name)}
+    places = {re.sub(r"^[a-z]+://", "", host).rstrip("/") for host in hosts.values()}
+    used = "gs" in schemes
+    unset = f"unset {' '.join(hosts)}"
+    named = ", ".join(f"{name}={host}" for name, host in hosts.items())
+    if hosts and (len(hosts) < len(_GCS_FLAGS) or len(places) > 1):
+        yield Finding(
+            "emulators",
+            Outcome.FAIL if used else Outcome.WARN,
+            f"expected both of {' and '.join(_GCS_FLAGS)} for one place, or none, found {named}: "
+            "arrays and listings would go to different stores",
+            unset,
+        )
+    elif hosts:
+        yield Finding(
+            "emulators",
+            Outcome.WARN,
+            f"gs:// is not Google Cloud Storage here, found {named}",
+            unset,
+        )
+    endpoint = environment.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        yield Finding("emulators", Outcome.OK, f"s3:// is at AWS_ENDPOINT_URL={endpoint}")
+    if not hosts and not endpoint:
+        yield Finding("emulators", Outcome.OK, "no variable sends requests elsewhere")
+
+
+def data_folder_found(folder: Path) -> Iterator[Finding]:
+    """Whether the databases have a place: rights and free space.
+
+    Args:
+        folder: `CAIRN_DATA_DIR`, which a server makes at its start.
+    """
+    name = "data folder"
+    quoted = shlex.quote(str(folder))
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        found = f"{folder}: expected a folder, found a file at {there}"
+        yield Finding(name, Outcome.FAIL, found, "export CAIRN_DATA_DIR=/another/folder")
+        return
+    if not os.access(there, os.W_OK | os.X_OK):
+        found = f"{folder}: expected a folder that this user may write, found {there} is not"
+        yield Finding(name, Outcome.FAIL, found, f'sudo chown "$(id -u)" {shlex.quote(str(there))}')
+        return
+    if there == folder and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        found = f"{folder}: expected mode 700, found {mode:o}: others may read the databases"
+        yield Finding(name, Outcome.WARN, found, f"chmod 700 {quoted}")
+    free = shutil.disk_usage(there).free
+    if free < _SMALL_BYTES:
+        outcome = Outcome.FAIL if free < _FULL_BYTES else Outcome.WARN
+        found = f"{folder}: expected {size_text(_SMALL_BYTES)} free, found {size_text(free)}"
+        yield Finding(name, outcome, found, f"df -h {shlex.quote(str(there))}")
+        return
+    made = "" if there == folder else ", is made at the first start"
+    yield Finding(name, Outcome.OK, f"{folder}{made}, {size_text(free)} free")

@@ -1,0 +1,91 @@
+"""What a check finds, and how checks are run: all at once, none longer than its deadline."""
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from cairn.installation import missing_extra
+
+
+class Outcome(StrEnum):
+    """Whether something has to be done."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        check: Its name.
+        outcome: Whether something has to be done.
+        found: What was found, in a line.
+        fix: What to paste into a shell, or to do, if anything.
+    """
+
+    check: str
+    outcome: Outcome
+    found: str
+    fix: str = ""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+_PASSWORD: Final = re.compile(r"(://[^/@\s]*?:)\S*@")  # to the last @: a password may have one
+_PARAMETER: Final = re.compile(r"(password=)[^&\s]*", re.IGNORECASE)
+
+
+def without_passwords(text: str) -> str:
+    """A text that may have addresses in it, without what only their owner must read."""
+    return _PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+
+
+def run_checks(checks: Mapping[str, Check], *, seconds: float) -> list[Finding]:
+    """What all of them find, in their order.
+
+    Args:
+        checks: By name.
+        seconds: After which a check is given up, and said to hang.
+    """
+    answers = {name: _begin(check) for name, check in checks.items()}
+    wait(answers.values(), timeout=seconds)
+    return [finding for name, answer in answers.items() for finding in _told(name, answer, seconds)]
+
+
+def _begin(check: Check) -> Future[list[Finding]]:
+    answer: Future[list[Finding]] = Future()
+
+    def ask() -> None:
+        try:
+            found = list(check())
+        except Exception as exc:
+            answer.set_exception(exc)
+        else:
+            answer.set_result(found)
+
+    # A daemon: what hangs must not keep the command from ending.
+    threading.Thread(target=ask, name="cairn-doctor", daemon=True).start()
+    return answer
+
+
+def _told(name: str, answer: Future[list[Finding]], seconds: float) -> list[Finding]:
+    if not answer.done():
+        found = f"expected an answer within {seconds:.3g} s, found none"
+        return [Finding(name, Outcome.FAIL, found, "check that it can be reached from this host")]
+    error = answer.exception()
+    if error is None:
+        return [replace(one, found=without_passwords(one.found)) for one in answer.result()]
+    if isinstance(error, ModuleNotFoundError):
+        explained = missing_extra(error, used="looking at it")
+        if explained is not None:
+            found, _, fix = str(explained).partition("Install it: ")
+            return [Finding(name, Outcome.WARN, found.strip(), fix)]
+    found = without_passwords(f"{type(error).__name__}: {error}")
+    return [Finding(name, Outcome.FAIL, found, "tell the authors of Cairn")]

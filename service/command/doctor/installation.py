@@ -1,0 +1,164 @@
+"""Which Cairn runs, with which packages, and what stands in its way."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from packaging.specifiers import SpecifierSet
+
+import cairn
+from cairn.installation import CHECKED, DISTRIBUTION, wrong_versions
+from cairn.service.command.doctor.findings import Finding, Outcome
+
+ENTRY_POINTS: Final = {
+    ("console_scripts", "cairn"): "cairn.service.command.cli:main",
+    ("cairn.durable_steps", "announce"): "cairn.service.client.announcing:announce",
+}
+"""What an installation of this version registers: (group, name) -> object."""
+
+_OURS: Final = ("service", "state", "storage")
+_ELSEWHERE: Final = "unset PYTHONPATH"
+_INSTALL: Final = f"python -m pip install --force-reinstall --no-deps '{DISTRIBUTION}'"
+
+
+def versions_found() -> Iterator[Finding]:
+    """Python, and the packages that training can't do with untested versions of."""
+    try:
+        own = metadata.metadata(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        found = f"expected an installed {DISTRIBUTION}, found a source tree alone"
+        fix = f"python -m pip install '{DISTRIBUTION}'"
+        yield Finding("versions", Outcome.WARN, found, fix)
+        return
+    python = ".".join(map(str, sys.version_info[:3]))
+    wanted = SpecifierSet(own["Requires-Python"])
+    if not wanted.contains(python, prereleases=True):
+        found = f"expected Python {wanted}, found {python}"
+        yield Finding("versions", Outcome.FAIL, found, "python3.12 -m venv .venv")
+    wrong = wrong_versions()
+    for requirement, version in wrong:
+        yield Finding(
+            "versions",
+            Outcome.FAIL,
+            f"expected {requirement.name} {requirement.specifier}, found {version}",
+            f"python -m pip install '{requirement.name}{requirement.specifier}'",
+        )
+    refused = {requirement.name for requirement, _ in wrong}
+    there = [f"cairn {own['Version']}", f"Python {python}"]
+    for name in sorted(CHECKED - refused):
+        try:
+            there.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue  # of an extra that is not installed
+    yield Finding("versions", Outcome.OK, ", ".join(there))
+
+
+def entry_points_found(path: Sequence[str]) -> Iterator[Finding]:
+    """Whether the installation registers what this code needs: an older one does not.
+
+    Args:
+        path: As `sys.path`.
+    """
+    installed = list(metadata.distributions(name=DISTRIBUTION, path=list(path)))
+    if not installed:
+        return  # `versions_found` says so
+    if len(places := {str(one.locate_file("")) for one in installed}) > 1:
+        found = f"expected one installation of {DISTRIBUTION}, found {', '.join(sorted(places))}"
+        fix = f"python -m pip uninstall {DISTRIBUTION}, until none is left, and install it again"
+        yield Finding("entry points", Outcome.WARN, found, fix)
+    there = {(point.group, point.name): point.value for point in installed[0].entry_points}
+    wrong = [key for key, value in ENTRY_POINTS.items() if there.get(key) != value]
+    for group, name in wrong:
+        yield Finding(
+            "entry points",
+            Outcome.FAIL,
+            f"expected {group}: {name} = {ENTRY_POINTS[group, name]}, found "
+            f"{there.get((group, name), 'none')}: the installation is of another version than "
+            "the code",
+            _INSTALL,
+        )
+    if not wrong:
+        yield Finding("entry points", Outcome.OK, "those of this version")
+
+
+def names_found(path: Sequence[str]) -> Iterator[Finding]:
+    """Whether another package is in the place of Cairn's, or of its parts'.
+
+    Args:
+        path: As `sys.path`.
+    """
+    own = Path(cairn.__file__).resolve().parent
+    installed = _installed_place()
+    if installed is None or installed.resolve() == own:
+        yield Finding("names", Outcome.OK, f"cairn is imported from {own}")
+    else:
+        found = f"cairn is imported from {own}, and installed at {installed}"
+        yield Finding("names", Outcome.WARN, found, f"{_ELSEWHERE}; cd ~")
+    others = [
+        place
+        for entry in dict.fromkeys(map(_folder, path))
+        for place in (entry / "cairn" / "__init__.py", entry / "cairn.py")
+        if place.is_file() and place.resolve().parent != own
+    ]
+    for place in others:
+        found = f"expected one package cairn, found another at {place}"
+        yield Finding("names", Outcome.WARN, found, f"{_ELSEWHERE}; cd ~")
+    for name in _OURS:
+        spec = PathFinder.find_spec(name, list(path))
+        if spec is None or spec.origin is None:  # a folder without modules is in nobody's way
+            continue
+        if Path(spec.origin).resolve().parent == (own / name).resolve():
+            found = f"import {name} would find second copies of the modules of cairn.{name}"
+            yield Finding("names", Outcome.WARN, found, f"import cairn.{name}, or work elsewhere")
+        else:
+            found = f"{name} is another package, at {spec.origin}: cairn.{name} is Cairn's"
+            yield Finding("names", Outcome.WARN, found, f"import cairn.{name}, where it is meant")
+
+
+def _installed_place() -> Path | None:
+    """Where the package of the installation is; None for a source tree alone."""
+    try:
+        installed = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return None
+    place = Path(str(installed.locate_file("cairn")))
+    if place.exists():
+        return place
+    source = json.loads(installed.read_text("direct_url.json") or "{}").get("url", "")
+    return Path(unquote(source.removeprefix("file://"))) / "cairn" if source else None
+
+
+def _folder(entry: str) -> Path:
+    return Path(entry or os.curdir)
+
+
+def commands_found(path: str, prefix: Path) -> Iterator[Finding]:
+    """Whether the shell runs the `cairn` of this Python.
+
+    Args:
+        path: As the variable PATH.
+        prefix: Folder of this Python's commands.
+    """
+    found = [
+        Path(folder) / "cairn"
+        for folder in dict.fromkeys(path.split(os.pathsep))
+        if folder and os.access(Path(folder) / "cairn", os.X_OK)
+    ]
+    found = [one for one in found if one.is_file()]
+    if not found:
+        fix = f'export PATH="{prefix}:$PATH"'
+        yield Finding("command", Outcome.WARN, "expected a command cairn on PATH, found none", fix)
+    elif found[0].parent.resolve() != prefix.resolve():
+        text = f"expected the command of this Python, {prefix / 'cairn'}, found {found[0]} first"
+        yield Finding("command", Outcome.WARN, text, f'export PATH="{prefix}:$PATH"; hash -r')
+    elif len({one.resolve() for one in found}) > 1:
+        text = f"{found[0]} is first on PATH, found others: {', '.join(map(str, found[1:]))}"
+        yield Finding("command", Outcome.WARN, text, "which -a cairn")
+    else:
+        yield Finding("command", Outcome.OK, f"{found[0]}")

@@ -1,0 +1,41 @@
+"""Whether the control plane answers, is ready, and of this version."""
+
+from collections.abc import Iterator, Mapping
+
+from cairn.service.client.client import Client
+from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.service.errors import ClientError, ProblemResponseError
+
+
+def server_found(
+    url: str | None, environment: Mapping[str, str], *, version: str, seconds: float
+) -> Iterator[Finding]:
+    """What the control plane says of itself.
+
+    Args:
+        url: Its address, if one was given.
+        environment: The variables, for `CAIRN_URL`.
+        version: Of this Cairn.
+        seconds: After which it counts as silent.
+    """
+    asked = url or environment.get("CAIRN_URL")
+    try:
+        with Client(asked, timeout=seconds) as client:
+            health = client.health()
+            where = client.url
+            if health.version == version:
+                found = f"{where} answers, of version {version}"
+                yield Finding("server", Outcome.OK, found)
+            else:
+                found = f"{where}: expected version {version}, found {health.version}"
+                fix = "update the older of the two: pip install --upgrade cairn-checkpoints"
+                yield Finding("server", Outcome.WARN, found, fix)
+            client.ready()
+    except ProblemResponseError as exc:
+        parts = [f"{one['field']}: {one['detail']}" for one in exc.problem.get("errors") or ()]
+        found = "; ".join(parts) or str(exc)
+        fix = "run `cairn doctor` where the server runs, with its settings"
+        yield Finding("server", Outcome.FAIL, f"not ready: {found}", fix)
+    except ClientError as exc:
+        outcome = Outcome.FAIL if asked else Outcome.WARN
+        yield Finding("server", outcome, str(exc), "cairn serve")

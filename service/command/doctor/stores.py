@@ -1,0 +1,91 @@
+"""Whether a root can be reached, is sound, and goes by the same clock."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.storage.errors import StorageError, UnsoundStoreError
+from cairn.storage.runs import CLOCK_MARGIN_SECONDS
+from cairn.storage.soundness import clock_ahead, probe_now
+from cairn.storage.store import StoreURI, open_files, own_seconds_left, within
+
+_CLOCK_WARN_SECONDS: Final = CLOCK_MARGIN_SECONDS / 3
+_REACH: Final = "check address, credentials and network"
+_SET_CLOCK: Final = "sudo timedatectl set-ntp true"
+
+
+def root_found(name: str, uri: StoreURI, *, probe: bool, seconds: float) -> Iterator[Finding]:
+    """What there is to say of one root.
+
+    Args:
+        name: Of the root.
+        uri: Where it is.
+        probe: Write to it for a moment, as each job does at its first save; nothing of it stays.
+        seconds: After which the store counts as silent.
+    """
+    check = f"root {name}"
+    with within(seconds):
+        if uri.scheme == "file" and (finding := _folder_problem(check, uri)):
+            yield finding
+            return
+        try:
+            count = len(open_files(uri).list())
+        except StorageError as exc:
+            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), _REACH)
+            return
+        yield Finding(check, Outcome.OK, f"{uri} answers, {count} entries")
+        if not probe:
+            return
+        try:
+            probe_now(uri)
+            ahead = clock_ahead(uri)
+        except UnsoundStoreError as exc:
+            found = "; ".join((str(exc).splitlines()[0], *exc.problems))
+            yield Finding(check, Outcome.FAIL, found, "keep runs on another store, or mend this")
+        except StorageError as exc:
+            silent = own_seconds_left() == 0
+            fix = _REACH if silent else _writable(uri)
+            yield Finding(check, Outcome.FAIL, _told(exc, uri, seconds), fix)
+        else:
+            yield Finding(check, Outcome.OK, "it refuses all but one of two writers")
+            if ahead is not None:
+                yield _clock(check, ahead)
+
+
+def _told(error: StorageError, uri: StoreURI, seconds: float) -> str:
+    """Where the time was up, the error tells only what was left of it."""
+    if own_seconds_left() == 0:
+        return f"{uri}: expected an answer within {seconds:.3g} s, found none"
+    return str(error)
+
+
+def _folder_problem(check: str, uri: StoreURI) -> Finding | None:
+    path = uri.local_path
+    if not os.path.lexists(path):
+        found = f"{uri}: expected a folder, found nothing; the first save would make it"
+        return Finding(check, Outcome.WARN, found, f"mkdir -p {shlex.quote(path)}")
+    if not os.path.isdir(path):
+        return Finding(
+            check, Outcome.FAIL, f"{uri}: expected a folder, found none", "correct CAIRN_ROOT"
+        )
+    return None
+
+
+def _writable(uri: StoreURI) -> str:
+    if uri.scheme == "file":
+        return f'sudo chown "$(id -u)" {shlex.quote(uri.local_path)}'
+    return "give this identity the right to read, write and delete objects there"
+
+
+def _clock(check: str, ahead: float) -> Finding:
+    apart = abs(ahead)
+    where = "ahead of" if ahead > 0 else "behind"
+    found = f"expected a clock within {CLOCK_MARGIN_SECONDS:.0f} s of the store's, found this "
+    found += f"host's {apart:.1f} s {where} it"
+    if apart > CLOCK_MARGIN_SECONDS:
+        return Finding(check, Outcome.FAIL, f"{found}: leases end too soon or too late", _SET_CLOCK)
+    if apart > _CLOCK_WARN_SECONDS:
+        return Finding(check, Outcome.WARN, found, _SET_CLOCK)
+    return Finding(check, Outcome.OK, "its clock is this host's")

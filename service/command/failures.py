@@ -1,0 +1,185 @@
+"""How the command fails: one exit status for each kind of failure, and what is said of it.
+
+A line for people; with `--json` an RFC 9457 problem, for programs. A problem that the control plane
+answered with is passed on as it came. The tables here are those of `cairn --help` and of the
+reference.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+from cairn.installation import InstallationError
+from cairn.service.errors import (
+    AddressError,
+    NoCheckpointError,
+    OperationFailedError,
+    ProblemError,
+    ProblemResponseError,
+    ServerUnreachableError,
+    ServiceError,
+    WatchEndedError,
+)
+from cairn.storage import errors as storage_errors
+from cairn.storage.errors import StorageError
+
+
+class ExitStatus(IntEnum):
+    """What a shell is told."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 4
+    REFUSED = 5
+    NOT_READY = 6
+    DAMAGED = 7
+    OPERATION_FAILED = 8
+    INTERRUPTED = 130
+    READER_GONE = 141
+
+
+MEANINGS: Final[Mapping[ExitStatus, str]] = {
+    ExitStatus.DONE: "done",
+    ExitStatus.FAILED: "failed for another reason than those below",
+    ExitStatus.USAGE: "wrong usage: a name, an option or a value that cannot be",
+    ExitStatus.NOT_FOUND: "there is no such run, step, alias, operation or root",
+    ExitStatus.CONFLICT: "in conflict with what is there: taken, moved or in use",
+    ExitStatus.REFUSED: "not permitted",
+    ExitStatus.NOT_READY: "control plane or store do not answer, or not in time",
+    ExitStatus.DAMAGED: "what is stored is damaged",
+    ExitStatus.OPERATION_FAILED: "the job that was watched failed or was cancelled",
+    ExitStatus.INTERRUPTED: "interrupted (Ctrl-C)",
+    ExitStatus.READER_GONE: "the reader of the output went away",
+}
+
+_OF_ANSWERS: Final[Mapping[int, ExitStatus]] = {
+    400: ExitStatus.USAGE,
+    401: ExitStatus.REFUSED,
+    403: ExitStatus.REFUSED,
+    404: ExitStatus.NOT_FOUND,
+    409: ExitStatus.CONFLICT,
+    412: ExitStatus.CONFLICT,
+    413: ExitStatus.USAGE,
+    422: ExitStatus.USAGE,
+    428: ExitStatus.CONFLICT,
+    429: ExitStatus.NOT_READY,
+    502: ExitStatus.NOT_READY,
+    503: ExitStatus.NOT_READY,
+    504: ExitStatus.NOT_READY,
+}
+_FOREIGN: Final = "about:blank"
+_PREFIX: Final = "urn:cairn:problem:"
+_DAMAGED: Final = {f"{_PREFIX}{slug}" for slug in ("corrupt", "damaged")}
+
+# The nearest class in an error's family tree decides, as over HTTP.
+_OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
+    Exception: (ExitStatus.FAILED, "failed", "Failed"),
+    InstallationError: (ExitStatus.FAILED, "installation", "A package is missing"),
+    AddressError: (ExitStatus.USAGE, "invalid-address", "No address of a checkpoint"),
+    NoCheckpointError: (ExitStatus.NOT_FOUND, "step-not-found", "No such step"),
+    OperationFailedError: (
+        ExitStatus.OPERATION_FAILED,
+        "operation-failed",
+        "The operation did not succeed",
+    ),
+    ServerUnreachableError: (ExitStatus.NOT_READY, "unreachable", "No control plane answers"),
+    WatchEndedError: (ExitStatus.INTERRUPTED, "watch-ended", "Not watched any more"),
+    storage_errors.InvalidURIError: (ExitStatus.USAGE, "invalid-uri", "Invalid name or URI"),
+    storage_errors.PolicyError: (ExitStatus.USAGE, "invalid-policy", "The policy can't act"),
+    storage_errors.NotFoundError: (ExitStatus.NOT_FOUND, "not-found", "Not found"),
+    storage_errors.PreconditionFailedError: (
+        ExitStatus.CONFLICT,
+        "precondition-failed",
+        "Precondition failed",
+    ),
+    storage_errors.StepExistsError: (ExitStatus.CONFLICT, "step-exists", "The step exists"),
+    storage_errors.StepInFlightError: (
+        ExitStatus.CONFLICT,
+        "step-in-flight",
+        "The step is being written",
+    ),
+    storage_errors.StepInUseError: (ExitStatus.CONFLICT, "step-in-use", "The step is in use"),
+    storage_errors.StepChangedError: (
+        ExitStatus.CONFLICT,
+        "step-changed",
+        "The step changed meanwhile",
+    ),
+    storage_errors.LeaseHeldError: (
+        ExitStatus.CONFLICT,
+        "lease-held",
+        "Another writer holds the run",
+    ),
+    storage_errors.FencedError: (
+        ExitStatus.CONFLICT,
+        "fenced",
+        "A later attempt has taken over",
+    ),
+    storage_errors.CorruptionError: (ExitStatus.DAMAGED, "corrupt", "Stored data is corrupt"),
+    storage_errors.StoreUnavailableError: (
+        ExitStatus.NOT_READY,
+        "store-unavailable",
+        "The store does not answer",
+    ),
+}
+KNOWN: Final = (ServiceError, StorageError, InstallationError)
+"""What users can act on; all else is an error of the program, with a traceback."""
+
+
+def exit_status(error: Exception) -> ExitStatus:
+    """What the shell is told of an error."""
+    if isinstance(error, ProblemResponseError):
+        kind = str(error.problem.get("type"))
+        if kind in _DAMAGED:
+            return ExitStatus.DAMAGED
+        if kind == _FOREIGN and error.status == 404:
+            return ExitStatus.NOT_READY  # whoever answered is no control plane
+    if isinstance(error, ProblemResponseError | ProblemError):
+        return _OF_ANSWERS.get(error.status, ExitStatus.FAILED)
+    return _kind(error)[0]
+
+
+def problem_of(error: Exception) -> dict[str, Any]:
+    """The problem that an error stands for; without a `status` where no answer had one."""
+    if isinstance(error, ProblemResponseError):
+        return error.problem
+    _, slug, title = _kind(error)
+    problem: dict[str, Any] = {"type": _PREFIX + slug, "title": title, "detail": str(error)}
+    if isinstance(error, ProblemError):
+        problem |= {"type": _PREFIX + error.slug, "title": error.title, "status": error.status}
+    if isinstance(error, StorageError):
+        problem |= {"instance": error.path} if error.path else {}
+        problem |= {"problems": list(error.problems)} if error.problems else {}
+    return problem
+
+
+def output_problem(detail: str) -> dict[str, Any]:
+    """The problem of an answer that can't be written."""
+    return {"type": f"{_PREFIX}output", "title": "The output was not written", "detail": detail}
+
+
+def usage_problem(detail: str) -> dict[str, Any]:
+    """The problem of a call that cannot be."""
+    return {"type": f"{_PREFIX}usage", "title": "Wrong usage", "detail": detail}
+
+
+def line_of(error: Exception) -> str:
+    """An error for people."""
+    if not isinstance(error, ProblemResponseError):
+        return str(error)
+    text = str(error.problem.get("detail") or error)
+    if exit_status(error) is not ExitStatus.NOT_READY:
+        return text
+    after = f"Try again in {error.retry_after} s. " if error.retry_after else ""
+    return f"{text.rstrip('. ')}. {after}`cairn doctor` looks for the cause."
+
+
+def as_json(problem: Mapping[str, Any]) -> str:
+    """A problem as one line."""
+    return json.dumps(problem)
+
+
+def _kind(error: Exception) -> tuple[ExitStatus, str, str]:
+    return next(_OF_ERRORS[kind] for kind in type(error).__mro__ if kind in _OF_ERRORS)

@@ -1,0 +1,65 @@
+"""What is told of a job while a worker executes it: numbers, a span, and its ids in the log."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from cairn.service.jobs.context import JobCancelled, JobInterrupt
+from cairn.service.observing import JobMetrics, job_of, request_id, span, trace_carrier
+
+logger = logging.getLogger(__name__)
+
+REQUEST: Final = "cairn.request_id"
+TRACE: Final = "cairn.trace"
+
+
+def origin() -> dict[str, Any]:
+    """What is kept with a job, so that it can be told which request has started it."""
+    found: dict[str, Any] = {}
+    if (request := request_id()) is not None:
+        found[REQUEST] = request
+    if carrier := trace_carrier():
+        found[TRACE] = carrier
+    return found
+
+
+@contextmanager
+def observed(
+    metrics: JobMetrics, kind: str, operation_id: str, started_by: Mapping[str, Any]
+) -> Iterator[None]:
+    """A job is executed inside.
+
+    Args:
+        metrics: Of the worker.
+        kind: The job's.
+        operation_id: The job's.
+        started_by: What `origin` gave when it was started.
+    """
+    with (
+        job_of(operation_id, started_by.get(REQUEST)),
+        metrics.job(kind, _outcome),
+        span(f"job {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+    ):
+        told.note("cairn.operation_id", operation_id)
+        logger.info("job begins", extra={"kind": kind})
+        outcome = "failed"
+        try:
+            yield
+            outcome = _outcome(None)
+        except BaseException as exc:
+            outcome = _outcome(exc)
+            raise
+        finally:
+            told.note("cairn.outcome", outcome)
+            told.fail(outcome == "failed")
+            logger.info("job ends", extra={"kind": kind, "outcome": outcome})
+
+
+def _outcome(error: BaseException | None) -> str:
+    """`interrupted`: it goes on at the worker's next start, or elsewhere."""
+    if error is None:
+        return "succeeded"
+    if isinstance(error, JobCancelled):
+        return "cancelled"
+    return "interrupted" if isinstance(error, JobInterrupt) else "failed"

@@ -1,0 +1,146 @@
+"""Jobs that are watched: one look at their database tells everybody who watches any of them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Final, Protocol
+
+from starlette.concurrency import run_in_threadpool
+
+from cairn.service.schemas import Operation
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.2
+QUIET_SECONDS: Final = 10.0
+
+
+class Looks(Protocol):
+    """What is asked of the jobs; each may take as long as their database does."""
+
+    stopping: bool
+
+    def get(self, operation_id: str) -> Operation:
+        """The operation as it stands now.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+        """
+
+    def look(self, known: Mapping[str, Operation]) -> dict[str, Operation]:
+        """Operations as they stand now, by id, of those that were known; a lost one is left out."""
+
+
+class _Watched:
+    """An operation that somebody watches.
+
+    Attributes:
+        operation: as the last look has found it.
+        look: number of the look that has last found it changed.
+        changed: is set once it changes again.
+        watchers: how many watch it.
+    """
+
+    def __init__(self, operation: Operation, look: int) -> None:
+        self.operation = operation
+        self.look = look
+        self.changed = asyncio.Event()
+        self.watchers = 0
+
+    def tell(self, operation: Operation, look: int) -> None:
+        if operation != self.operation:
+            self.operation, self.look = operation, look
+            self.wake()
+
+    def wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Watches:
+    """Whoever watches jobs, of one event loop. Nobody waits for anybody who is slow.
+
+    Args:
+        jobs: Which.
+    """
+
+    def __init__(self, jobs: Looks) -> None:
+        self._jobs = jobs
+        self._watched: dict[str, _Watched] = {}
+        self._looks = 0
+        self._looking: asyncio.Task[None] | None = None
+
+    async def states(self, operation_id: str) -> AsyncGenerator[Operation | None]:
+        """The operation now, then whenever it changes, to its end; it ends too when jobs stop.
+
+        None where `QUIET_SECONDS` went by without a change.
+
+        Raises:
+            OperationNotFoundError: There is none of that id.
+        """
+        began = self._looks  # what looks up to this one have found is older than `current`
+        current = await run_in_threadpool(self._jobs.get, operation_id)
+        yield current
+        if current.state.final:
+            return
+        with self._watching(current) as watched:
+            while not self._jobs.stopping:
+                changed = watched.changed
+                if watched.look > began and watched.operation != current:
+                    current = watched.operation
+                    yield current
+                    if current.state.final:
+                        return
+                    continue
+                if self._watched.get(operation_id) is not watched:
+                    return  # it is there no more
+                try:
+                    await asyncio.wait_for(changed.wait(), QUIET_SECONDS)
+                except TimeoutError:
+                    yield None
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking
+
+    @contextlib.contextmanager
+    def _watching(self, operation: Operation) -> Iterator[_Watched]:
+        watched = self._watched.setdefault(operation.id, _Watched(operation, self._looks))
+        watched.watchers += 1
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield watched
+        finally:
+            watched.watchers -= 1
+            if not watched.watchers and self._watched.get(operation.id) is watched:
+                del self._watched[operation.id]
+
+    async def _look(self) -> None:
+        """Look at all that is watched, again and again, while anything is."""
+        answers = True
+        while self._watched:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._jobs.stopping:  # whoever watches comes back to the next server
+                break
+            self._looks += 1
+            known = {name: watched.operation for name, watched in self._watched.items()}
+            try:
+                found = await run_in_threadpool(self._jobs.look, known)
+            except Exception as exc:  # whatever a driver raises: it may answer again
+                if answers:
+                    logger.warning("watched jobs cannot be looked at: %s", exc)
+                answers = False
+                continue
+            answers = True
+            for name in known.keys() & self._watched.keys():
+                if name in found:
+                    self._watched[name].tell(found[name], self._looks)
+                else:
+                    self._watched.pop(name).wake()
+        for watched in self._watched.values():
+            watched.wake()

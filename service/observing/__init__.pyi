@@ -1,0 +1,17 @@
+from .identity import REQUEST_ID_HEADER as REQUEST_ID_HEADER
+from .identity import job_of as job_of
+from .identity import request_id as request_id
+from .logs import start_logging as start_logging
+from .metrics import CONTENT_TYPE as CONTENT_TYPE
+from .metrics import JobMetrics as JobMetrics
+from .metrics import RequestMetrics as RequestMetrics
+from .metrics import ServerMetrics as ServerMetrics
+from .metrics import WorkerMetrics as WorkerMetrics
+from .readings import Family as Family
+from .readings import Part as Part
+from .readings import Reading as Reading
+from .requests import ObservedRequests as ObservedRequests
+from .tracing import span as span
+from .tracing import trace_carrier as trace_carrier
+from .tracing import traced as traced
+from .worker_port import WorkerPort as WorkerPort

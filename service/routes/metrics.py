@@ -1,0 +1,109 @@
+"""What Prometheus asks for: the metrics of this server.
+
+Without keys nobody on another machine may ask; with keys, who has one, or everybody where
+`CAIRN_METRICS_OPEN` says so.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from cairn.service.actions import ControlPlane
+from cairn.service.catalog import OUTSIDE_KINDS, count_outside, known_workers, queries
+from cairn.service.jobs import worker_name
+from cairn.service.observing import CONTENT_TYPE, Family, Part, Reading, ServerMetrics
+from cairn.storage.store import utc_now
+
+router: Final = APIRouter(tags=["health"])
+
+_PER_ROOT: Final = ("root",)
+_INDEX: Final = (
+    Family(
+        "cairn_index_lag_seconds",
+        "Since the last look at all of a root began that came to an end.",
+        _PER_ROOT,
+    ),
+    Family("cairn_index_scan_seconds", "How long this server's last look took.", _PER_ROOT),
+    Family("cairn_index_problem", "Whether the last look at a root failed.", _PER_ROOT),
+    Family("cairn_index_runs", "Runs that the catalog lists.", _PER_ROOT),
+    Family("cairn_index_checkpoints", "Checkpoints that the catalog lists.", _PER_ROOT),
+)
+_OUTSIDE: Final = (
+    Family(
+        "cairn_outside_changes_total",
+        "Changes of aliases that went around this control plane: `alias.promote`, `alias.delete`.",
+        ("root", "kind"),
+        counter=True,
+    ),
+)
+_JOBS: Final = (Family("cairn_jobs", "Jobs that were ever started.", ("kind", "state")),)
+_WORKERS: Final = (Family("cairn_workers", "Workers that were ever started.", ("alive",)),)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus' text format.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        }
+    },
+)
+def metrics(request: Request) -> Response:
+    """The metrics of this server. No store is asked, and what can't be read is left out."""
+    own: ServerMetrics = request.app.state.metrics
+    return Response(own.text(), media_type=CONTENT_TYPE)
+
+
+def parts(app: FastAPI) -> Mapping[str, Part]:
+    """What the databases of a server know, once it has opened them."""
+    return {
+        "index": Part(_INDEX, lambda: _index(app.state.plane)),
+        "outside": Part(_OUTSIDE, lambda: _outside(app.state.plane)),
+        "jobs": Part(_JOBS, lambda: _jobs(app.state.plane)),
+        "workers": Part(_WORKERS, lambda: _workers(app.state.plane)),
+    }
+
+
+def _index(plane: ControlPlane) -> Iterator[Reading]:
+    index = plane.index
+    with plane.catalog.read() as session:
+        known = queries.root_sums(session)
+    for root, uri in plane.roots.items():
+        found = known.get(root)
+        if found is None or found.uri != str(uri):
+            continue  # never looked at: nothing is known of it
+        labels = {"root": root}
+        if found.scanned is not None:
+            lag = max(0.0, (utc_now() - found.scanned).total_seconds())
+            yield Reading("cairn_index_lag_seconds", labels, lag)
+        if root in index.scan_seconds:
+            yield Reading("cairn_index_scan_seconds", labels, index.scan_seconds[root])
+        yield Reading("cairn_index_problem", labels, found.problem is not None)
+        yield Reading("cairn_index_runs", labels, found.runs)
+        yield Reading("cairn_index_checkpoints", labels, found.checkpoints)
+
+
+def _outside(plane: ControlPlane) -> Iterator[Reading]:
+    with plane.catalog.read() as session:
+        counted = count_outside(session)
+    for root in plane.roots:
+        for kind in OUTSIDE_KINDS:
+            labels = {"root": root, "kind": kind}
+            yield Reading("cairn_outside_changes_total", labels, counted.get((root, kind), 0))
+
+
+def _jobs(plane: ControlPlane) -> Iterator[Reading]:
+    if plane.engine is None:
+        return
+    for (kind, state), count in plane.engine.counts().items():
+        yield Reading("cairn_jobs", {"kind": kind, "state": state.value}, count)
+
+
+def _workers(plane: ControlPlane) -> Iterator[Reading]:
+    known = known_workers(plane.catalog)
+    alive = [worker_name(plane.settings, row.name).is_held() for row in known]
+    for held in (True, False):
+        yield Reading("cairn_workers", {"alive": str(held).lower()}, alive.count(held))

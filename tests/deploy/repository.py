@@ -1,0 +1,21 @@
+"""Where the files are that this folder looks at, and what they may name before it is there."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+ROOT: Final = Path(__file__).parents[2]
+DEPLOY: Final = ROOT / "deploy"
+
+VARIABLES_TO_COME: Final = frozenset({"CAIRN_AUTH", "CAIRN_KEY"})
+"""Used in deploy/, and not read by the code yet."""
+
+COMMANDS_TO_COME: Final = frozenset({("keys", "create")})
+"""Run in deploy/ or its pages, and no commands yet."""
+
+
+def documents(path: Path) -> list[Any]:
+    """Every document of a YAML file."""
+    found = yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return [document for document in found if document is not None]

@@ -1,0 +1,227 @@
+"""Databases are brought to this version on request, while those of the version before go on."""
+
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from alembic import command
+from alembic.script import ScriptDirectory
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, inspect, make_url
+
+from cairn.service.app import create_app
+from cairn.service.catalog import migrate
+from cairn.service.catalog.engine import Catalog, upgrade_catalog
+from cairn.service.catalog.migrate import configuration
+from cairn.service.errors import SettingsError
+from cairn.service.jobs.dbos_engine.jobs import open_jobs
+from cairn.service.settings import Settings
+from tests.service.commands import cairn_here
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.jobs import save_llama, serving, watch
+from tests.service.stores import make_run
+
+EXPANDING_SINCE = "0006"
+"""Every migration after it leaves all that the version before it reads and writes."""
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9999"
+down_revision = {before!r}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table("more", sa.Column("id", sa.Integer(), primary_key=True))
+    for name in ("runs", "checkpoints", "aliases", "roots", "audit_events", "workers"):
+        op.add_column(name, sa.Column("more", sa.Text(), nullable=True))
+"""
+
+
+def revision_of(url):
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        found = migrate.revisions(connection)
+    engine.dispose()
+    return found
+
+
+def take_back(url, revision):
+    """The tables as an older version has made them."""
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        command.downgrade(configuration(connection), revision)
+    engine.dispose()
+
+
+def upgrade(url, jobs_url, tmp_path):
+    return cairn_here(
+        "upgrade",
+        "--data-dir",
+        str(tmp_path / "data"),
+        CAIRN_DATABASE_URL=url,
+        CAIRN_JOBS_DATABASE_URL=jobs_url,
+    )
+
+
+@pytest.fixture
+def jobs_url(database_url, tmp_path):
+    if make_url(database_url).get_backend_name() == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.sqlite"
+    return database_url
+
+
+def test_upgrade_says_what_it_did_and_can_be_asked_for_again(database_url, jobs_url, tmp_path):
+    said = upgrade(database_url, jobs_url, tmp_path)
+    assert said.returncode == 0, said.stderr
+    _, known = revision_of(database_url)
+    catalog, jobs = said.stdout.splitlines()
+    assert catalog == f"catalog: made, at revision {known}"
+    assert jobs.startswith("jobs: made, at revision ")
+    take_back(database_url, "0006")
+    assert upgrade(database_url, jobs_url, tmp_path).stdout.splitlines() == [
+        f"catalog: revision 0006 -> {known}",
+        jobs.replace("made, at", "at") + " already",
+    ]
+    again = upgrade(database_url, jobs_url, tmp_path)
+    assert [line.endswith(" already") for line in again.stdout.splitlines()] == [True, True]
+
+
+def test_two_upgrades_at_once_are_one(database_url):
+    Catalog.open(database_url).close()
+    take_back(database_url, "0004")
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: upgrade_catalog(database_url), range(4)))
+    _, known = revision_of(database_url)
+    assert sorted(before for before, _ in done) == ["0004", known, known, known]
+    assert {after for _, after in done} == {known}
+
+
+def test_a_newer_database_is_refused_and_left_alone(database_url, jobs_url, tmp_path):
+    catalog = Catalog.open(database_url)
+    with catalog.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    catalog.close()
+    said = upgrade(database_url, jobs_url, tmp_path)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "made by a newer Cairn" in said.stderr
+    assert revision_of(database_url)[0] == "9999"
+
+
+def test_a_server_upgrades_its_own_sqlite_and_no_postgresql_that_others_use(
+    database_url, jobs_url, root, tmp_path
+):
+    given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0}
+    settings = Settings(**given, database_url=database_url, jobs_database_url=jobs_url)
+
+    def starts(settings):
+        with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+            assert http.get("/v1/runs").is_success
+
+    starts(settings)  # what is empty is nobody's
+    _, known = revision_of(database_url)
+    take_back(database_url, "0006")
+    if make_url(database_url).get_backend_name() == "sqlite":
+        starts(settings)
+    else:
+        with pytest.raises(SettingsError, match=f"at revision 0006.* needs {known}.*upgrade"):
+            starts(settings)
+        assert revision_of(database_url)[0] == "0006"
+        starts(settings.model_copy(update={"auto_upgrade": True}))
+    assert revision_of(database_url)[0] == known
+
+
+def test_migrations_leave_all_that_the_version_before_reads_and_writes(database_url):
+    Catalog.open(database_url).close()
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        scripts = ScriptDirectory.from_config(configuration(connection))
+    revisions = [script.revision for script in scripts.walk_revisions()][::-1]
+    kept = revisions[revisions.index(EXPANDING_SINCE) :]
+    take_back(database_url, EXPANDING_SINCE)
+    for before, after in pairwise(kept):
+        old = tables(engine)
+        with engine.begin() as connection:
+            command.upgrade(configuration(connection), after)
+        new = tables(engine)
+        assert old.keys() <= new.keys(), (before, after)
+        for name, columns in old.items():
+            assert {key: new[name].get(key) for key in columns} == columns, (before, after)
+            added = [new[name][key] for key in new[name].keys() - columns.keys()]
+            assert all(nullable or default for _, nullable, default in added), (before, after)
+    engine.dispose()
+
+
+def tables(engine):
+    """By name, of each column its type, whether it may be empty, and whether it has a default."""
+    found = inspect(engine)
+    return {
+        name: {
+            column["name"]: (str(column["type"]), column["nullable"], column["default"] is not None)
+            for column in found.get_columns(name)
+        }
+        for name in found.get_table_names()
+    }
+
+
+def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
+    database_url, root, tmp_path, monkeypatch
+):
+    """By a version to come, whose migration adds to every table."""
+    make_run(root / "run", [1, 2])
+    settings = Settings(
+        root=str(root), data_dir=tmp_path / "data", scan_seconds=0, database_url=database_url
+    )
+    statuses, over = [], threading.Event()
+    with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+
+        def list_again():
+            while not over.is_set():
+                statuses.append(http.get("/v1/runs?refresh=true").status_code)
+                statuses.append(http.get("/v1/roots/default/runs/run/checkpoints").status_code)
+
+        thread = threading.Thread(target=list_again)
+        thread.start()
+        try:
+            while len(statuses) < 20:  # every statement has been prepared by the driver
+                assert thread.is_alive()
+            _, known = revision_of(database_url)
+            later = tmp_path / "migrations"
+            shutil.copytree(migrate.MIGRATIONS, later)
+            (later / "versions/9999_more.py").write_text(NEXT.format(before=known))
+            with monkeypatch.context() as patched:
+                patched.setattr(migrate, "MIGRATIONS", later)
+                assert upgrade_catalog(database_url) == (known, "9999")
+            so_far = len(statuses)
+            while len(statuses) < so_far + 20:
+                assert thread.is_alive()
+        finally:
+            over.set()
+            thread.join()
+        assert set(statuses) == {200}
+        promote = "/v1/roots/default/runs/run/checkpoints/1:promote"
+        answer = http.post(promote, json={"alias": "best"}, headers={"If-None-Match": "*"})
+        assert answer.is_success
+        aliases = http.get("/v1/roots/default/runs/run/aliases").json()["aliases"]
+        assert [one["step"] for one in aliases] == [1]
+
+
+@pytest.mark.parametrize("more", [{}, {"added_later": {"by": "a newer version"}}])
+def test_a_job_that_another_version_has_enqueued_is_executed(root, tmp_path, more):
+    """Before any worker of this one is there; it may know more than we do."""
+    save_llama(root / "llama")
+    data = tmp_path / "data"
+    settings = Settings(root=str(root), data_dir=data, scan_seconds=0)
+    settings.prepare()
+    with closing(open_jobs(settings)) as jobs:
+        request = {"root": "default", "run": "llama", "steps": "all", **more}
+        asked = jobs.start("verify", request)
+    with serving(root, data) as http:
+        ended = watch(http, asked.id)
+    assert (ended["state"], ended["request"]) == ("succeeded", request)

@@ -1,0 +1,46 @@
+from datetime import timedelta
+
+import pytest
+
+from cairn.storage.errors import StorageError
+from cairn.storage.soundness import clock_ahead, probe_now
+from cairn.storage.soundness.record import RECORD_FILE
+from cairn.storage.store.clock import utc_now
+from cairn.storage.store.uri import parse_uri
+
+
+@pytest.fixture(params=["file", "gcs"])
+def store(request, tmp_path):
+    if request.param == "file":
+        return parse_uri(tmp_path)
+    return parse_uri(request.getfixturevalue("gcs").bucket_uri) / "root"
+
+
+def test_this_host_s_clock_is_that_of_a_store_beside_it(store):
+    assert abs(clock_ahead(store)) < 1
+
+
+@pytest.mark.parametrize("seconds", [100.0, -100.0])
+def test_a_clock_that_is_off_is_told_with_its_sign(store, seconds):
+    told = clock_ahead(store, clock=lambda: utc_now() + timedelta(seconds=seconds))
+    assert told == pytest.approx(seconds, abs=2.5)
+
+
+def test_asking_leaves_nothing_behind(tmp_path, gcs):
+    clock_ahead(parse_uri(tmp_path))
+    clock_ahead(parse_uri(gcs.bucket_uri))
+    assert list(tmp_path.iterdir()) == []
+    assert gcs.names() == []
+
+
+def test_a_store_without_a_clock_tells_none():
+    assert clock_ahead(parse_uri("memory://clock")) is None
+
+
+def test_a_probe_for_now_remembers_nothing_and_trusts_no_memory(tmp_path):
+    (tmp_path / RECORD_FILE).write_text("{")
+    probe_now(parse_uri(tmp_path))
+    assert (tmp_path / RECORD_FILE).read_text() == "{"
+    assert [path.name for path in tmp_path.iterdir()] == [RECORD_FILE]
+    with pytest.raises(StorageError):
+        probe_now(parse_uri("/proc/nowhere"))
