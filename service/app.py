@@ -1,6 +1,6 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,6 @@ from starlette.types import Scope
 
 from cairn.service.access import (
     Authenticator,
-    Caller,
     Issuer,
     KeysGuard,
     LoopbackGuard,
@@ -151,7 +150,9 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
-        app.state.authenticator = Authenticator(catalog, _issuer(settings))
+        app.state.authenticator = Authenticator(
+            catalog, Issuer(settings).caller if settings.oidc_issuer else None
+        )
         app.state.turns = StoreTurns()
         # As many threads as silent stores can hold, and those that all else needs.
         current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
@@ -177,19 +178,6 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
-
-
-def _issuer(settings: Settings) -> Callable[[str], Caller] | None:
-    """What tells whom a token vouches for, if an issuer is trusted."""
-    if not settings.oidc_issuer:
-        return None
-    try:
-        return Issuer(settings).caller
-    except ModuleNotFoundError as exc:
-        raise SettingsError(
-            "CAIRN_OIDC_ISSUER: expected the extra `oidc`, found no module "
-            f"`{exc.name}`. Install it: pip install 'cairn-checkpoints[oidc]'"
-        ) from exc
 
 
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
