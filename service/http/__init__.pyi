@@ -3,13 +3,13 @@ from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
-from .entity_tags import Condition as Condition
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api
 from .paging import decode_token as decode_token
 from .paging import encode_token as encode_token
 from .path_names import named as named
+from .preconditions import Condition as Condition
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency
 from .preconditions import LastSeenDependency as LastSeenDependency

@@ -1,10 +1,4 @@
-"""ETags, and the conditions that name them."""
-
-from typing import Annotated
-
-from fastapi import Header
-
-Condition = Annotated[str | None, Header(max_length=2000)]
+"""ETags, and the conditions that name them. The client reads this too, and has no framework."""
 
 
 def etag(sequence: int) -> str:

@@ -38,6 +38,8 @@ IfNoneMatch = Annotated[
         json_schema_extra={"enum": ["*"]},
     ),
 ]
+Condition = Annotated[str | None, Header(max_length=2000)]
+"""`If-Match`, `If-None-Match` or `If-Range` on what is read."""
 
 
 async def last_seen(if_match: IfMatch = None) -> int:
