@@ -117,7 +117,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.include_router(pages.router)
     app.include_router(sign_in.router)
     app.mount("/static", pages.static_files)
-    describe_api(app)
+    describe_api(app, needs_keys=settings.auth == "keys")
     return app
 
 

@@ -270,7 +270,7 @@ class KeyRequest(Request):
         examples=["trainers"],
     )
     scope: Scope = Field(default=Scope.READ, strict=False)  # JSON has only text for it
-    roots: list[str] | None = Field(
+    roots: list[Annotated[str, Field(pattern=NAME_PATTERN)]] | None = Field(
         default=None,
         min_length=1,
         max_length=1000,

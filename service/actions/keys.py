@@ -9,7 +9,7 @@ from cairn.service.access import Caller, Scope
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import KeyRow
-from cairn.service.errors import InvalidRequestError
+from cairn.service.errors import KeyNameTakenError, UnknownRootError
 from cairn.service.schemas import Key, KeyRequest, NewKey
 
 RESERVED: Final = frozenset({"loopback"})
@@ -31,7 +31,7 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
 
     Raises:
         ForbiddenError: The caller may not use all roots.
-        InvalidRequestError: A root is none of ours, or the name is another's.
+        UnknownRootError: A root is none of ours.
         KeyNameTakenError: A key that counts has the name.
     """
     caller.require_everywhere(Scope.ADMIN)
@@ -66,17 +66,15 @@ def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> None:
 
 
 def _check(request: KeyRequest, roots: Iterable[str]) -> None:
-    errors = [
-        {"field": "body.roots", "detail": f"expected one of {', '.join(roots)}, found {one!r}"}
-        for one in request.roots or ()
-        if one not in roots
-    ]
+    odd = [one for one in request.roots or () if one not in roots]
+    if odd:
+        raise UnknownRootError(
+            f"roots: expected some of {', '.join(roots)}, found {', '.join(map(repr, odd))}"
+        )
     if request.name in RESERVED:
-        detail = f"expected another name than {request.name!r}, which stands for who has no key"
-        errors.append({"field": "body.name", "detail": detail})
-    if errors:
-        detail = "; ".join(f"{one['field']}: {one['detail']}" for one in errors)
-        raise InvalidRequestError(detail, errors=errors)
+        raise KeyNameTakenError(
+            f"key {request.name!r}: expected another name; the audit trail calls who has no key so."
+        )
 
 
 def _body(row: KeyRow) -> Key:

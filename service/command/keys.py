@@ -13,7 +13,13 @@ from cairn.service.command.documents import JsonOption, print_document
 from cairn.service.command.durations import parse_duration
 from cairn.service.command.options import console, errors
 from cairn.service.command.tables import print_table
-from cairn.service.schemas import NAME_PATTERN, KeyList, KeyRequest, Scope
+from cairn.service.schemas import (
+    LONGEST_GRACE_SECONDS,
+    NAME_PATTERN,
+    KeyList,
+    KeyRequest,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from cairn.service.access import Caller
@@ -35,6 +41,10 @@ def _name(text: str) -> str:
     return text
 
 
+def _names(texts: list[str] | None) -> list[str] | None:
+    return None if texts is None else [_name(text) for text in texts]
+
+
 def _lifetime(text: str | None) -> float | None:
     if text is None:
         return None
@@ -42,8 +52,8 @@ def _lifetime(text: str | None) -> float | None:
         seconds = parse_duration(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-    if seconds <= 0:
-        raise typer.BadParameter(f"expected some time, found {text!r}")
+    if not 0 < seconds <= LONGEST_GRACE_SECONDS:
+        raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
     return seconds
 
 
@@ -56,7 +66,9 @@ def create(
     scope: Annotated[Scope, typer.Option(help="What the caller may do.")] = Scope.READ,
     root: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only in this root of the store; may be repeated."),
+        typer.Option(
+            metavar="NAME", callback=_names, help="Only in this root of the store; may be repeated."
+        ),
     ] = None,
     expires: Annotated[
         str | None,

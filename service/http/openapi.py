@@ -36,12 +36,17 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def describe_api(app: FastAPI) -> None:
-    """Give `app` its document: the framework's, and the schema of the problems it declares."""
+def describe_api(app: FastAPI, *, needs_keys: bool = False) -> None:
+    """Give `app` its document: the framework's, with the problems it declares, and who may ask.
+
+    Args:
+        app: With all of its routes.
+        needs_keys: Who shows no key is refused.
+    """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, needs_keys=needs_keys)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
@@ -63,7 +68,7 @@ def _of(method: str, operation: dict[str, Any]) -> set[int]:
     return with_body if method == "get" else with_body | {409}
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, *, needs_keys: bool) -> dict[str, Any]:
     found = get_openapi(
         title=app.title,
         summary=app.summary,
@@ -76,10 +81,13 @@ def _document(app: FastAPI) -> dict[str, Any]:
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
     found["components"]["securitySchemes"] = _SECURITY
+    security: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
+    if not needs_keys:
+        security.append({})
     for path, item in found["paths"].items():
         for method, operation in item.items():
             needed = path.startswith(PROTECTED)
-            operation["security"] = [{name: []} for name in _SECURITY] if needed else []
+            operation["security"] = security if needed else []
             for parameter in operation.get("parameters", []):
                 _without_null(parameter["schema"])
             declared = problem_responses(*_of(method, operation))

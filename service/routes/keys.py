@@ -23,7 +23,7 @@ def list_keys(caller: Administrator, plane: PlaneDependency) -> KeyList:
     return KeyList(keys=actions.list_keys(plane, caller))
 
 
-@router.post("", status_code=201, responses=problem_responses(409))
+@router.post("", status_code=201, responses=problem_responses(404, 409))
 def create_key(
     caller: Administrator, body: KeyRequest, plane: PlaneDependency, response: Response
 ) -> NewKey:

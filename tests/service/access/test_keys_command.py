@@ -64,8 +64,10 @@ def test_keys_are_told_to_programs_as_the_api_tells_them(shell):
         (("--name", "a b"), "expected letters"),
         (("--name", "ci", "--expires", "soon"), "expected a number with"),
         (("--name", "ci", "--expires", "0d"), "expected some time"),
-        (("--name", "ci", "--root", "elsewhere"), "expected one of default, found 'elsewhere'"),
+        (("--name", "ci", "--root", "elsewhere"), "expected some of default, found 'elsewhere'"),
+        (("--name", "ci", "--root", "a b"), "expected letters"),
         (("--name", "loopback"), "expected another name"),
+        (("--name", "ci", "--expires", "999999999999w"), "years"),
         (("--name", "ci", "--scope", "root"), "--scope"),
     ],
 )
