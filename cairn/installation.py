@@ -27,6 +27,7 @@ MODULES: Final = {
         "dbos",
         "fastapi",
         "jinja2",
+        "jwt",
         "prometheus_client",
         "sqlalchemy",
         "uvicorn",

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -12,10 +13,17 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
-from cairn.service.access import LoopbackGuard
+from cairn.service.access import (
+    Authenticator,
+    Issuer,
+    KeysGuard,
+    LoopbackGuard,
+    some_key_counts,
+)
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
-from cairn.service.dashboard import pages
+from cairn.service.dashboard import pages, sign_in
+from cairn.service.errors import SettingsError
 from cairn.service.http import (
     AT_ONCE,
     BodyLimit,
@@ -35,6 +43,7 @@ from cairn.service.routes import (
     convert,
     gather,
     health,
+    keys,
     metrics,
     operations,
     restore,
@@ -42,7 +51,7 @@ from cairn.service.routes import (
     verify,
     workers,
 )
-from cairn.service.settings import Settings, load_settings
+from cairn.service.settings import Settings, is_loopback, load_settings
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -56,6 +65,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     verify.router,
     operations.router,
     workers.router,
+    keys.router,
     artifacts.router,
 )
 
@@ -87,7 +97,10 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.state.launch_jobs = jobs
     install_handlers(app)
     app.add_middleware(BodyLimit)
-    app.add_middleware(LoopbackGuard)
+    if settings.auth == "keys":
+        app.add_middleware(KeysGuard, settings=settings)
+    else:
+        app.add_middleware(LoopbackGuard)
     app.state.metrics = ServerMetrics(version=package_version())
     app.add_middleware(
         ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
@@ -102,8 +115,9 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.include_router(health.router, responses=problem_responses())
     app.include_router(metrics.router, responses=problem_responses())
     app.include_router(pages.router)
+    app.include_router(sign_in.router)
     app.mount("/static", pages.static_files)
-    describe_api(app)
+    describe_api(app, needs_keys=settings.auth == "keys")
     return app
 
 
@@ -135,6 +149,10 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
+        await run_in_threadpool(_refuse_without_keys, settings, catalog)
+        app.state.authenticator = Authenticator(
+            catalog, Issuer(settings).caller if settings.oidc_issuer else None
+        )
         app.state.turns = StoreTurns()
         # As many threads as silent stores can hold, and those that all else needs.
         current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
@@ -160,6 +178,19 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:
+    """Others can reach the server, and nobody could prove who they are."""
+    if settings.oidc_issuer or is_loopback(settings.host):
+        return
+    if some_key_counts(catalog, now=datetime.now(UTC)):
+        return
+    raise SettingsError(
+        f"CAIRN_HOST: {settings.host!r} can be reached by others: expected a key that counts, "
+        "found none. Make one with `cairn keys create --name NAME --scope admin`, with the "
+        "settings of this server."
+    )
 
 
 def _route_template(scope: Scope) -> str | None:

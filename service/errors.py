@@ -18,7 +18,10 @@ ServiceError
     ├── RunExistsError            409
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
+    ├── UnknownKeyError           404
+    ├── KeyNameTakenError         409
     ├── InvalidRequestError       422
+    ├── TooManyRequestsError      429
     └── NotReadyError             503
 """
 
@@ -124,6 +127,18 @@ class UnknownRootError(ProblemError):
     status, slug, title = 404, "root-not-found", "No such root"
 
 
+class UnknownKeyError(ProblemError):
+    """No key of a caller has that id."""
+
+    status, slug, title = 404, "key-not-found", "No such key"
+
+
+class KeyNameTakenError(ProblemError):
+    """A key that counts has that name."""
+
+    status, slug, title = 409, "key-name-taken", "The name is taken"
+
+
 class RunExistsError(ProblemError):
     """A new run was asked for under a name that is taken."""
 
@@ -146,6 +161,12 @@ class InvalidRequestError(ProblemError):
     """A well-formed request that asks for something impossible."""
 
     status, slug, title = 422, "invalid-request", "Invalid request"
+
+
+class TooManyRequestsError(ProblemError):
+    """Whoever asks does so too often; `Retry-After` says when to come back."""
+
+    status, slug, title = 429, "too-many-requests", "Too many requests"
 
 
 class NotReadyError(ProblemError):

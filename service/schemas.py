@@ -113,7 +113,8 @@ class Readiness(Response):
 
     status: Literal["ready"] = "ready"
     checks: dict[str, str] = Field(
-        description="By part: `ok`; of the index of each root, how long ago it was looked at."
+        description="By part: `ok`; of the index of each root, how long ago it was looked at. "
+        "With keys, for known callers only."
     )
 
 
@@ -245,6 +246,70 @@ class TakenOver(Response):
     """What a worker had left, and other workers execute now."""
 
     operations: list[str] = Field(description="Their ids.")
+
+
+class Scope(StrEnum):
+    """What a caller may do; each may do what those before it may."""
+
+    READ = "read"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+    def includes(self, other: "Scope") -> bool:
+        """Whether this is at least `other`."""
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+class KeyRequest(Request):
+    """Make a key for a caller."""
+
+    name: str = Field(
+        pattern=NAME_PATTERN,
+        description="Of the caller, for the audit trail; no other key that counts has it.",
+        examples=["trainers"],
+    )
+    scope: Scope = Field(default=Scope.READ, strict=False)  # JSON has only text for it
+    roots: list[Annotated[str, Field(pattern=NAME_PATTERN)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        description="Names of the roots where it counts; null: in all.",
+    )
+    expires_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=LONGEST_GRACE_SECONDS,
+        description="How long it counts; null: until it is revoked.",
+    )
+
+
+class Key(Response):
+    """A caller's key, without its secret."""
+
+    id: str = Field(description="The part of the key after `ck_`; no secret.")
+    name: str
+    scope: Scope
+    roots: list[str] | None
+    counts: bool = Field(description="It is neither revoked nor expired.")
+    created: datetime
+    created_by: str
+    expires: datetime | None
+    revoked: datetime | None
+    last_used: datetime | None = Field(description="To the minute.")
+
+
+class KeyList(Response):
+    """Every key that was made, by name and time."""
+
+    keys: list[Key]
+
+
+class NewKey(Response):
+    """A key that was just made."""
+
+    key: str = Field(description="The key itself, told this once.")
+    details: Key
 
 
 class AnnounceRequest(Request):

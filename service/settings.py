@@ -4,17 +4,36 @@ import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import pydantic_settings
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
+from cairn.service.schemas import Scope
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
+
+
+class Grant(BaseModel):
+    """What an issuer's callers may do who have one value of a claim."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scope: Scope
+    roots: tuple[str, ...] | None = Field(default=None, min_length=1)
 
 
 class Settings(BaseSettings):
@@ -33,15 +52,23 @@ class Settings(BaseSettings):
         default_factory=lambda: _default_data_dir(),
         description="Folder of the SQLite databases; made with mode 700 where it is missing.",
     )
-    database_url: str = Field(default="", description="Catalog; empty: SQLite in the data folder.")
+    database_url: str = Field(
+        default="", repr=False, description="Catalog; empty: SQLite in the data folder."
+    )
     jobs_database_url: str = Field(
-        default="", description="Job engine; empty: SQLite in the data folder."
+        default="", repr=False, description="Job engine; empty: SQLite in the data folder."
+    )
+    auth: Literal["loopback", "keys"] = Field(
+        default="loopback",
+        description="Who may ask: whoever is on this machine, or whoever has a key.",
+    )
+    host: str = Field(
+        default="127.0.0.1", description="Address to listen on; without keys, loopback only."
     )
     auto_upgrade: bool = Field(
         default=False,
         description="Bring PostgreSQL's tables to this version at the start; else `cairn upgrade`.",
     )
-    host: str = Field(default="127.0.0.1", description="Address to listen on; loopback only.")
     port: int = Field(
         default=8321, ge=0, le=65535, description="Port to listen on; 0: any free one."
     )
@@ -53,6 +80,33 @@ class Settings(BaseSettings):
     )
     worker: bool = Field(
         default=True, description="Run a job worker inside the server; else `cairn worker` does."
+    )
+    metrics_open: bool = Field(
+        default=False, description="With keys: `/metrics` needs none, for a scraper without."
+    )
+    rate_limit: float = Field(
+        default=200.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="With keys: requests a second that one caller may make, twice as many at once; "
+        "0: any number.",
+    )
+    oidc_issuer: str = Field(
+        default="", description="With keys: tokens of this OpenID Connect issuer (https) count too."
+    )
+    oidc_audience: str = Field(
+        default="", description="What such a token is for: the name that the issuer has for Cairn."
+    )
+    oidc_claim: str = Field(
+        default="groups", description="Its claim that says what its bearer is granted."
+    )
+    oidc_name: str = Field(
+        default="sub", description="Its claim that names its bearer in the audit trail."
+    )
+    oidc_grants: dict[str, Grant] = Field(
+        default_factory=dict,
+        description="What is granted for each value of that claim: a JSON object "
+        '{"value": {"scope": "read", "roots": ["default"]}}; without `roots`, in all.',
     )
     executor_id: str = Field(
         default="local",
@@ -87,16 +141,57 @@ class Settings(BaseSettings):
     def _no_port(cls, value: object) -> object:
         return None if value == "" else value
 
-    @field_validator("host")
-    @classmethod
-    def _loopback_only(cls, host: str) -> str:
-        if not is_loopback(host):
+    @model_validator(mode="after")
+    def _loopback_only(self) -> "Settings":
+        if self.auth == "loopback" and not is_loopback(self.host):
             raise SettingsError(
                 f"CAIRN_HOST: expected a loopback address (127.0.0.1, ::1 or localhost), found "
-                f"{host!r}. The server has no keys, so whoever reaches it may do everything: put "
-                "an authenticating proxy or an SSH tunnel in front of a loopback address."
+                f"{self.host!r}. Without keys, whoever reaches the server may do everything: make "
+                "one with `cairn keys create --name NAME --scope admin` and set CAIRN_AUTH=keys, "
+                "or put an authenticating proxy or an SSH tunnel in front of a loopback address."
             )
-        return host
+        return self
+
+    @model_validator(mode="after")
+    def _whole_issuer(self) -> "Settings":
+        if not self.oidc_issuer:
+            return self
+        self.check_issuer_url(self.oidc_issuer)
+        missing = [
+            f"CAIRN_{name}"
+            for name, value in (
+                ("AUTH=keys", self.auth == "keys"),
+                ("OIDC_AUDIENCE", self.oidc_audience),
+                ("OIDC_GRANTS", self.oidc_grants),
+            )
+            if not value
+        ]
+        known = {DEFAULT_ROOT, *self.roots}
+        odd = {name for one in self.oidc_grants.values() for name in one.roots or ()} - known
+        if missing or odd:
+            wrong = [*missing, *(f"CAIRN_ROOTS: root {name!r}" for name in sorted(odd))]
+            raise SettingsError(
+                f"CAIRN_OIDC_ISSUER: expected {', '.join(wrong)} beside it, found none."
+            )
+        return self
+
+    def check_issuer_url(self, url: object) -> str:
+        """An address of an issuer whose answers nobody on the way can change.
+
+        Raises:
+            SettingsError: It is another.
+        """
+        text = url if isinstance(url, str) else ""
+        try:
+            split = urlsplit(text)
+            local = split.scheme == "http" and is_loopback(split.hostname or "")
+        except ValueError:  # an unclosed bracket
+            split, local = urlsplit(""), False
+        if not split.hostname or not (split.scheme == "https" or local) or split.username:
+            raise SettingsError(
+                f"CAIRN_OIDC_ISSUER: expected https://, or http:// on this machine, found {url!r}"
+            )
+        return text
 
     @field_validator("root", "roots")
     @classmethod
@@ -162,9 +257,11 @@ def load_settings(**given: Any) -> Settings:
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
     except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
+        name = "OIDC_GRANTS" if '"oidc_grants"' in str(exc) else "ROOTS"
+        form = '{"name": "uri"}' if name == "ROOTS" else '{"value": {"scope": "read"}}'
         raise SettingsError(
-            f'CAIRN_ROOTS: expected a JSON object {{"name": "uri"}}, found '
-            f"{os.environ.get('CAIRN_ROOTS', '')!r} ({exc.__cause__})"
+            f"CAIRN_{name}: expected a JSON object {form}, found "
+            f"{os.environ.get(f'CAIRN_{name}', '')!r} ({exc.__cause__})"
         ) from exc
 
 

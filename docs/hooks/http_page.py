@@ -11,6 +11,10 @@ people, with one page a run below it (`/ui/{root}/{run}`). A running server hand
 description at `/openapi.json`; the one of this version is [here](openapi.json), complete enough to
 generate a client from.
 
+A server with keys (`CAIRN_AUTH=keys`) answers below `/v1` who sends `Authorization: Bearer` and a
+key or token, or a browser that has signed in: [how](../../howto/keys.md). Others get 401, callers
+who may not 403, and who asks too often 429 with `Retry-After`.
+
 Below `/v1`, a query parameter that an operation does not have is refused with 422.
 
 Every error is `application/problem+json` with the body [Problem](#body-problem). An alias has an

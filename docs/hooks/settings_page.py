@@ -18,7 +18,8 @@ TAIL = """
 Without `CAIRN_DATA_DIR` the databases are in `$XDG_STATE_HOME/cairn`, else `~/.local/state/cairn`,
 else `./.cairn`: the first that can be written.
 
-The client and the commands that ask a server read `CAIRN_URL` (default `http://127.0.0.1:8321`).
+The client and the commands that ask a server read `CAIRN_URL` (default `http://127.0.0.1:8321`),
+and their key from `CAIRN_KEY` or the file that `CAIRN_KEY_FILE` names.
 A training job where `CAIRN_URL` is set announces each step that it has saved, so that lists have it
 at once, and waits for nothing: the server's root that the run lies in is named by
 `CAIRN_ANNOUNCE_ROOT` (default `default`).

@@ -2,25 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 from cairn.service.errors import ForbiddenError
+from cairn.service.schemas import Scope as Scope
 
 T = TypeVar("T")
-
-
-class Scope(StrEnum):
-    """What a caller may do; each may do what those before it may."""
-
-    READ = "read"
-    OPERATE = "operate"
-    ADMIN = "admin"
-
-    def includes(self, other: "Scope") -> bool:
-        """Whether this is at least `other`."""
-        order = list(Scope)
-        return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,19 @@ class Caller:
                 f"use {', '.join(sorted(self.roots or ())) or 'none'}."
             )
 
+    def require_everywhere(self, scope: Scope) -> None:
+        """Refuse what concerns all roots to who may not use all of them.
+
+        Raises:
+            ForbiddenError: They may not.
+        """
+        self.require(scope)
+        if self.roots is not None:
+            raise ForbiddenError(
+                f"expected a caller who may {scope.value} in all roots, found {self.name!r}, who "
+                f"may in {', '.join(sorted(self.roots)) or 'none'}."
+            )
+
     def sees(self, root: str) -> bool:
         """Whether they may use a root."""
         return self.roots is None or root in self.roots
@@ -67,3 +67,19 @@ class Caller:
     def visible(self, roots: Mapping[str, T]) -> dict[str, T]:
         """Those of some roots, by name, that they may use."""
         return {name: value for name, value in roots.items() if self.sees(name)}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A caller who is known, and by what.
+
+    Attributes:
+        caller: Who.
+        key: Id of their key; None: they have shown a token of the issuer's.
+        csrf: Of a browser's session, what a page of ours says with each change that it asks for,
+            and no other page knows; None: they have shown the key itself.
+    """
+
+    caller: Caller
+    key: str | None = None
+    csrf: str | None = None

@@ -1,21 +1,19 @@
 """Who may ask: without keys, only this machine, and no page that a browser got elsewhere."""
 
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Connection
 
 from cairn.service.access.callers import Caller, Scope
+from cairn.service.access.origins import SAFE_METHODS, host_name
 from cairn.service.http import respond
 from cairn.service.schemas import Problem
 from cairn.service.settings import is_loopback
 
 LOOPBACK: Final = Caller("loopback", Scope.ADMIN)
 """Whoever is on this machine."""
-
-SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class LoopbackGuard:
@@ -58,22 +56,13 @@ def _refusal(scope: Connection) -> str | None:
             f"found {client[0]}. Use an SSH tunnel or an authenticating proxy on this machine."
         )
     host = headers.get("host", "")
-    if not is_loopback(_parts(f"//{host}")[0]):
+    if not is_loopback(host_name(f"//{host}")[0]):
         return (
             f"Host: expected localhost or a loopback address, found {host!r}. Without keys the "
             "server answers to no other name."
         )
     origin = headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS
-    if origin is not None and changes and _parts(origin)[1].lower() != host.lower():
+    if origin is not None and changes and host_name(origin)[1] != host.lower():
         return f"Origin: expected a page of this server ({host}), found {origin!r}."
     return None
-
-
-def _parts(url: str) -> tuple[str, str]:
-    """Host name, and host name with port, as they are written; empty if there is none."""
-    try:
-        split = urlsplit(url)
-        return split.hostname or "", split.netloc
-    except ValueError:  # an unclosed bracket
-        return "", ""

@@ -10,16 +10,17 @@ from typing import Annotated, Any, cast
 from fastapi import Depends, Request
 
 from cairn.service.access.callers import Caller, Scope
+from cairn.service.errors import UnauthenticatedError
 
 
 def allowed(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
     """A dependency: the caller, if they may do what needs `scope` in the path's root."""
 
     async def caller(request: Request) -> Caller:
-        found = replace(
-            cast(Caller, request.state.caller),  # by the guard, before any route
-            request_id=getattr(request.state, "request_id", ""),
-        )
+        known = cast(Caller | None, request.state.caller)  # by the guard, before any route
+        if known is None:
+            raise UnauthenticatedError("expected somebody who is signed in, found nobody")
+        found = replace(known, request_id=getattr(request.state, "request_id", ""))
         found.require(scope, request.path_params.get("root"))
         return found
 

@@ -9,6 +9,9 @@ from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file
 from .exports import gather_checkpoint as gather_checkpoint
 from .exports import get_artifact as get_artifact
+from .keys import create_key as create_key
+from .keys import list_keys as list_keys
+from .keys import revoke_key as revoke_key
 from .listing import get_alias as get_alias
 from .listing import get_checkpoint as get_checkpoint
 from .listing import get_run as get_run

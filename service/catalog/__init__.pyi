@@ -6,7 +6,9 @@ from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
 from .models import CheckpointRow as CheckpointRow
+from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
+from .models import SessionRow as SessionRow
 from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
 from .outside import count_outside as count_outside
 from .refresh import Index as Index

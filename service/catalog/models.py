@@ -1,4 +1,4 @@
-"""Tables of the catalog. All but `audit_events` can be rebuilt from the store."""
+"""Tables of the catalog. All but the audit trail and the keys can be rebuilt from the store."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -200,3 +200,34 @@ class AuditRow(Base):
     outcome: Mapped[str | None] = mapped_column(String(16))
     completed: Mapped[datetime | None] = mapped_column(UTCDateTime)
     request_id: Mapped[str | None] = mapped_column(PlainText(128))
+
+
+class KeyRow(Base):
+    """A caller's key; not rebuilt from the store. Of its secret there is a digest alone."""
+
+    __tablename__ = "keys"
+
+    id: Mapped[str] = mapped_column(String(12), primary_key=True)
+    # SHA-256 of the whole key, in hex.
+    digest: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(PlainText(128))
+    scope: Mapped[str] = mapped_column(String(16))
+    # Names of the roots where it counts; None: in all.
+    roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    created: Mapped[datetime] = mapped_column(UTCDateTime)
+    created_by: Mapped[str] = mapped_column(PlainText(256))
+    expires: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    revoked: Mapped[datetime | None] = mapped_column(UTCDateTime)
+    # To the minute.
+    last_used: Mapped[datetime | None] = mapped_column(UTCDateTime)
+
+
+class SessionRow(Base):
+    """A browser that is signed in with a key."""
+
+    __tablename__ = "sessions"
+
+    # SHA-256 of what its cookie holds, in hex.
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
+    expires: Mapped[datetime] = mapped_column(UTCDateTime)

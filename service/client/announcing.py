@@ -31,7 +31,7 @@ def announce(run: str, step: int, attempt: int) -> None:
     # Not before: a job that announces nothing does not load an HTTP client.
     from cairn.service.client.client import Client
     from cairn.service.client.connection import DEFAULT_ROOT
-    from cairn.service.errors import ClientError, ProblemResponseError
+    from cairn.service.errors import ClientError, ProblemResponseError, SettingsError
 
     folder, _, name = run.rpartition("/")
     root = os.environ.get("CAIRN_ANNOUNCE_ROOT") or DEFAULT_ROOT
@@ -47,7 +47,7 @@ def announce(run: str, step: int, attempt: int) -> None:
             )
         else:
             _complain("%s was not told of step %d of %s: %s", url, step, run, exc)
-    except ClientError as exc:
+    except (ClientError, SettingsError) as exc:
         _complain("%s was not told of step %d of %s: %s", url, step, run, exc)
     else:
         if found.uri.startswith(f"{run}/"):

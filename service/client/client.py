@@ -34,6 +34,9 @@ from cairn.service.schemas import (
     Checkpoint,
     CheckpointList,
     Health,
+    Key,
+    KeyList,
+    NewKey,
     Operation,
     OperationList,
     OperationState,
@@ -57,6 +60,7 @@ class Client(CleanUpConnection):
 
     Args:
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
+        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
         transport: For tests.
     """
@@ -197,6 +201,38 @@ class Client(CleanUpConnection):
         """Have other workers go on with what a dead one has left; ids of the operations."""
         path = f"/v1/workers/{segment(worker)}:takeOver"
         return self._send(TakenOver, "POST", path).operations
+
+    def keys(self) -> list[Key]:
+        """Every key of a caller that was made, by name and time, without secrets."""
+        return self._get(KeyList, "/v1/keys").keys
+
+    def create_key(
+        self,
+        name: str,
+        *,
+        scope: str = "read",
+        roots: Iterable[str] | None = None,
+        expires_seconds: float | None = None,
+    ) -> NewKey:
+        """Make a key for a caller; the answer alone has it.
+
+        Args:
+            name: Of the caller, for the audit trail.
+            scope: `read`, `operate` or `admin`.
+            roots: Names of the roots where it counts; None: in all.
+            expires_seconds: How long it counts; None: until it is revoked.
+        """
+        body = {
+            "name": name,
+            "scope": scope,
+            "roots": None if roots is None else list(roots),
+            "expires_seconds": expires_seconds,
+        }
+        return self._send(NewKey, "POST", "/v1/keys", body)
+
+    def revoke_key(self, key: str) -> None:
+        """Have the key of an id count no more, for good."""
+        self._answer("DELETE", f"/v1/keys/{segment(key)}")
 
     def restore(
         self,

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
+from cairn.service.client.own_key import authorization
 from cairn.service.client.responses import raise_for_problem, read_body, unreachable
 from cairn.service.schemas import Operation
 
@@ -26,6 +27,7 @@ class Connection:
 
     Args:
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
+        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
         transport: For tests.
     """
@@ -34,6 +36,7 @@ class Connection:
         self,
         url: str | None = None,
         *,
+        key: str | None = None,
         timeout: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
@@ -44,7 +47,7 @@ class Connection:
                 timeout=timeout,
                 transport=transport,
                 trust_env=False,  # a proxy does not know this machine's loopback address
-                headers={"Accept": "application/json"},
+                headers={"Accept": "application/json", **authorization(key)},
             )
         except httpx.InvalidURL as exc:
             raise unreachable(self.url, exc) from exc

@@ -35,6 +35,7 @@ from cairn.service.command.failures import (
     problem_of,
     usage_problem,
 )
+from cairn.service.command.keys import keys_app
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
@@ -206,6 +207,7 @@ def work(
 
 
 app.add_typer(workers_app, name="workers")
+app.add_typer(keys_app, name="keys")
 
 
 @app.command()

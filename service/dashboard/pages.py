@@ -19,7 +19,10 @@ FOLDER: Final = Path(__file__).parent
 ROWS: Final = 100
 # Nothing on a page comes from elsewhere, no inline script runs, and no other site frames it.
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; "
+    "form-action 'self'; base-uri 'none'",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
 
@@ -41,12 +44,12 @@ def runs_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Runs of every root."""
-    page = list_all_runs(caller, plane, ROWS, page_token)
-    return _page(
+    found = list_all_runs(caller, plane, ROWS, page_token)
+    return page(
         request,
         "runs.html",
-        runs=page.runs,
-        next_page_token=page.next_page_token,
+        runs=found.runs,
+        next_page_token=found.next_page_token,
         roots={name: str(uri) for name, uri in caller.visible(plane.roots).items()},
     )
 
@@ -61,15 +64,18 @@ def run_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Checkpoints of one run, each with a button that exports it to PyTorch."""
-    page = list_checkpoints(caller, root, run, plane, CheckpointState.LISTED, ROWS, page_token)
-    return _page(
+    found = list_checkpoints(caller, root, run, plane, CheckpointState.LISTED, ROWS, page_token)
+    return page(
         request,
         "run.html",
         run=get_run(caller, root, run, plane),
-        checkpoints=page.checkpoints,
-        next_page_token=page.next_page_token,
+        checkpoints=found.checkpoints,
+        next_page_token=found.next_page_token,
     )
 
 
-def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
-    return _templates.TemplateResponse(request, template, values, headers=HEADERS)
+def page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """A page, with what all of them have: who is signed in, and what their changes say."""
+    state = request.state
+    shared = {"caller": getattr(state, "caller", None), "csrf": getattr(state, "csrf", None)}
+    return _templates.TemplateResponse(request, template, shared | values, headers=HEADERS)

@@ -1,6 +1,8 @@
 from .body_limit import BodyLimit as BodyLimit
 from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range
+from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
+from .connections import BoundedConnection as BoundedConnection
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api

@@ -1,4 +1,4 @@
-"""ETags, and the conditions that name them; the client uses these too."""
+"""ETags, and the conditions that name them. The client reads this too, and has no framework."""
 
 
 def etag(sequence: int) -> str:

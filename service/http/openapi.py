@@ -3,7 +3,8 @@
 `python -m cairn.service.command.openapi` prints it.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -14,13 +15,38 @@ from cairn.service.schemas import Problem
 
 _REFERENCE = "#/components/schemas/{model}"
 
+PROTECTED: Final = "/v1/"
+"""Where a server with keys answers nobody without one."""
 
-def describe_api(app: FastAPI) -> None:
-    """Give `app` its document: the framework's, and the schema of the problems it declares."""
+_SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key, `ck_<id>_<secret>`, or a token of the OIDC issuer that the server "
+        "trusts. A server without keys (`CAIRN_AUTH=loopback`) needs none, and answers its own "
+        "machine only.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": "__Host-cairn_session",
+        "description": "A browser that has signed in at `/sign-in`. What changes something also "
+        "takes the header `X-CSRF-Token` of one of its pages.",
+    },
+}
+
+
+def describe_api(app: FastAPI, *, needs_keys: bool = False) -> None:
+    """Give `app` its document: the framework's, with the problems it declares, and who may ask.
+
+    Args:
+        app: With all of its routes.
+        needs_keys: Who shows no key is refused.
+    """
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _document(app)
+            app.openapi_schema = _document(app, needs_keys=needs_keys)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
@@ -42,7 +68,7 @@ def _of(method: str, operation: dict[str, Any]) -> set[int]:
     return with_body if method == "get" else with_body | {409}
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def _document(app: FastAPI, *, needs_keys: bool) -> dict[str, Any]:
     found = get_openapi(
         title=app.title,
         summary=app.summary,
@@ -54,8 +80,14 @@ def _document(app: FastAPI) -> dict[str, Any]:
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     for name, schema in problems["$defs"].items():
         schemas.setdefault(name, schema)
-    for item in found["paths"].values():
+    found["components"]["securitySchemes"] = _SECURITY
+    security: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
+    if not needs_keys:
+        security.append({})
+    for path, item in found["paths"].items():
         for method, operation in item.items():
+            needed = path.startswith(PROTECTED)
+            operation["security"] = security if needed else []
             for parameter in operation.get("parameters", []):
                 _without_null(parameter["schema"])
             declared = problem_responses(*_of(method, operation))

@@ -39,6 +39,7 @@ IfNoneMatch = Annotated[
         json_schema_extra={"enum": ["*"]},
     ),
 ]
+"""`If-Match`, `If-None-Match` or `If-Range` on what is read."""
 
 
 async def last_seen(if_match: IfMatch = None) -> int:

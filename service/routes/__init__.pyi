@@ -5,6 +5,7 @@ from . import clean_up as clean_up
 from . import convert as convert
 from . import gather as gather
 from . import health as health
+from . import keys as keys
 from . import metrics as metrics
 from . import operations as operations
 from . import restore as restore

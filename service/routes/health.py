@@ -34,8 +34,11 @@ async def health(request: Request) -> Health:
 
 
 @router.get("/readyz", responses=problem_responses(503))
-def ready(plane: PlaneDependency) -> Readiness:
-    """Catalog, job engine and every root are usable; 503 names those that are not."""
+def ready(request: Request, plane: PlaneDependency) -> Readiness:
+    """Catalog, job engine and every root are usable; 503 names those that are not.
+
+    With keys, who shows none is told whether, and not what.
+    """
 
     def ask_catalog() -> None:
         with plane.catalog.read() as session:
@@ -56,11 +59,14 @@ def ready(plane: PlaneDependency) -> Readiness:
             unexpected = problem.status == HTTPStatus.INTERNAL_SERVER_ERROR
             logger.warning("%s is not ready: %s", name, exc, exc_info=exc if unexpected else None)
             errors.append({"field": name, "detail": problem.detail})
+    known = request.state.caller is not None
+    if errors and not known:
+        raise NotReadyError("not usable now; a caller with a key is told what is not")
     if errors:
         unusable = ", ".join(error["field"] for error in errors)
         raise NotReadyError(f"not usable: {unusable}", errors=errors)
     checks = dict.fromkeys(questions, "ok") | _index_lag(plane)
-    return Readiness(checks=checks)
+    return Readiness(checks=checks if known else {})
 
 
 def _index_lag(plane: ControlPlane) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What Prometheus asks for: the metrics of this server.
 
-Who may ask is who may ask for `/healthz`: no key, and nobody on another machine.
+Without keys nobody on another machine may ask; with keys, who has one, or everybody where
+`CAIRN_METRICS_OPEN` says so.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,10 +8,10 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 
-VARIABLES_TO_COME: Final = frozenset({"CAIRN_AUTH", "CAIRN_KEY"})
+VARIABLES_TO_COME: Final[frozenset[str]] = frozenset()
 """Used in deploy/, and not read by the code yet."""
 
-COMMANDS_TO_COME: Final = frozenset({("keys", "create")})
+COMMANDS_TO_COME: Final[frozenset[tuple[str, ...]]] = frozenset()
 """Run in deploy/ or its pages, and no commands yet."""
 
 

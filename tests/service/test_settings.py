@@ -80,6 +80,21 @@ def test_address_that_others_can_reach_is_refused(host):
         Settings(host=host)
 
 
+def test_address_that_others_can_reach_takes_keys():
+    assert Settings(host="0.0.0.0", auth="keys").host == "0.0.0.0"
+    with pytest.raises(ValidationError, match="auth"):
+        Settings(host="0.0.0.0", auth="none")
+
+
+def test_passwords_of_databases_are_not_shown():
+    secret = "postgresql+psycopg://cairn:hunter2@db/cairn"
+    settings = Settings(database_url=secret, jobs_database_url=secret)
+    assert "hunter2" not in f"{settings!r} {settings}"
+    with pytest.raises(SettingsError) as raised:
+        load_settings(database_url=secret, host="0.0.0.0", port=-1)
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "root", ["http://169.254.169.254/", "file:///a/../b", "memory", "gs-x/../../etc", "dir::x"]
 )

@@ -16,7 +16,14 @@ from cairn.service.settings import Settings, load_settings
 from cairn.service.sizes import size_text
 
 PREFIX: Final = "CAIRN_"
-OTHERS: Final = ("CAIRN_ANNOUNCE_ROOT", "CAIRN_DIRECT_IO", "CAIRN_URL", "CAIRN_WRITER_ID")
+OTHERS: Final = (
+    "CAIRN_ANNOUNCE_ROOT",
+    "CAIRN_DIRECT_IO",
+    "CAIRN_KEY",
+    "CAIRN_KEY_FILE",
+    "CAIRN_URL",
+    "CAIRN_WRITER_ID",
+)
 """Variables that are read, and are no settings of the server."""
 
 _SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD")

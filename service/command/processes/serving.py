@@ -1,6 +1,7 @@
 """Runs the application as a process of its own: binds, announces itself, ends on a signal."""
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -11,8 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
+from cairn.service.actions import ControlPlane
 from cairn.service.app import create_app
 from cairn.service.errors import ServeError, ServiceError
+from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
 from cairn.service.observing import start_logging
 from cairn.service.settings import Settings
 from cairn.storage.errors import StorageError
@@ -40,6 +43,9 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
     startup = _Startup(application)
     config = uvicorn.Config(
         startup,
+        http=BoundedConnection,
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         log_config=None,  # its loggers write where all others do
         access_log=False,  # ours has a line for each request
         lifespan="on",
@@ -47,6 +53,7 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         proxy_headers=False,  # the peer is who connects: a proxy here vouches for its clients
     )
     server = _Server(config, application, lambda: announce(url))
+    _allow_open_files(4 * BoundedConnection.most)
     with listener:
         try:
             server.run(sockets=[listener])
@@ -54,6 +61,14 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
             if startup.failure is None:
                 raise
             raise startup.failure from exc
+
+
+def _allow_open_files(wanted: int) -> None:
+    """As many as connections, and the files that they read, need: a usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -97,9 +112,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        jobs = getattr(self._application.state, "jobs", None)
-        if jobs is not None:
-            jobs.stopping = True  # event streams end now; who watches comes back to the next server
+        plane: ControlPlane | None = getattr(self._application.state, "plane", None)
+        if plane is not None and plane.engine is not None:
+            plane.engine.stopping = (
+                True  # event streams end now; who watches comes back to the next server
+            )
         await super().shutdown(sockets)
 
 

@@ -46,7 +46,7 @@ async function convert(button) {
   place.classList.remove("failed");
   const answer = await fetch(button.dataset.convert, {
     method: "POST",
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", ...csrfHeaders() },
     body: JSON.stringify({ format: "huggingface" }),
   });
   const body = await answer.json();

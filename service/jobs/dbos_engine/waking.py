@@ -5,7 +5,7 @@ One cheap question for all of them takes its place: whether any job waits. If on
 queues look at once. Nothing is lost if that fails: they look by themselves all the same, later.
 
 DBOS has no way to be told. Its queues wait for an event that stands for the end, and that it keeps
-in a list of the instance: it is exchanged for one that can also be woken (ADR 25).
+in a list of the instance: it is exchanged for one that can also be woken (ADR 26).
 """
 
 import logging

@@ -1,0 +1,48 @@
+"""The cookie of a session: by https alone, but for a browser on the server's own machine."""
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+from starlette.types import Scope as Connection
+
+from cairn.service.access.origins import is_local
+from cairn.service.access.sessions import LIFETIME
+
+_SECURE: Final = "__Host-cairn_session"
+"""Browsers take a cookie of such a name by https alone, and from this very host."""
+_PLAIN: Final = "cairn_session"
+_LONGEST: Final = 4096
+
+
+def cookie_of(scope: Connection) -> str | None:
+    """What the session's cookie of a request holds; None: it has none."""
+    sent = Headers(scope=scope).getlist("cookie")
+    if len(sent) != 1 or len(sent[0]) > _LONGEST:
+        return None
+    return cookie_parser(sent[0]).get(_name(scope)) or None
+
+
+def set_cookie(response: Response, scope: Connection, secret: str) -> None:
+    """Have the browser keep its session."""
+    response.set_cookie(
+        _name(scope),
+        secret,
+        max_age=int(LIFETIME.total_seconds()),
+        path="/",
+        secure=not is_local(scope),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def delete_cookie(response: Response, scope: Connection) -> None:
+    """Have the browser forget its session."""
+    response.delete_cookie(
+        _name(scope), path="/", secure=not is_local(scope), httponly=True, samesite="strict"
+    )
+
+
+def _name(scope: Connection) -> str:
+    return _PLAIN if is_local(scope) else _SECURE

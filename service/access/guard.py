@@ -1,0 +1,158 @@
+"""Who may ask: with keys, whoever shows one, from anywhere; everybody else is answered 401."""
+
+from collections.abc import Mapping
+from hmac import compare_digest
+from typing import Final, cast
+from urllib.parse import quote
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as Connection
+
+from cairn.service.access.authenticator import Authenticator, too_many
+from cairn.service.access.callers import Identity
+from cairn.service.access.cookies import cookie_of
+from cairn.service.access.origins import SAFE_METHODS, peer_name, require_own_page
+from cairn.service.access.rates import Rates
+from cairn.service.errors import ForbiddenError, ProblemError, UnauthenticatedError
+from cairn.service.http import problem_from, respond
+from cairn.service.settings import Settings
+
+SIGN_IN: Final = "/sign-in"
+CSRF_HEADER: Final = "x-csrf-token"
+LONGEST_TOKEN: Final = 8192
+_STATIC: Final = "/static/"
+_ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN})
+_OPEN: Final = frozenset({"/readyz"})
+"""Answered to anybody, and more fully to callers that are known."""
+
+
+class KeysGuard:
+    """Says who asks, or answers 401 before anything else is done.
+
+    What authenticates is `app.state.authenticator`, which the application makes when it starts.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self._open = _OPEN | ({"/metrics"} if settings.metrics_open else frozenset())
+        self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit)
+
+    async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        """Pass the request on with its caller, or answer it with a problem."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # nothing here speaks WebSocket
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        state = scope.setdefault("state", {})
+        state["caller"] = None
+        path = scope["path"]
+        if path in _ALWAYS_OPEN or path.startswith(_STATIC):
+            await self.app(scope, receive, send)
+            return
+        authenticator = cast(Authenticator, scope["app"].state.authenticator)
+        try:
+            identity = await self._identify(scope, authenticator)
+        except (ProblemError, SQLAlchemyError) as exc:
+            await _refuse(scope, receive, send, exc)
+            return
+        if identity is None:
+            await self.app(scope, receive, send)
+            return
+        state["caller"], state["csrf"] = identity.caller, identity.csrf
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if identity.key is not None:
+                await authenticator.note_use(identity.key)
+
+    async def _identify(self, scope: Connection, authenticator: Authenticator) -> Identity | None:
+        """Who asks; None where anybody may."""
+        peer = peer_name(scope)
+        try:
+            identity = await _by_what_is_shown(scope, authenticator, peer)
+        except UnauthenticatedError:
+            if scope["path"] not in self._open:
+                raise
+            self._count(f"from {peer}")
+            return None
+        self._count(f"of {identity.caller.name!r}")
+        return identity
+
+    def _count(self, whose: str) -> None:
+        wait = self._rates.wait(whose)
+        if wait > 0:
+            raise too_many(whose, wait)
+        self._rates.take(whose)
+
+
+async def _by_what_is_shown(scope: Connection, authenticator: Authenticator, peer: str) -> Identity:
+    """Who asks: a key or token in the header, or else the session of a browser.
+
+    Raises:
+        UnauthenticatedError: Nobody that is known.
+        ForbiddenError: A browser, for another's page.
+    """
+    shown = Headers(scope=scope).getlist("authorization")
+    if shown:
+        return await authenticator.by_bearer(_token(shown), peer)
+    secret = cookie_of(scope)
+    if secret is None:
+        raise UnauthenticatedError(
+            "expected the header `Authorization: Bearer` with a key, found none. `cairn keys "
+            "create` makes a key; clients read it from CAIRN_KEY or the file CAIRN_KEY_FILE."
+        )
+    identity = await authenticator.by_session(secret, peer)
+    _require_own_page(scope, identity)
+    return identity
+
+
+def _token(shown: list[str]) -> str:
+    scheme, _, token = shown[0].partition(" ")
+    if len(shown) > 1 or scheme.lower() != "bearer" or not 0 < len(token) <= LONGEST_TOKEN:
+        raise UnauthenticatedError(
+            "Authorization: expected one, and that `Bearer` and a key, found another."
+        )
+    return token.strip()
+
+
+def _require_own_page(scope: Connection, identity: Identity) -> None:
+    """A browser sends its cookie for any page: what it changes, a page of ours must have asked for.
+
+    Raises:
+        ForbiddenError: None has.
+    """
+    if scope["method"] in SAFE_METHODS or identity.csrf is None:
+        return
+    headers = Headers(scope=scope)
+    require_own_page(scope)
+    if not compare_digest(headers.get(CSRF_HEADER, "").encode(), identity.csrf.encode()):
+        raise ForbiddenError(
+            "X-CSRF-Token: expected the one that pages of this session have, found another. "
+            "Reload the page."
+        )
+
+
+async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exception) -> None:
+    sent = Headers(scope=scope)
+    headers: Mapping[str, str] = exc.headers if isinstance(exc, ProblemError) else {}
+    if isinstance(exc, UnauthenticatedError):
+        shown = "authorization" in sent
+        if not shown and scope["method"] == "GET" and "text/html" in sent.get("accept", ""):
+            await _to_sign_in(scope)(scope, receive, send)
+            return
+        error = ', error="invalid_token"' if shown else ""
+        headers = {**headers, "WWW-Authenticate": f'Bearer realm="cairn"{error}'}
+    problem = problem_from(exc, instance=scope["path"])
+    await respond(problem, headers)(scope, receive, send)
+
+
+def _to_sign_in(scope: Connection) -> RedirectResponse:
+    query = scope["query_string"].decode("latin-1")
+    wanted = scope["path"] + (f"?{query}" if query else "")
+    return RedirectResponse(f"{SIGN_IN}?next={quote(wanted, safe='')}", status_code=303)

@@ -1,0 +1,235 @@
+"""Tokens of an OpenID Connect issuer: whoever it vouches for, with what their groups are granted.
+
+Source: OpenID Connect Discovery 1.0; RFC 7517 (keys), RFC 7519 (tokens), RFC 8725 (what to refuse).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import httpx
+import jwt
+
+from cairn.service.access.callers import Caller
+from cairn.service.errors import (
+    ForbiddenError,
+    NotReadyError,
+    SettingsError,
+    UnauthenticatedError,
+)
+from cairn.service.schemas import Scope
+from cairn.service.settings import Grant, Settings
+
+logger = logging.getLogger(__name__)
+
+LEEWAY_SECONDS: Final = 60
+"""How far the clocks of issuer and server may be apart."""
+
+FRESH_SECONDS: Final = 300.0
+"""How long keys count without asking again: one that the issuer withdraws counts no longer."""
+
+KEPT_SECONDS: Final = 3600.0
+"""How long they count while the issuer does not answer."""
+
+RETRY_SECONDS: Final = 10.0
+"""Between two requests to the issuer, whatever tokens ask for."""
+
+ANSWER_SECONDS: Final = 5.0
+LONGEST_ANSWER: Final = 1 << 20
+LONGEST_NAME: Final = 200
+
+_ALGORITHMS: Final[Mapping[tuple[str, str | None], Sequence[str]]] = {
+    ("RSA", None): ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    ("EC", "P-256"): ("ES256",),
+    ("EC", "P-384"): ("ES384",),
+    ("EC", "P-521"): ("ES512",),
+    ("OKP", "Ed25519"): ("EdDSA",),
+}
+"""What a public key can verify, by kind and curve; a secret that both sides know is none."""
+
+
+class Issuer:
+    """Verifies the tokens of one issuer, with its keys as it publishes them.
+
+    Safe to share between threads.
+
+    Args:
+        settings: With an issuer.
+        clock: Monotonic seconds.
+        transport: For tests.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._settings = settings
+        self._issuer = settings.oidc_issuer
+        self._clock = clock
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._keys: list[dict[str, Any]] = []
+        self._fetched = float("-inf")
+        self._asked = float("-inf")
+        self._found = ""
+
+    def caller(self, token: str) -> Caller:
+        """Whom a token vouches for.
+
+        Raises:
+            UnauthenticatedError: It is not the issuer's, not for this server, or not of now.
+            ForbiddenError: It is, and nothing is granted to its bearer.
+            NotReadyError: The issuer is needed, and does not answer.
+        """
+        try:
+            header = jwt.get_unverified_header(token)
+            key, algorithm = self._key(header)
+            claims = jwt.decode(
+                token,
+                key=jwt.PyJWK(key, algorithm).key,
+                algorithms=[algorithm],
+                audience=self._settings.oidc_audience,
+                issuer=self._issuer,
+                leeway=LEEWAY_SECONDS,
+                options={
+                    "require": ["exp", "iat", "iss", "aud"],
+                    "enforce_minimum_key_length": True,
+                },
+            )
+        # Nested deeply, or with numbers that no clock has: not the library's own errors.
+        except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
+            raise _refused(str(exc) or type(exc).__name__) from exc
+        return self._granted(claims)
+
+    def _granted(self, claims: Mapping[str, Any]) -> Caller:
+        settings = self._settings
+        name = claims.get(settings.oidc_name)
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise _refused(
+                f"claim {settings.oidc_name!r}: expected who it is, of {LONGEST_NAME} characters "
+                "at most"
+            )
+        values = claims.get(settings.oidc_claim)
+        values = [values] if isinstance(values, str) else values
+        found = [
+            settings.oidc_grants[value]
+            for value in (values if isinstance(values, list) else ())
+            if isinstance(value, str) and value in settings.oidc_grants
+        ]
+        if not found:
+            raise ForbiddenError(
+                f"expected a token with a value of {settings.oidc_claim!r} that CAIRN_OIDC_GRANTS "
+                f"names, found none in that of {name!r}."
+            )
+        return Caller(f"oidc:{name}", *_most(found))
+
+    def _key(self, header: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+        """The key that a token says it was signed with, and how."""
+        kid, algorithm = header.get("kid"), header.get("alg")
+        if not isinstance(algorithm, str) or not any(
+            algorithm in known for known in _ALGORITHMS.values()
+        ):
+            raise _refused(f"expected a signature by a key pair, found {str(algorithm)[:32]!r}")
+        if "crit" in header:
+            raise _refused("expected no header that has to be understood")
+        keys = self._current()
+        found = [one for one in keys if kid is None or one.get("kid") == kid]
+        if not found:  # a new one, maybe
+            keys = self._current(anew=True)
+            found = [one for one in keys if one.get("kid") == kid]
+        fitting = [one for one in found if algorithm in _verifies(one)]
+        if len(fitting) != 1:
+            raise _refused(
+                f"expected a key of the issuer's for {algorithm}, found {len(fitting)} that fit"
+            )
+        return fitting[0], algorithm
+
+    def _current(self, *, anew: bool = False) -> list[dict[str, Any]]:
+        """The issuer's keys; asked for where they are old, and at most every few seconds."""
+        now = self._clock()
+        usable = now - self._fetched < KEPT_SECONDS
+        fresh = now - self._fetched < FRESH_SECONDS and not anew
+        # Where there are keys, nobody waits for another's request.
+        if not fresh and self._lock.acquire(blocking=not usable):
+            try:
+                self._ask()
+            finally:
+                self._lock.release()
+        if self._clock() - self._fetched >= KEPT_SECONDS:
+            raise NotReadyError(
+                f"CAIRN_OIDC_ISSUER: expected the keys of {self._issuer}, found: {self._found}. "
+                "Keys of this server's own (ck_...) count meanwhile.",
+                headers={"Retry-After": str(int(RETRY_SECONDS))},
+            )
+        return self._keys
+
+    def _ask(self) -> None:
+        now = self._clock()
+        if now - self._asked < RETRY_SECONDS:
+            return
+        self._asked = now
+        try:
+            self._keys = self._fetch()
+            self._fetched = now
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, SettingsError) as exc:
+            self._found = str(exc) or type(exc).__name__
+            logger.warning("no keys of the issuer %s: %s", self._issuer, self._found)
+
+    def _fetch(self) -> list[dict[str, Any]]:
+        with httpx.Client(
+            timeout=ANSWER_SECONDS, transport=self._transport, trust_env=False
+        ) as client:
+            place = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+            document = _json(client, place)
+            if document.get("issuer") != self._issuer:
+                raise ValueError(f"{place}: issuer: found {document.get('issuer')!r}")
+            keys = _json(client, self._settings.check_issuer_url(document.get("jwks_uri"))).get(
+                "keys"
+            )
+        if not isinstance(keys, list):
+            raise ValueError("no list of keys")
+        return [one for one in keys if isinstance(one, dict) and _verifies(one)]
+
+
+def _json(client: httpx.Client, url: str) -> dict[str, Any]:
+    with client.stream("GET", url, headers={"Accept": "application/json"}) as response:
+        response.raise_for_status()
+        body = b""
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > LONGEST_ANSWER:
+                raise ValueError(f"{url}: more than {LONGEST_ANSWER} bytes")
+    found = httpx.Response(200, content=body).json()
+    if not isinstance(found, dict):
+        raise ValueError(f"{url}: no JSON object")
+    return found
+
+
+def _verifies(key: Mapping[str, Any]) -> Sequence[str]:
+    """Algorithms of the signatures that a published key verifies."""
+    kind, curve = key.get("kty"), key.get("crv")
+    known = _ALGORITHMS.get((str(kind), None if kind == "RSA" else str(curve)), ())
+    if key.get("use", "sig") != "sig" or "d" in key:  # for encryption; or private, and known to all
+        return ()
+    named = key.get("alg")
+    return known if named is None else tuple(one for one in known if one == named)
+
+
+def _most(grants: Sequence[Grant]) -> tuple[Scope, frozenset[str] | None]:
+    """The highest scope among grants, in the roots where it is granted."""
+    highest = max((one.scope for one in grants), key=list(Scope).index)
+    roots = [one.roots for one in grants if one.scope is highest]
+    if any(one is None for one in roots):
+        return highest, None
+    return highest, frozenset(name for one in roots for name in one or ())
+
+
+def _refused(found: str) -> UnauthenticatedError:
+    return UnauthenticatedError(
+        f"expected a token of the issuer that this server trusts, for it and of now; {found}."
+    )

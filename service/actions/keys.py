@@ -1,0 +1,92 @@
+"""Keys of callers. Who may use only some roots makes none: it might count in others."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cairn.service import access
+from cairn.service.access import Caller, Scope
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import KeyRow
+from cairn.service.errors import KeyNameTakenError, UnknownRootError
+from cairn.service.schemas import Key, KeyRequest, NewKey
+
+RESERVED: Final = frozenset({"loopback"})
+"""Names by which the audit trail knows somebody else."""
+
+
+def list_keys(plane: ControlPlane, caller: Caller) -> list[Key]:
+    """Every key that was made, by name and time.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    return [_body(row) for row in access.list_keys(plane.catalog)]
+
+
+def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewKey:
+    """Make a key.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownRootError: A root is none of ours.
+        KeyNameTakenError: A key that counts has the name.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    _check(request, plane.roots)
+    now = datetime.now(UTC)
+    seconds = request.expires_seconds
+    asked = request.model_dump(mode="json")
+    with audited(plane, caller, "key.create", **asked) as entry:
+        row, key = access.make_key(
+            plane.catalog,
+            name=request.name,
+            scope=request.scope,
+            roots=request.roots,
+            expires=None if seconds is None else now + timedelta(seconds=seconds),
+            by=caller.name,
+            now=now,
+        )
+        entry.complete(id=row.id)
+    return NewKey(key=key, details=_body(row))
+
+
+def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> None:
+    """Have a key count no more.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownKeyError: There is none of that id.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    with audited(plane, caller, "key.revoke", id=key):
+        access.revoke_key(plane.catalog, key, now=datetime.now(UTC))
+
+
+def _check(request: KeyRequest, roots: Iterable[str]) -> None:
+    odd = [one for one in request.roots or () if one not in roots]
+    if odd:
+        raise UnknownRootError(
+            f"roots: expected some of {', '.join(roots)}, found {', '.join(map(repr, odd))}"
+        )
+    if request.name in RESERVED:
+        raise KeyNameTakenError(
+            f"key {request.name!r}: expected another name; the audit trail calls who has no key so."
+        )
+
+
+def _body(row: KeyRow) -> Key:
+    return Key(
+        id=row.id,
+        name=row.name,
+        scope=Scope(row.scope),
+        roots=row.roots,
+        counts=access.counts(row, datetime.now(UTC)),
+        created=row.created,
+        created_by=row.created_by,
+        expires=row.expires,
+        revoked=row.revoked,
+        last_used=row.last_used,
+    )

@@ -1,0 +1,166 @@
+"""`cairn keys`: who may ask the control plane. Works on its database: there may be no key yet."""
+
+import getpass
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from cairn.service.command.durations import parse_duration
+from cairn.service.command.options import console, errors
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.command.printing.tables import print_table
+from cairn.service.schemas import (
+    LONGEST_GRACE_SECONDS,
+    NAME_PATTERN,
+    KeyList,
+    KeyRequest,
+    Scope,
+)
+
+if TYPE_CHECKING:
+    from cairn.service.access import Caller
+    from cairn.service.actions import ControlPlane
+
+keys_app: Final = typer.Typer(
+    help="Make, list and revoke keys, in the server's database.",
+    no_args_is_help=True,
+)
+
+DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
+
+
+def _name(text: str) -> str:
+    if re.fullmatch(NAME_PATTERN, text) is None:
+        raise typer.BadParameter(
+            f"expected letters, digits, '.', '_' and '-', 128 at most, found {text!r}"
+        )
+    return text
+
+
+def _names(texts: list[str] | None) -> list[str] | None:
+    return None if texts is None else [_name(text) for text in texts]
+
+
+def _lifetime(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = parse_duration(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    if not 0 < seconds <= LONGEST_GRACE_SECONDS:
+        raise typer.BadParameter(f"expected some time, a hundred years at most, found {text!r}")
+    return seconds
+
+
+@keys_app.command()
+def create(
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", callback=_name, help="Of the caller, for the audit trail."),
+    ],
+    scope: Annotated[Scope, typer.Option(help="What the caller may do.")] = Scope.READ,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", callback=_names, help="Only in this root of the store; may be repeated."
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Such as 90d; default: counts until it is revoked."),
+    ] = None,
+    data_dir: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a key, and print it: this once."""
+    from cairn.service import actions
+
+    request = KeyRequest(
+        name=name, scope=scope, roots=root or None, expires_seconds=_lifetime(expires)
+    )
+    with _plane(data_dir) as (plane, caller):
+        made = actions.create_key(plane, caller, request)
+    if json:
+        print_document(made)
+        return
+    print(made.key)
+    errors.print(
+        f"Key {made.details.id}, for CAIRN_KEY or a file that CAIRN_KEY_FILE names. "
+        "It is not told again.",
+        soft_wrap=True,
+    )
+
+
+@keys_app.command("list")
+def list_keys(data_dir: DataOption = None, json: JsonOption = False) -> None:
+    """List the keys, without their secrets."""
+    from cairn.service import actions
+
+    with _plane(data_dir) as (plane, caller):
+        found = actions.list_keys(plane, caller)
+    if json:
+        print_document(KeyList(keys=found))
+        return
+    titles = ("key", "name", "scope", "roots", "counts", "created (UTC)", "expires", "last used")
+    rows = (
+        (
+            one.id,
+            one.name,
+            one.scope.value,
+            "all" if one.roots is None else ", ".join(one.roots),
+            "yes" if one.counts else "no",
+            one.created,
+            one.expires,
+            one.last_used,
+        )
+        for one in found
+    )
+    print_table(console, titles, rows)
+
+
+@keys_app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Its id, from `cairn keys list`.")],
+    data_dir: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a key count no more, for good; running servers refuse it within seconds."""
+    from cairn.service import actions
+
+    with _plane(data_dir) as (plane, caller):
+        actions.revoke_key(plane, caller, key)
+        (row,) = (one for one in actions.list_keys(plane, caller) if one.id == key)
+    if json:
+        print_document(row)
+        return
+    print(f"key {key} revoked")
+
+
+@contextmanager
+def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
+    """The control plane of the settings, without jobs, and who is at this shell."""
+    from cairn.service.access import Caller
+    from cairn.service.actions import ControlPlane
+    from cairn.service.catalog import Catalog, Index
+    from cairn.service.settings import load_settings
+
+    settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+    settings.prepare()
+    catalog = Catalog.open(settings.database_url)
+    try:
+        plane = ControlPlane(settings, settings.root_uris, Index(catalog), None)
+        yield plane, Caller(f"shell:{_user()}", Scope.ADMIN)
+    finally:
+        catalog.close()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have a number only
+        return "unknown"

@@ -1,0 +1,100 @@
+"""Signing in with a key, and out: `/sign-in`, `/sign-out`."""
+
+from http import HTTPStatus
+from typing import Annotated, Final, cast
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from cairn.service.access import (
+    SIGN_IN,
+    Authenticator,
+    cookie_of,
+    delete_cookie,
+    is_local,
+    peer_name,
+    require_own_page,
+    set_cookie,
+)
+from cairn.service.dashboard.pages import page
+from cairn.service.errors import ProblemError, TooManyRequestsError, UnauthenticatedError
+from cairn.service.settings import Settings
+
+router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+Next = Annotated[str, Query(alias="next", max_length=4096)]
+
+
+@router.get(SIGN_IN)
+def sign_in_page(request: Request, wanted: Next = "/") -> Response:
+    """Asks for a key; where no keys are needed, leads on at once."""
+    if not _has_keys(request):
+        return RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
+    return _form(request, wanted)
+
+
+@router.post(SIGN_IN)
+async def sign_in(request: Request) -> Response:
+    """Begin a session, and lead to the page that was asked for."""
+    if not _has_keys(request):
+        return RedirectResponse("/", HTTPStatus.SEE_OTHER)
+    require_own_page(request.scope)
+    form = _fields((await request.body()).decode("utf-8", "replace"))
+    key, wanted = form.get("key", [""])[0].strip(), form.get("next", ["/"])[0]
+    if not is_local(request.scope) and request.headers["origin"].lower().startswith("http:"):
+        return _form(
+            request, wanted, "Browsers keep a session by https only: ask for that address."
+        )
+    authenticator = cast(Authenticator, request.app.state.authenticator)
+    try:
+        secret = await authenticator.sign_in(key, peer_name(request.scope))
+    except (UnauthenticatedError, TooManyRequestsError) as exc:
+        return _form(request, wanted, "That key does not count here.", exc)
+    answer = RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
+    set_cookie(answer, request.scope, secret)
+    return answer
+
+
+@router.post("/sign-out", status_code=204)
+async def sign_out(request: Request) -> Response:
+    """End the session of this browser."""
+    answer = Response(status_code=HTTPStatus.NO_CONTENT)
+    secret = cookie_of(request.scope)
+    if _has_keys(request) and secret is not None:
+        await cast(Authenticator, request.app.state.authenticator).sign_out(secret)
+        delete_cookie(answer, request.scope)
+    return answer
+
+
+def own_path(wanted: str) -> str:
+    """A path of this server; `/` for anything else, which may lead a browser elsewhere."""
+    try:
+        split = urlsplit(wanted)
+    except ValueError:
+        return "/"
+    plain = wanted.isascii() and wanted.isprintable() and " " not in wanted and "\\" not in wanted
+    ours = wanted.startswith("/") and not wanted.startswith("//")
+    return wanted if plain and ours and not split.scheme and not split.netloc else "/"
+
+
+def _fields(body: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(body, max_num_fields=8)
+    except ValueError:  # more than the form has
+        return {}
+
+
+def _has_keys(request: Request) -> bool:
+    return cast(Settings, request.app.state.settings).auth == "keys"
+
+
+def _form(
+    request: Request, wanted: str, problem: str = "", exc: ProblemError | None = None
+) -> Response:
+    status = HTTPStatus.OK if not problem else HTTPStatus.UNAUTHORIZED
+    detail = "" if exc is None else exc.detail
+    answer = page(request, "sign_in.html", wanted=own_path(wanted), problem=problem, detail=detail)
+    answer.status_code = status if exc is None else exc.status
+    answer.headers.update({} if exc is None else exc.headers)
+    return answer

@@ -1,0 +1,149 @@
+"""`cairn keys`, and the key of a client: in the environment or in a file."""
+
+import json
+import logging
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from cairn.service.catalog.models import AuditRow
+from cairn.service.client import announcing
+from cairn.service.client.client import Client
+from cairn.service.errors import ProblemResponseError, SettingsError
+from tests.service.access.conftest import bearer
+from tests.service.commands import cairn_here
+from tests.service.servers import serve
+from tests.service.stores import make_run
+
+
+@pytest.fixture
+def shell(settings, root, tmp_path):
+    """Runs the command with the server's settings."""
+    given = {"CAIRN_DATA_DIR": str(settings.data_dir), "CAIRN_ROOT": str(root)}
+    return lambda *arguments, **more: cairn_here(*arguments, **given, **more)
+
+
+def test_key_is_made_listed_and_revoked_at_the_shell(shell, http, keys):
+    done = shell("keys", "create", "--name", "ci", "--scope", "operate", "--expires", "90d")
+    assert done.returncode == 0, done.stderr
+    key = done.stdout.strip()
+    assert key.split("_")[1] in done.stderr
+    assert key not in done.stderr
+    assert http.get("/v1/runs", headers=bearer(key)).status_code == 200
+    listed = shell("keys", "list")
+    row = dict(zip(*(line.split("\t") for line in listed.stdout.splitlines()), strict=True))
+    assert (row["name"], row["scope"], row["roots"], row["counts"]) == (
+        "ci",
+        "operate",
+        "all",
+        "yes",
+    )
+    assert row["expires"] > row["created (UTC)"]
+    assert key.split("_", 2)[2] not in listed.stdout
+    assert shell("keys", "revoke", row["key"]).stdout == f"key {row['key']} revoked\n"
+    assert "\tno\t" in shell("keys", "list").stdout
+    with keys.catalog() as catalog, catalog.read() as session:
+        rows = list(session.scalars(select(AuditRow)))
+    assert [row.action for row in rows] == ["key.create", "key.revoke"]
+    assert all(row.actor.startswith("shell:") for row in rows)
+    assert key not in str([row.detail for row in rows])
+
+
+def test_keys_are_told_to_programs_as_the_api_tells_them(shell):
+    made = json.loads(shell("keys", "create", "--name", "ci", "--json").stdout)
+    listed = json.loads(shell("keys", "list", "--json").stdout)["keys"]
+    assert (listed, made["key"][:3]) == ([made["details"]], "ck_")
+    revoked = json.loads(shell("keys", "revoke", listed[0]["id"], "--json").stdout)
+    assert (revoked["id"], revoked["counts"]) == (listed[0]["id"], False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--name", "a b"), "expected letters"),
+        (("--name", "ci", "--expires", "soon"), "expected a number with"),
+        (("--name", "ci", "--expires", "0d"), "expected some time"),
+        (("--name", "ci", "--root", "elsewhere"), "expected some of default, found 'elsewhere'"),
+        (("--name", "ci", "--root", "a b"), "expected letters"),
+        (("--name", "loopback"), "expected another name"),
+        (("--name", "ci", "--expires", "999999999999w"), "years"),
+        (("--name", "ci", "--scope", "root"), "--scope"),
+    ],
+)
+def test_key_that_could_not_count_is_not_made(shell, arguments, part):
+    done = shell("keys", "create", *arguments)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert part in " ".join(done.stderr.split()).replace("│ ", "")
+    assert shell("keys", "list").stdout.count("\n") == 1
+
+
+def test_key_that_is_not_there_cannot_be_revoked(shell):
+    done = shell("keys", "revoke", "a" * 12)
+    assert (done.returncode, "expected the id of one" in done.stderr) == (3, True)
+
+
+def test_client_takes_its_key_from_the_environment_or_a_file(
+    app, keys, monkeypatch, tmp_path, root
+):
+    make_run(root / "run", [1])
+    key, other = keys.make("ci"), keys.make("other", "admin")
+    file = tmp_path / "key"
+    file.write_text(f"{key}\n")
+    monkeypatch.delenv("CAIRN_KEY", raising=False)
+    with serve(app) as url:
+        with Client(url) as client, pytest.raises(ProblemResponseError, match="CAIRN_KEY"):
+            list(client.runs())
+        monkeypatch.setenv("CAIRN_KEY_FILE", str(file))
+        with Client(url) as client:
+            assert [run.name for run in client.runs()] == ["run"]
+        monkeypatch.setenv("CAIRN_KEY", other)
+        with Client(url) as client:  # the variable comes before the file
+            made = client.create_key("third", scope="operate", expires_seconds=60)
+            found = client.keys()
+            assert [one.name for one in found] == ["ci", "other", "third"]
+            client.revoke_key(made.details.id)
+        with Client(url, key=made.key) as client, pytest.raises(ProblemResponseError) as raised:
+            client.roots()
+    assert raised.value.status == 401
+    assert made.key not in f"{raised.value} {raised.value.problem} {client!r} {client._http!r}"
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two words", "line\nbreak", "ключ"])
+def test_text_that_can_be_no_key_is_refused_without_repeating_it(text, tmp_path, monkeypatch):
+    monkeypatch.delenv("CAIRN_KEY", raising=False)
+    (tmp_path / "key").write_text(text)
+    monkeypatch.setenv("CAIRN_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(SettingsError, match=r"CAIRN_KEY_FILE: .*/key: expected a") as raised:
+        Client("http://127.0.0.1:1")
+    assert not text.strip() or text.strip() not in str(raised.value)
+
+
+def test_key_file_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("CAIRN_KEY", raising=False)
+    monkeypatch.setenv("CAIRN_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="none: expected a file with a key, found: No such"):
+        Client("http://127.0.0.1:1")
+
+
+def test_a_jobs_wrong_key_is_logged_once_and_not_told(app, keys, root, monkeypatch, caplog):
+    make_run(root / "run", [1])
+    run = f"file://{root}/run"
+    wrong = keys.make("ci")[:-3] + "AAA"
+    monkeypatch.setattr(announcing, "_failed", False)
+    with serve(app) as url:
+        monkeypatch.setenv("CAIRN_URL", url)
+        monkeypatch.setenv("CAIRN_KEY", wrong)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                announcing.announce(run, 1, 1)
+        monkeypatch.setenv("CAIRN_KEY", "no key at all")
+        announcing.announce(run, 1, 1)  # raises nothing
+        monkeypatch.setenv("CAIRN_KEY", keys.make("trainers"))
+        announcing.announce(run, 1, 1)
+        assert announcing._failed is False
+        assert httpx.get(f"{url}/v1/runs", headers=bearer(wrong)).status_code == 401
+    (line,) = [one.getMessage() for one in caplog.records if "was not told" in one.getMessage()]
+    assert "expected a key that this server knows" in line
+    assert wrong not in caplog.text
