@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import func, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
@@ -89,6 +89,7 @@ def checkpoint_rows(
         limit: At most this many.
     """
     query = select(CheckpointRow).where(CheckpointRow.run_id == run.id)
+    query = query.options(defer(CheckpointRow.stamps))  # of the refresh only
     if state is not None:
         query = query.where(CheckpointRow.state == state.value)
     if before:
