@@ -82,6 +82,7 @@ bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export_memory
 	$(BIN)/python -m benchmarks.convert_job
 	$(BIN)/python -m benchmarks.storage
+	$(BIN)/python -m benchmarks.control_plane
 
 format: $(DEV_STAMP)  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import storage, storage_rows
+from benchmarks import control_plane, storage, storage_rows
 from tests.programs.program import run
 
 pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch
@@ -93,3 +93,30 @@ def test_ratio_is_taken_within_each_round():
 def test_row_whose_measurement_failed_is_left_out():
     row = next(row for row in storage_rows.all_rows("file") if row.name == "verify")
     assert row.result([{row.value.measurement: {"seconds": 1.0, "bytes": 7}}]) is None
+
+
+@pytest.fixture(scope="module")
+def control_plane_rows(tmp_path_factory):
+    """As many runs as clients, each of which promotes in its own; MLflow is not installed here."""
+    output = tmp_path_factory.mktemp("control-plane") / "rows.json"
+    options = ["--runs", "64", "--steps", "4", "--turns", "8", "--idle", "0.1"]
+    assert control_plane.main([*options, "--without-mlflow", "--json", str(output)]) == 0
+    return json.loads(output.read_text())["rows"]
+
+
+def test_control_plane_benchmark_has_every_row_with_its_figures(control_plane_rows):
+    loads = [row for row in control_plane_rows if row["p99_ms"] is not None]
+    kinds = ("SQLite", "PostgreSQL", "SQLite, GCS double")
+    expected = {
+        (f"{row}, {kind}", clients)
+        for row in control_plane.ROWS
+        for kind in kinds
+        for clients in control_plane.CLIENTS
+    }
+    expected |= {(f"{row}, SQLite, in process", 8) for row in control_plane.ROWS[:3]}
+    assert {(row["row"], row["clients"]) for row in loads} == expected
+    for row in loads:
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+        assert row["per_second"] > 0
+    rest = [row["row"] for row in control_plane_rows if row["p99_ms"] is None]
+    assert len(rest) == 3 * len(kinds)
