@@ -1,4 +1,4 @@
-"""Tables of the catalog. All but `audit_events` can be rebuilt from the store."""
+"""Tables of the catalog. All but `audit_events` can be made anew, most of them from the store."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -200,3 +200,12 @@ class AuditRow(Base):
     outcome: Mapped[str | None] = mapped_column(String(16))
     completed: Mapped[datetime | None] = mapped_column(UTCDateTime)
     request_id: Mapped[str | None] = mapped_column(PlainText(128))
+
+
+class RevisionRow(Base):
+    """A revision that the tables have had, and the oldest whose code can run on it."""
+
+    __tablename__ = "catalog_revisions"
+
+    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
+    works_with: Mapped[str] = mapped_column(String(32))
