@@ -1,7 +1,7 @@
 """Where aliases point: moving, deleting, their history."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -56,13 +56,22 @@ def promote(
     """
     found = Run(plane.place(root, run))  # which is looked at with the step
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
-    with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
-        with _moved_by_others():
-            moved = promote_step(
-                found, step, alias, by=caller.name, reason=reason, expect=expect, later=later
-            )
-        write = partial(_write_row, root=root, run=run, alias=moved)
-        entry.complete(also=write, **_position(moved))
+    with ExitStack() as after:  # also where the answer is an error
+        with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
+            with _moved_by_others():
+                moved = promote_step(
+                    found,
+                    step,
+                    alias,
+                    by=caller.name,
+                    reason=reason,
+                    expect=expect,
+                    later=after.callback,
+                )
+            write = partial(_write_row, root=root, run=run, alias=moved)
+            entry.complete(also=write, **_position(moved))
+        if later is not None:
+            later(after.pop_all().close)
     return _body(moved, audited=True)
 
 

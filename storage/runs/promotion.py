@@ -168,8 +168,8 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         lease = parse_record(objects, LEASE_FILE, Lease, look.lease)
     except UNREADABLE:
         return None
-    numbers = map(parse_attempt_file, look.attempts)
-    later = [(look.step, one) for one in numbers if one is not None and one >= key[1]]
+    numbers = {number for name in look.attempts if (number := parse_attempt_file(name)) is not None}
+    later = [(look.step, number) for number in sorted(numbers) if number >= key[1]]
     described, manifests, tombstones, attempts, names = objects.at_once(
         lambda: run.described([(key, StepState.LISTED)]),
         lambda: objects.read_many(manifest_file(*one) for one in later if one != key),
@@ -177,7 +177,8 @@ def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
         lambda: judge_attempts(objects, lease.begun, listed=look.attempts),
         lambda: _attempts(run),
     )
-    if names != look.attempts or any(manifests.values()):
+    known = {one.number for one in attempts.known}
+    if names != look.attempts or known != numbers or any(manifests.values()):
         return None
     deleted = [one for one in later if tombstones[trash_file(*one)] is not None]
     holder = certain_holder(look.step, lease, attempts, look.published, deleted)

@@ -30,7 +30,7 @@ from cairn.storage.runs.trash import (
 from cairn.storage.store.clock import rfc3339
 from cairn.storage.store.uri import parse_uri
 from tests.storage.held_names import HeldNames
-from tests.storage.stored_runs import begin, end
+from tests.storage.stored_runs import begin, end, save
 
 
 def promote(run, step, expect=None, **more):
@@ -216,6 +216,16 @@ def test_a_step_is_promoted_if_it_is_listed_also_where_records_are_amiss(run, wr
 
     assert [promoted(step) for step in (3, 9)] == [listed(step) for step in (3, 9)]
     assert run.objects.list("trash/") == []
+
+
+def test_a_step_that_was_overwritten_is_promoted_as_it_is_also_where_lists_are_old(gcs):
+    run = Run.create(f"{gcs.bucket_uri}/run")
+    save(run, 3, begin(run, -1))
+    gcs.faults.add("stale_list", count=None)
+    save(run, 3, begin(run, 2))
+    assert run.step(3).attempt == 2
+    assert promote(run, 3).attempt == 2
+    assert gcs.names("run/trash/") == []
 
 
 def test_a_run_that_is_not_there_is_told_and_nothing_is_written(tmp_path):
