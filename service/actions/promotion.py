@@ -66,6 +66,7 @@ def promote(
                     by=caller.name,
                     reason=reason,
                     expect=expect,
+                    opened=False,
                     later=after.callback,
                 )
             write = partial(_write_row, root=root, run=run, alias=moved)

@@ -44,6 +44,7 @@ def promote_step(
     by: str = "",
     reason: str = "",
     expect: int | None,
+    opened: bool = True,
     later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
     """Point `alias` at a listed step, if it is still as the caller last saw it.
@@ -52,17 +53,18 @@ def promote_step(
     the hold, and beside it a closer look; another look, now that it is held; the alias.
 
     Args:
-        run: the run; that it exists is looked at here.
+        run: the run.
         step: one of its listed steps.
         alias: the alias.
         by: who asks.
         reason: why.
         expect: the alias's sequence last seen; None: it must not exist (deleted is not existing).
+        opened: False: nobody has looked yet whether the run exists; it is looked at here.
         later: takes what lets the step go again, to be called soon, by whoever has the time: nobody
             need wait for it. By default it is called before this returns.
 
     Raises:
-        RunNotFoundError: there is no such run.
+        RunNotFoundError: there is no such run, and it was not `opened`.
         StepNotFoundError: the step is not listed; or it was adopted, and its owner has removed it.
         StepInFlightError: it is being written.
         CorruptionError: it was adopted, and a listing shows that its owner has changed it.
@@ -70,7 +72,7 @@ def promote_step(
         StepChangedError: the step was deleted meanwhile, or is about to be; the alias is as before.
         InvalidURIError: `alias` can't be an alias, or `step` is no step's number.
     """
-    look = _Look.at(run, check_step(step), alias)
+    look = _Look.at(run, check_step(step), alias, opened)
     with ExitStack() as hold:
         info = _held_and_judged(run, look, hold, by=by, alias=alias)
         _refuse_changed(run, info)
@@ -109,17 +111,17 @@ class _Look(NamedTuple):
     deleted: set[StepKey]
 
     @classmethod
-    def at(cls, run: Run, step: int, alias: str) -> "_Look":
+    def at(cls, run: Run, step: int, alias: str, opened: bool) -> "_Look":
         objects = run.objects
-        info, lease, stored, attempts, manifests, trash = objects.at_once(
-            partial(read_run_info, objects),
+        there, lease, stored, attempts, manifests, trash = objects.at_once(
+            lambda: opened or read_run_info(objects) is not None,
             partial(objects.read, LEASE_FILE),
             partial(objects.read, alias_file(alias)),
             partial(_attempts, run),
             partial(objects.list, manifest_files(step)),
             partial(objects.list, trash_files(step)),
         )
-        if info is None:
+        if not there:
             run.info()  # raises, and says what there is instead
         published = {key for name in manifests if (key := parse_manifest_file(name)) is not None}
         deleted = {key for name in trash if (key := parse_trash_file(name)) is not None}

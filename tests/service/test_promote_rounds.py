@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from cairn.service.app import create_app
+from cairn.service.http import store_turns
 from cairn.service.settings import Settings
 from cairn.storage.store import objects
+from tests.service.jobs import until
 from tests.service.servers import serve
 from tests.service.stores import add_steps, make_run
 
@@ -107,3 +109,24 @@ def test_a_promotion_waits_four_times_for_the_store_and_for_nothing_after_it(gcs
             gcs.faults.clear()
     assert [sorted(one) for one in asked] == [LOOK, HOLD, LOOK_AGAIN, MOVE, LET_GO]
     assert run.aliases.require("production").step == 3
+
+
+def test_steps_that_a_silent_store_does_not_let_go_keep_nobody_waiting_for_what_needs_no_store(
+    gcs, server, monkeypatch
+):
+    monkeypatch.setattr(store_turns, "WAIT_SECONDS", 0.2)
+    silence = gcs.faults.add("hold", operation="objects.delete", name=r"\.hold\.json", count=None)
+    path = server + PROMOTE.format(3)
+    with httpx.Client(timeout=60) as http:
+        try:
+            for number in range(store_turns.AT_ONCE):
+                answer = http.post(path, json={"alias": f"a{number}"}, headers=CREATE)
+                assert answer.status_code == 200, answer.text
+            silence.wait(times=store_turns.AT_ONCE)
+            assert http.get(f"{server}/healthz").is_success
+            assert http.get(f"{server}/v1/runs").is_success
+            refused = http.post(path, json={"alias": "one-more"}, headers=CREATE)
+            assert refused.status_code == 503
+        finally:
+            gcs.faults.clear()
+        until(lambda: gcs.names("store/run/trash/") == [])

@@ -16,7 +16,13 @@ from cairn.storage.errors import (
 )
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.records.layout import alias_file, hold_file, manifest_file, trash_file
+from cairn.storage.runs.records.layout import (
+    RUN_FILE,
+    alias_file,
+    hold_file,
+    manifest_file,
+    trash_file,
+)
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.rollback import roll_back
 from cairn.storage.runs.run import Run
@@ -230,8 +236,15 @@ def test_a_step_that_was_overwritten_is_promoted_as_it_is_also_where_lists_are_o
 
 def test_a_run_that_is_not_there_is_told_and_nothing_is_written(tmp_path):
     with pytest.raises(RunNotFoundError, match="no such run"):
-        promote(Run(parse_uri(tmp_path / "none")), 3)
+        promote(Run(parse_uri(tmp_path / "none")), 3, opened=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_has_lost_its_record_is_told_to_who_has_not_opened_it(run):
+    run.objects.delete(RUN_FILE)
+    with pytest.raises(CorruptionError, match="the run has lost its record"):
+        promote(run, 3, opened=False)
+    assert run.aliases.list() == []
 
 
 def test_who_is_to_let_the_step_go_later_is_given_that_to_do(run, clock):
