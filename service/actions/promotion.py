@@ -1,7 +1,7 @@
 """Where aliases point: moving, deleting, their history."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,8 @@ from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias
+from cairn.storage.runs import Run, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
-from cairn.storage.runs import promote_step
 from cairn.storage.store import from_rfc3339
 
 
@@ -30,6 +30,7 @@ def promote(
     alias: str,
     reason: str,
     expect: int | None,
+    later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
     """Point `alias` at a listed step.
 
@@ -42,6 +43,7 @@ def promote(
         alias: Name of the alias.
         reason: Kept in its history.
         expect: Its sequence number as last seen; None: it must not exist.
+        later: Takes what is to be called once the answer is on its way, as `promote_step` does.
 
     Raises:
         RunNotFoundError: There is no such run.
@@ -52,13 +54,25 @@ def promote(
         StepChangedError: The step was deleted while it was being promoted.
         InvalidURIError: `alias` cannot be an alias.
     """
-    found = plane.run(root, run)
+    found = Run(plane.place(root, run))  # which is looked at with the step
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
-    with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
-        with _moved_by_others():
-            moved = promote_step(found, step, alias, by=caller.name, reason=reason, expect=expect)
-        write = partial(_write_row, root=root, run=run, alias=moved)
-        entry.complete(also=write, **_position(moved))
+    with ExitStack() as after:  # also where the answer is an error
+        with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
+            with _moved_by_others():
+                moved = promote_step(
+                    found,
+                    step,
+                    alias,
+                    by=caller.name,
+                    reason=reason,
+                    expect=expect,
+                    opened=False,
+                    later=after.callback,
+                )
+            write = partial(_write_row, root=root, run=run, alias=moved)
+            entry.complete(also=write, **_position(moved))
+        if later is not None:
+            later(after.pop_all().close)
     return _body(moved, audited=True)
 
 

@@ -32,7 +32,7 @@ class Catalog:
 
     @classmethod
     def open(cls, url: str, *, auto_upgrade: bool = True) -> "Catalog":
-        """Connect, and bring the tables to this version.
+        """Connect, and bring the tables to this version, unless a newer one has them and it works.
 
         Args:
             url: Of the database.
@@ -40,8 +40,8 @@ class Catalog:
                 version may be using: by `upgrade_catalog` else. SQLite is that of one server.
 
         Raises:
-            SettingsError: The URL cannot be used, or its database was made by a newer version, or
-                has to be upgraded first.
+            SettingsError: The URL cannot be used, or its database was made by a newer version that
+                this one cannot work with, or has to be upgraded first.
         """
         catalog = cls(_create_engine(url))
         try:
@@ -85,8 +85,11 @@ class Catalog:
 def upgrade_catalog(url: str) -> tuple[str | None, str]:
     """Bring a catalog to this version, one process at a time; its revisions before and after.
 
+    One of a newer version that this one works with stays as it is.
+
     Raises:
-        SettingsError: The URL cannot be used, or its database was made by a newer version.
+        SettingsError: The URL cannot be used, or its database was made by a newer version that
+            this one cannot work with.
     """
     engine = _create_engine(url)
     try:

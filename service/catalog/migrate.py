@@ -7,8 +7,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert, inspect, select
 
+from cairn.service.catalog.models import RevisionRow
 from cairn.service.errors import SettingsError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -30,6 +31,42 @@ def revisions(connection: Connection) -> tuple[str | None, str]:
     )
 
 
+def is_newer_and_works(connection: Connection) -> bool:
+    """Whether a newer version has made the tables, and left all that this one reads and writes."""
+    found, _ = revisions(connection)
+    known = _known(connection)
+    return found is not None and found not in known and works_with(connection, found) in known
+
+
+def works_with(connection: Connection, revision: str) -> str | None:
+    """The oldest revision whose code can run on tables of `revision`, as its code has noted.
+
+    None if it has not: versions before this table note nothing.
+    """
+    if not inspect(connection).has_table(RevisionRow.__tablename__):
+        return None
+    noted = select(RevisionRow.works_with).where(RevisionRow.revision == revision)
+    return connection.scalar(noted)
+
+
+def _known(connection: Connection) -> list[str]:
+    """Every revision of this version, oldest first."""
+    scripts = ScriptDirectory.from_config(configuration(connection))
+    return [script.revision for script in scripts.walk_revisions()][::-1]
+
+
+def _note_works_with(connection: Connection) -> None:
+    """For older versions that start on these tables: each migration says `works_with`."""
+    scripts = ScriptDirectory.from_config(configuration(connection))
+    known = _known(connection)
+    said = (
+        getattr(script.module, "works_with", script.revision) for script in scripts.walk_revisions()
+    )
+    oldest = max(said, key=known.index)  # of one that says nothing: its own
+    if works_with(connection, known[-1]) is None:
+        connection.execute(insert(RevisionRow).values(revision=known[-1], works_with=oldest))
+
+
 def refuse_older(connection: Connection) -> None:
     """Raise if the tables are there and are of an older version.
 
@@ -37,9 +74,7 @@ def refuse_older(connection: Connection) -> None:
         SettingsError: they are.
     """
     found, known = revisions(connection)
-    scripts = ScriptDirectory.from_config(configuration(connection))
-    older = {script.revision for script in scripts.walk_revisions()} - {known}
-    if found in older:
+    if found != known and found in _known(connection):
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {connection.engine.url!r} is at revision {found}, "
             f"and this version of Cairn needs {known}. Run `cairn upgrade` once (servers and "
@@ -50,9 +85,14 @@ def refuse_older(connection: Connection) -> None:
 def upgrade(connection: Connection) -> None:
     """Run the migrations that are missing, in the connection's transaction.
 
+    What a newer version has made stays as it is, if this one works with it.
+
     Raises:
-        SettingsError: The database was made by a newer version of Cairn.
+        SettingsError: The database was made by a newer version of Cairn, which older ones can't
+            work with.
     """
+    if is_newer_and_works(connection):
+        return
     config = configuration(connection)
     try:
         command.upgrade(config, "head")
@@ -63,3 +103,4 @@ def upgrade(connection: Connection) -> None:
             f"version {known}: {exc}. It was made by a newer Cairn: upgrade, or name another "
             "database and run `cairn index rebuild`."
         ) from exc
+    _note_works_with(connection)

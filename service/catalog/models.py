@@ -1,4 +1,4 @@
-"""Tables of the catalog. All but the audit trail and the keys can be rebuilt from the store."""
+"""Tables of the catalog. All but the audit trail and the keys can be made anew."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -231,3 +231,12 @@ class SessionRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
     expires: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class RevisionRow(Base):
+    """A revision that the tables have had, and the oldest whose code can run on it."""
+
+    __tablename__ = "catalog_revisions"
+
+    revision: Mapped[str] = mapped_column(String(32), primary_key=True)
+    works_with: Mapped[str] = mapped_column(String(32))

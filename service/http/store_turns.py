@@ -6,11 +6,12 @@ A store that is slow or silent holds a few threads then, and the rest of the ser
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar, Final
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.background import BackgroundTask
 
 from cairn.service.errors import NotReadyError
 from cairn.storage.store import within
@@ -72,10 +73,21 @@ class StoreRoute(APIRoute):
                 if request.method in _READS and not looks and not self.needs_store:
                     return await handler(request)
                 turns: StoreTurns = request.app.state.turns
-                async with turns.turn(request.path_params.get("root", "")):
-                    return await handler(request)
+                root = request.path_params.get("root", "")
+                async with turns.turn(root):
+                    response = await handler(request)
+                if response.background is not None:
+                    response.background = BackgroundTask(_in_turn, turns, root, response.background)
+                return response
 
         return in_turn
+
+
+async def _in_turn(turns: StoreTurns, root: str, task: BackgroundTask) -> None:
+    """What is left to do after an answer waits for its turn too; it can be left undone."""
+    with within(ANSWER_SECONDS), suppress(NotReadyError):
+        async with turns.turn(root):
+            await task()
 
 
 class StoreReadRoute(StoreRoute):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
@@ -129,6 +129,7 @@ def promote_checkpoint(
     expect: ExpectationDependency,
     plane: PlaneDependency,
     response: Response,
+    background: BackgroundTasks,
 ) -> Alias:
     """Point an alias at a listed step.
 
@@ -144,6 +145,7 @@ def promote_checkpoint(
         alias=body.alias,
         reason=body.reason,
         expect=expect.sequence,
+        later=background.add_task,
     )
     response.headers["ETag"] = etag(moved.sequence)
     return moved

@@ -142,7 +142,7 @@ def collect_garbage(
             files.delete_tree(f"{EXPORTS}{key[0]}.{key[1]}")
             run.objects.delete(annotation_file(*key))
             # Last: until here a repeated call goes on.
-            end_removal(run, key, stays=covers_older(key))
+            end_removal(run, key, stays=covers_older(key), now=clock())
         elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage):
             continue  # it counts by now
         else:

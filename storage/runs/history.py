@@ -40,7 +40,15 @@ from cairn.storage.runs.records import (
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store import ObjectStore
 
-__all__ = ["History", "StepKey", "judge_lease", "published_steps", "read_history", "trashed_steps"]
+__all__ = [
+    "History",
+    "StepKey",
+    "certain_holder",
+    "judge_lease",
+    "published_steps",
+    "read_history",
+    "trashed_steps",
+]
 
 StepKey = tuple[int, int]
 """(step, attempt)."""
@@ -181,6 +189,40 @@ def trashed_steps(objects: ObjectStore) -> set[StepKey]:
     """(step, attempt) of every deleted step; from names alone."""
     names = (parse_trash_file(name) for name in objects.list(TRASH))
     return {key for key in names if key is not None}
+
+
+def certain_holder(
+    step: int,
+    lease: Lease | None,
+    attempts: AttemptsFound,
+    published: Collection[StepKey],
+    deleted: Collection[StepKey],
+) -> int | None:
+    """The attempt that holds a step which is listed for certain; None: ask the whole history.
+
+    Args:
+        step: the step.
+        lease: as it was read, before attempts.
+        attempts: of the run.
+        published: (step, attempt) of every manifest of this one step.
+        deleted: the same of its tombstones, from the newest attempt that has published it on.
+    """
+    if lease is None or attempts.problems or not published:
+        return None
+    noted = None if lease.begun is None else lease.durable
+    if noted is not None and noted[0] == step and noted not in published:
+        return None  # it is lost
+    attempt = counting(published, attempts.known).get(step)
+    if attempt is None:
+        return None
+    later = {(step, one.number) for one in attempts.known if one.number >= attempt}
+    gone = later.intersection(deleted)
+    told = told_steps(attempts.known, published if noted is None else [*published, noted])
+    if told.intersection(later).difference(published, gone):
+        return None  # one that had overwritten this one is lost
+    # One that was deleted does not give its place back to what it had overwritten.
+    holder = counting([*published, *gone], attempts.known).get(step)
+    return attempt if holder == attempt and (step, attempt) not in gone else None
 
 
 def judge_lease(objects: ObjectStore) -> tuple[Lease | None, dict[str, StorageError]]:

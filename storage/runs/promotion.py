@@ -1,25 +1,56 @@
 """Promotion: an alias moves to a step, which is held meanwhile so that no deletion of it begins."""
 
-from typing import SupportsIndex
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple, SupportsIndex
 
 from cairn.storage.errors import CorruptionError
+from cairn.storage.runs.history import StepKey, certain_holder
 from cairn.storage.runs.records import (
+    ATTEMPTS,
+    LEASE_FILE,
+    UNREADABLE,
     Alias,
     AliasWriter,
+    Lease,
+    alias_file,
+    check_step,
+    judge_attempts,
+    manifest_file,
+    manifest_files,
+    parse_attempt_file,
+    parse_manifest_file,
+    parse_record,
+    parse_trash_file,
+    read_run_info,
+    trash_file,
+    trash_files,
 )
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_files import file_places, listed_problems, removed_by_owner
-from cairn.storage.runs.step_states import StepInfo
+from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.runs.trash import held
-from cairn.storage.store import open_files
+from cairn.storage.store import Versioned, open_files
 
 __all__ = ["delete_alias", "promote_step"]
 
 
 def promote_step(
-    run: Run, step: SupportsIndex, alias: str, *, by: str = "", reason: str = "", expect: int | None
+    run: Run,
+    step: SupportsIndex,
+    alias: str,
+    *,
+    by: str = "",
+    reason: str = "",
+    expect: int | None,
+    opened: bool = True,
+    later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
     """Point `alias` at a listed step, if it is still as the caller last saw it.
+
+    The caller waits for four round trips to the store: a look at everything that is told by names;
+    the hold, and beside it a closer look; another look, now that it is held; the alias.
 
     Args:
         run: the run.
@@ -28,8 +59,12 @@ def promote_step(
         by: who asks.
         reason: why.
         expect: the alias's sequence last seen; None: it must not exist (deleted is not existing).
+        opened: False: nobody has looked yet whether the run exists; it is looked at here.
+        later: takes what lets the step go again, to be called soon, by whoever has the time: nobody
+            need wait for it. By default it is called before this returns.
 
     Raises:
+        RunNotFoundError: there is no such run, and it was not `opened`.
         StepNotFoundError: the step is not listed; or it was adopted, and its owner has removed it.
         StepInFlightError: it is being written.
         CorruptionError: it was adopted, and a listing shows that its owner has changed it.
@@ -37,10 +72,11 @@ def promote_step(
         StepChangedError: the step was deleted meanwhile, or is about to be; the alias is as before.
         InvalidURIError: `alias` can't be an alias, or `step` is no step's number.
     """
-    info = run.step(step)
-    _refuse_changed(run, info)
-    with held(run, (info.step, info.attempt), by=by, reason=f"promote it to {alias!r}"):
-        return AliasWriter(run.objects, run.clock).move(
+    look = _Look.at(run, check_step(step), alias, opened)
+    with ExitStack() as hold:
+        info = _held_and_judged(run, look, hold, by=by, alias=alias)
+        _refuse_changed(run, info)
+        moved = AliasWriter(run.objects, run.clock).move(
             alias,
             step=info.step,
             attempt=info.attempt,
@@ -48,7 +84,108 @@ def promote_step(
             by=by,
             reason=reason,
             expect=expect,
+            seen=look.alias,
         )
+        if later is not None:
+            later(hold.pop_all().close)
+        return moved
+
+
+class _Look(NamedTuple):
+    """What one round trip shows of a run, a step of it and an alias; nothing is certain yet.
+
+    Attributes:
+        step: the step.
+        lease: as it is stored.
+        alias: the same.
+        attempts: names of the records of attempts.
+        published: (step, attempt) of the step's manifests.
+        deleted: (step, attempt) of its tombstones.
+    """
+
+    step: int
+    lease: Versioned | None
+    alias: Versioned | None
+    attempts: list[str]
+    published: set[StepKey]
+    deleted: set[StepKey]
+
+    @classmethod
+    def at(cls, run: Run, step: int, alias: str, opened: bool) -> "_Look":
+        objects = run.objects
+        there, lease, stored, attempts, manifests, trash = objects.at_once(
+            lambda: opened or read_run_info(objects) is not None,
+            partial(objects.read, LEASE_FILE),
+            partial(objects.read, alias_file(alias)),
+            partial(_attempts, run),
+            partial(objects.list, manifest_files(step)),
+            partial(objects.list, trash_files(step)),
+        )
+        if not there:
+            run.info()  # raises, and says what there is instead
+        published = {key for name in manifests if (key := parse_manifest_file(name)) is not None}
+        deleted = {key for name in trash if (key := parse_trash_file(name)) is not None}
+        return cls(step, lease, stored, attempts, published, deleted)
+
+    @property
+    def candidate(self) -> StepKey | None:
+        """The one that is listed, if any is: what set it aside would set aside earlier ones too."""
+        newest = max(self.published, default=None)
+        return None if newest is None or newest in self.deleted else newest
+
+
+def _attempts(run: Run) -> list[str]:
+    names = run.objects.children(ATTEMPTS)
+    return [name for name in names if parse_attempt_file(name) is not None]
+
+
+def _held_and_judged(run: Run, look: _Look, hold: ExitStack, *, by: str, alias: str) -> StepInfo:
+    """The step, which is listed and held until `hold` ends."""
+
+    def hold_it(key: StepKey) -> None:
+        hold.enter_context(held(run, key, by=by, reason=f"promote it to {alias!r}"))
+
+    if look.candidate is not None:
+        info, _ = run.objects.at_once(
+            partial(_listed, run, look, look.candidate), partial(hold_it, look.candidate)
+        )
+        if isinstance(info, StepInfo):
+            return info
+        hold.close()
+    info = run.step(look.step)  # the whole history tells
+    hold_it((info.step, info.attempt))
+    return info
+
+
+def _listed(run: Run, look: _Look, key: StepKey) -> StepInfo | None:
+    """The step, if it is listed for certain; asked by name: a store may have shown an old list.
+
+    Attempts are listed anew, after manifests: the one that wrote a manifest is among those that
+    judge it.
+    """
+    objects = run.objects
+    if look.lease is None:
+        return None
+    try:
+        lease = parse_record(objects, LEASE_FILE, Lease, look.lease)
+    except UNREADABLE:
+        return None
+    numbers = {number for name in look.attempts if (number := parse_attempt_file(name)) is not None}
+    later = [(look.step, number) for number in sorted(numbers) if number >= key[1]]
+    described, manifests, tombstones, attempts, names = objects.at_once(
+        lambda: run.described([(key, StepState.LISTED)]),
+        lambda: objects.read_many(manifest_file(*one) for one in later if one != key),
+        lambda: objects.read_many(trash_file(*one) for one in later),
+        lambda: judge_attempts(objects, lease.begun, listed=look.attempts),
+        lambda: _attempts(run),
+    )
+    known = {one.number for one in attempts.known}
+    if names != look.attempts or known != numbers or any(manifests.values()):
+        return None
+    deleted = [one for one in later if tombstones[trash_file(*one)] is not None]
+    holder = certain_holder(look.step, lease, attempts, look.published, deleted)
+    found = [one for one in described if one.problem is None and one.attempt == holder]
+    return found[0] if found else None
 
 
 def delete_alias(run: Run, alias: str, *, by: str = "", reason: str = "", expect: int) -> Alias:

@@ -25,6 +25,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.history import (
     History,
     StepKey,
+    certain_holder,
     judge_lease,
     published_steps,
     read_history,
@@ -45,7 +46,6 @@ from cairn.storage.runs.records import (
     StepContents,
     check_run_name,
     check_step,
-    counting,
     is_run_name,
     judge_attempts,
     judge_records,
@@ -61,7 +61,6 @@ from cairn.storage.runs.records import (
     read_run_info,
     step_dir,
     step_of,
-    told_steps,
     trash_file,
     write_run_info,
 )
@@ -608,26 +607,15 @@ class Run:
         }
         stored = self.objects.read_many(names)  # of those that do not count, only that they exist
         published = [(number, names[name]) for name, value in stored.items() if value]
-        found = judge_attempts(self.objects, begun)  # after manifests
-        noted = None if lease is None or begun is None else lease.durable
-        lost = noted is not None and noted[0] == number and noted not in published
-        if lease is None or problems or found.problems or lost:
-            return None  # the whole history tells
-        attempts = found.known
-        attempt = counting(published, attempts).get(number)
-        if attempt is None:
+        if lease is None or problems or not published:
             return None
-        later = [(number, one.number) for one in attempts if one.number >= attempt]
+        attempts = judge_attempts(self.objects, begun)  # after manifests
+        newest = max(published)
+        later = [(number, one.number) for one in attempts.known if one.number >= newest[1]]
         tombstones = self.objects.read_many(trash_file(*key) for key in later)
         deleted = [key for key in later if tombstones[trash_file(*key)] is not None]
-        told = told_steps(attempts, published if noted is None else [*published, noted])
-        if told.intersection(later).difference(published, deleted):
-            return None  # as above: one that had overwritten this one is lost
-        # One that was deleted does not give its place back to what it had overwritten.
-        holder = counting([*published, *deleted], attempts).get(number)
-        if holder != attempt or (number, attempt) in deleted:
-            return None
-        return self._describe(number, attempt, StepState.LISTED)
+        attempt = certain_holder(number, lease, attempts, published, deleted)
+        return None if attempt is None else self._describe(number, attempt, StepState.LISTED)
 
     def _without_manifest(self, history: History) -> list[StepInfo]:
         return unpublished_steps(

@@ -8,6 +8,8 @@ Every deletion, whoever asks, goes the same way:
   behind it has deleted nothing. Who is about to need a step, as a promotion is, writes a **hold**,
   then looks for intents and tombstones; a deletion writes its intent, then looks for holds and
   aliases. One of the two sees the other: no alias ever names a step that goes, whoever dies when.
+- Those looks are made at once, in any order: a tombstone goes after its manifest, and only if
+  nobody holds the step by then.
 - The lease and the attempts are read with the aliases: the step that a live writer would resume
   from stays.
 - A tombstone that a retention policy laid carries the policy, which is asked again about the
@@ -41,6 +43,7 @@ from cairn.storage.runs.records import (
     check_step,
     forget_durable,
     hold_file,
+    hold_files,
     intent_file,
     manifest_file,
     parse_hold_file,
@@ -396,9 +399,9 @@ def held(run: Run, key: StepKey, *, by: str, reason: str) -> Iterator[None]:
             run.objects.delete_if(name, generation=generation)
 
 
-def _holds(run: Run) -> list[tuple[StepKey, Hold]]:
+def _holds(run: Run, within: str = TRASH) -> list[tuple[StepKey, Hold]]:
     names = {
-        name: key for name in run.objects.list(TRASH) if (key := parse_hold_file(name)) is not None
+        name: key for name in run.objects.list(within) if (key := parse_hold_file(name)) is not None
     }
     found = read_records(run.objects, names, Hold.parse)
     return [(names[name], hold) for name, hold in found.items()]
@@ -407,15 +410,18 @@ def _holds(run: Run) -> list[tuple[StepKey, Hold]]:
 def _is_going(run: Run, key: StepKey) -> bool:
     """Whether a step is deleted, about to be, or gone; for who has just begun to need it.
 
-    In this order: an intent goes only once the tombstone is there, and a tombstone only once the
-    manifest is gone.
+    At once, in whatever order the store answers. An intent goes only once the tombstone is there;
+    who lays that looks for holds after it. A tombstone goes only once the manifest is gone, and
+    nobody has held the step since: see `end_removal`.
     """
-    intent = read_record(run.objects, intent_file(*key), Intent)
-    if intent is not None and intent[0].is_alive(run.clock()):
-        return True
-    if run.objects.read(trash_file(*key)) is not None:
-        return True
-    return run.objects.read(manifest_file(*key)) is None
+    objects = run.objects
+    intent, tombstone, manifest = objects.at_once(
+        lambda: read_record(objects, intent_file(*key), Intent),
+        lambda: objects.read(trash_file(*key)),
+        lambda: objects.read(manifest_file(*key)),
+    )
+    declared = intent is not None and intent[0].is_alive(run.clock())
+    return declared or tombstone is not None or manifest is None
 
 
 def clear_announcements(run: Run, *, now: datetime) -> None:
@@ -521,16 +527,22 @@ def begin_removal(
     return True
 
 
-def end_removal(run: Run, key: StepKey, *, stays: bool) -> None:
+def end_removal(run: Run, key: StepKey, *, stays: bool, now: datetime) -> None:
     """What becomes of the tombstone of a step whose bytes are gone.
+
+    Whoever holds the step may have seen its manifest, which was there when they looked, and has yet
+    to see the tombstone: it stays for them, until the next collection.
 
     Args:
         run: the run.
         key: (step, attempt).
         stays: without it, what the step had overwritten would be listed again.
+        now: the present moment.
     """
     name = trash_file(*key)
     if not stays:
+        if any(hold.is_alive(now) for _, hold in _holds(run, hold_files(*key))):
+            return
         forget_durable(run.objects, key)  # nothing will tell that it was deleted
         run.objects.delete(name)
         return

@@ -244,6 +244,17 @@ def test_promotion_stands_though_the_audit_trail_cannot_note_its_end(
     assert "alias.promote of default/run: done, which could not be noted" in caplog.text
 
 
+def test_a_step_is_let_go_also_where_the_answer_is_an_error(app, http, run, monkeypatch):
+    def lost(*_arguments):
+        raise RuntimeError("after the alias was moved")
+
+    monkeypatch.setattr(promoting, "_position", lost)
+    with pytest.raises(RuntimeError, match="after the alias was moved"):
+        promote(http, 3, CREATE)
+    assert run.aliases.get("production").step == 3
+    assert run.objects.list("trash/") == []
+
+
 def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, monkeypatch):
     class Killed(BaseException):
         """What no code of the server sees coming."""

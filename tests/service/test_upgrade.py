@@ -4,7 +4,9 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 from alembic import command
@@ -16,6 +18,8 @@ from cairn.service.app import create_app
 from cairn.service.catalog import migrate
 from cairn.service.catalog.engine import Catalog, upgrade_catalog
 from cairn.service.catalog.migrate import configuration
+from cairn.service.command.doctor.databases import catalog_found
+from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.settings import Settings
@@ -27,6 +31,9 @@ from tests.service.stores import make_run
 EXPANDING_SINCE = "0006"
 """Every migration after it leaves all that the version before it reads and writes."""
 
+ASKED_SINCE = "0012"
+"""Code of this revision is the first that asks whether it works with a newer catalog."""
+
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
@@ -35,6 +42,7 @@ revision = "9999"
 down_revision = {before!r}
 branch_labels = None
 depends_on = None
+{says}
 
 
 def upgrade() -> None:
@@ -50,6 +58,21 @@ def revision_of(url):
         found = migrate.revisions(connection)
     engine.dispose()
     return found
+
+
+def upgraded_by_a_version_to_come(url, tmp_path, says="", before_it=""):
+    """Its revisions before and after: 9999 is the last, after 9998 if that has something to say."""
+    later = tmp_path / "migrations"
+    shutil.copytree(migrate.MIGRATIONS, later)
+    _, before = revision_of(url)
+    if before_it:
+        text = NEXT.format(before=before, says=before_it).replace("9999", "9998")
+        text = text[: text.index("def upgrade")] + "def upgrade() -> None:\n    pass\n"
+        (later / "versions/9998_before.py").write_text(text)
+        before = "9998"
+    (later / "versions/9999_more.py").write_text(NEXT.format(before=before, says=says))
+    with patch.object(migrate, "MIGRATIONS", later):
+        return upgrade_catalog(url)
 
 
 def take_back(url, revision):
@@ -171,7 +194,7 @@ def tables(engine):
 
 
 def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
-    database_url, root, tmp_path, monkeypatch
+    database_url, root, tmp_path
 ):
     """By a version to come, whose migration adds to every table."""
     make_run(root / "run", [1, 2])
@@ -192,12 +215,7 @@ def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
             while len(statuses) < 20:  # every statement has been prepared by the driver
                 assert thread.is_alive()
             _, known = revision_of(database_url)
-            later = tmp_path / "migrations"
-            shutil.copytree(migrate.MIGRATIONS, later)
-            (later / "versions/9999_more.py").write_text(NEXT.format(before=known))
-            with monkeypatch.context() as patched:
-                patched.setattr(migrate, "MIGRATIONS", later)
-                assert upgrade_catalog(database_url) == (known, "9999")
+            assert upgraded_by_a_version_to_come(database_url, tmp_path) == (known, "9999")
             so_far = len(statuses)
             while len(statuses) < so_far + 20:
                 assert thread.is_alive()
@@ -210,6 +228,68 @@ def test_a_server_goes_on_while_and_after_the_catalog_is_upgraded_below_it(
         assert answer.is_success
         aliases = http.get("/v1/roots/default/runs/run/aliases").json()["aliases"]
         assert [one["step"] for one in aliases] == [1]
+
+
+@pytest.mark.parametrize("auto_upgrade", [False, True])
+def test_a_server_that_is_started_anew_works_with_a_catalog_that_a_newer_version_left_it(
+    database_url, jobs_url, root, tmp_path, auto_upgrade
+):
+    make_run(root / "run", [1, 2])
+    Catalog.open(database_url).close()
+    _, known = revision_of(database_url)
+    says = f"works_with = {known!r}"
+    assert upgraded_by_a_version_to_come(database_url, tmp_path, says) == (known, "9999")
+    given = {"root": str(root), "data_dir": tmp_path / "data", "scan_seconds": 0}
+    settings = Settings(**given, database_url=database_url, auto_upgrade=auto_upgrade)
+    for _ in range(2):
+        with TestClient(create_app(settings, jobs=False), base_url=BASE_URL, client=PEER) as http:
+            assert len(http.get("/v1/runs?refresh=true").json()["runs"]) == 1
+            promote = "/v1/roots/default/runs/run/checkpoints/1:promote"
+            http.post(promote, json={"alias": "best"}, headers={"If-None-Match": "*"})
+            assert [
+                one["alias"]
+                for one in http.get("/v1/roots/default/runs/run/aliases").json()["aliases"]
+            ] == ["best"]
+    said = upgrade(database_url, jobs_url, tmp_path)
+    assert said.stdout.splitlines()[0] == "catalog: at revision 9999 already"
+    assert revision_of(database_url)[0] == "9999"
+    (found,) = catalog_found(database_url, seconds=5)
+    assert found.outcome is Outcome.OK
+    assert f"tables of version 9999, with which this one, {known}, works" in found.found
+
+
+@pytest.mark.parametrize(
+    ("says", "before_it"),
+    [("", ""), ("works_with = '9999'", ""), ("works_with = {known!r}", "works_with = '9998'")],
+    ids=["that says nothing", "that says so", "one of whose migrations says so"],
+)
+def test_a_newer_catalog_that_this_version_cannot_work_with_is_refused(
+    database_url, tmp_path, says, before_it
+):
+    Catalog.open(database_url).close()
+    _, known = revision_of(database_url)
+    upgraded_by_a_version_to_come(database_url, tmp_path, says.format(known=known), before_it)
+    for open_it in (Catalog.open, partial(Catalog.open, auto_upgrade=False), upgrade_catalog):
+        with pytest.raises(SettingsError, match="made by a newer Cairn"):
+            open_it(database_url)
+    assert revision_of(database_url)[0] == "9999"
+    (found,) = catalog_found(database_url, seconds=5)
+    assert found.outcome is Outcome.FAIL
+
+
+def test_every_migration_says_which_older_version_works_with_what_it_leaves(database_url):
+    Catalog.open(database_url).close()
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        scripts = ScriptDirectory.from_config(configuration(connection))
+        noted = migrate.works_with(connection, migrate.revisions(connection)[1])
+    engine.dispose()
+    known = [script.revision for script in scripts.walk_revisions()][::-1]
+    assert known.index(ASKED_SINCE) <= known.index(noted)
+    for script in scripts.walk_revisions():
+        if known.index(script.revision) > known.index(ASKED_SINCE):
+            said = script.module.works_with
+            assert known.index(ASKED_SINCE) <= known.index(said) <= known.index(script.revision)
 
 
 @pytest.mark.parametrize("more", [{}, {"added_later": {"by": "a newer version"}}])

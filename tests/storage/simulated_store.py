@@ -29,9 +29,18 @@ class ModelClock:
         self.now += timedelta(seconds=seconds)
 
 
-@dataclass
+@dataclass(eq=False)
 class Actor:
-    """One process. `at` is the call that it waits to make; None while it runs or has ended."""
+    """One process, or one of several calls that a process makes at once.
+
+    Attributes:
+        name: its name.
+        body: what it does.
+        at: the call that it waits to make; None while it runs or has ended.
+        caller: who makes this call and others at once; None: nobody, it is a process.
+        calls: how many calls it waits for, that it has made at once.
+        woken: it has been chosen, and has yet to make the call that it was chosen for.
+    """
 
     name: str
     body: Callable[[], None]
@@ -40,12 +49,34 @@ class Actor:
     killed: bool = False
     ended: bool = False
     error: BaseException | None = None
+    caller: "Actor | None" = None
+    calls: int = 0
+    woken: bool = False
+
+    @property
+    def process(self):
+        """The one that it belongs to, which dies as a whole."""
+        return self if self.caller is None else self.caller.process
+
+    @property
+    def depth(self):
+        """How many calls it is made within."""
+        return 0 if self.caller is None else 1 + self.caller.depth
 
     def run(self):
         try:
             self.body()
         except Killed:
             pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.at, self.ended = None, True
+
+    def run_call(self):
+        """As `run`, for whoever has made this call: it is told whatever ends it."""
+        try:
+            self.body()
         except BaseException as error:
             self.error = error
         finally:
@@ -82,17 +113,54 @@ class Scheduler:
         actor = getattr(self._current, "actor", None)
         if actor is None:
             return
-        if actor.killed:
+        if actor.process.killed:
             raise Killed
+        if actor.woken:
+            actor.woken = False
+            self.history[-1] = f"{actor.name}: step at {call}"
+            return
         actor.at = call
         self._yield(actor)
         actor.at = None
-        if actor.killed:
+        if actor.process.killed:
             raise Killed
+
+    def at_once(self, calls):
+        """What the calls return; the store serves what each of them asks at any moment.
+
+        Raises what the first of those that failed raised, once all have ended.
+        """
+        caller = getattr(self._current, "actor", None)
+        if caller is None:
+            return [call() for call in calls]
+        results = [None] * len(calls)
+        made = []
+        for at, call in enumerate(calls):
+
+            def body(at=at, call=call):
+                results[at] = call()
+
+            made.append(Actor(f"{caller.name}/{at}", body, caller=caller, woken=True))
+        caller.calls = len(made)
+        self._actors += made
+        for one in made:
+            threading.Thread(target=self._start_call, args=(one,), daemon=True).start()
+        if self._begun:
+            self._wake(self._choose())
+        else:
+            self._back.release()
+        caller.go.acquire()
+        if caller.process.killed:
+            raise Killed
+        caller.woken = True  # it was chosen for its next call
+        for one in made:
+            if one.error is not None:
+                raise one.error
+        return results
 
     def run(self, *actors):
         """Run until all actors have ended."""
-        self._actors = actors
+        self._actors = list(actors)
         for actor in actors:  # to its first call, one after the other
             threading.Thread(target=self._start, args=(actor,), daemon=True).start()
             self._back.acquire()
@@ -116,7 +184,7 @@ class Scheduler:
 
     def _choose(self):
         """The actor that moves next; None if all have ended."""
-        while alive := [actor for actor in self._actors if not actor.ended]:
+        while alive := [one for one in self._actors if not one.ended and not one.calls]:
             moves = [(actor, "step") for actor in alive]
             if self._kills:
                 moves += [(actor, "kill") for actor in alive]
@@ -136,19 +204,37 @@ class Scheduler:
             self.history.append(f"{actor.name}: {move} at {actor.at}")
             if move == "kill":
                 self._kills -= 1
-                actor.killed = True
+                actor.process.killed = True
             return actor
         return None
 
     def _next(self, actors, alive):
-        """The same as before; once that has ended, the one after it."""
-        at = actors.index(self._last) if self._last in actors else 0
-        return next(actor for actor in (*actors[at:], *actors) if actor in alive)
+        """The same as before; once that has ended, or waits for calls, the next call of its
+        process, as if they were made in turn; once that has ended, the one after it.
+        """
+        if self._last in alive:
+            return self._last
+        last = None if self._last is None else self._last.process
+        at = actors.index(last) if last in actors else 0
+        own = [actor for actor in alive if actor.process is last]
+        own.sort(key=lambda one: one.depth, reverse=True)
+        return next(one for one in (*own, *actors[at:], *actors) if one in alive)
 
     def _start(self, actor):
         self._current.actor = actor
         actor.run()
         self._wake(self._choose() if self._begun else None)
+
+    def _start_call(self, actor):
+        actor.go.acquire()
+        self._current.actor = actor
+        if actor.process.killed:
+            actor.error, actor.ended = Killed(), True
+        else:
+            actor.run_call()
+        self._actors.remove(actor)
+        actor.caller.calls -= 1
+        self._wake(self._choose())
 
 
 class SimulatedStore:
@@ -187,6 +273,9 @@ class SimulatedStore:
 
     def read_many(self, keys):
         return {key: self.read(key) for key in keys}
+
+    def at_once(self, *calls):
+        return self._scheduler.at_once(calls)
 
     def write(self, key, value):
         self._scheduler.turn(f"write {key}")

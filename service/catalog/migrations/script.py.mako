@@ -7,6 +7,8 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+# The oldest revision whose code can run on what this leaves; its own, if none before can.
+works_with = ${repr(down_revision)}
 
 
 def upgrade() -> None:

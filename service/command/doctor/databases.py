@@ -10,7 +10,7 @@ from alembic.util.exc import CommandError
 from sqlalchemy import URL, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.catalog.migrate import MIGRATIONS
+from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
 from cairn.service.command.doctor.findings import Finding, Outcome
 
 _SERVER_SCHEMA: Final = "dbos"
@@ -80,8 +80,12 @@ def _revision(check: str, engine: Engine, shown: str) -> Finding:
         there = inspect(connection).has_table("alembic_version")
         query = text("SELECT version_num FROM alembic_version")
         revision = connection.execute(query).scalar() if there else None
+        newer = there and is_newer_and_works(connection)
     if revision == head:
         return Finding(check, Outcome.OK, f"{shown}, tables of version {head}")
+    if newer:
+        found = f"{shown}, tables of version {revision}, with which this one, {head}, works"
+        return Finding(check, Outcome.OK, found)
     try:
         if revision is not None:
             known.get_revision(revision)

@@ -36,6 +36,7 @@ from .layout import RUN_FILE as RUN_FILE
 from .layout import RUN_FOLDERS as RUN_FOLDERS
 from .layout import TRASH as TRASH
 from .layout import CheckpointRef as CheckpointRef
+from .layout import alias_file as alias_file
 from .layout import annotation_file as annotation_file
 from .layout import asset_file as asset_file
 from .layout import attempt_dir as attempt_dir
@@ -45,10 +46,12 @@ from .layout import check_run_name as check_run_name
 from .layout import check_step as check_step
 from .layout import forgotten_file as forgotten_file
 from .layout import hold_file as hold_file
+from .layout import hold_files as hold_files
 from .layout import intent_file as intent_file
 from .layout import is_run_name as is_run_name
 from .layout import iterator_file as iterator_file
 from .layout import manifest_file as manifest_file
+from .layout import manifest_files as manifest_files
 from .layout import parse_alias_file as parse_alias_file
 from .layout import parse_annotation_file as parse_annotation_file
 from .layout import parse_attempt_file as parse_attempt_file
@@ -62,6 +65,7 @@ from .layout import parse_trash_file as parse_trash_file
 from .layout import step_dir as step_dir
 from .layout import step_of as step_of
 from .layout import trash_file as trash_file
+from .layout import trash_files as trash_files
 from .lease import LEASE_TTL_SECONDS as LEASE_TTL_SECONDS
 from .lease import Lease as Lease
 from .lease import begin_attempt as begin_attempt

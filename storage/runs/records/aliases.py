@@ -2,6 +2,7 @@
 
 import builtins
 import secrets
+from types import EllipsisType
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,8 +14,22 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.runs.records.layout import ALIASES, MAX_NUMBER, alias_file, parse_alias_file
-from cairn.storage.runs.records.placed import judge_records, read_record, write_record
-from cairn.storage.store import Clock, Moment, ObjectStore, Place, Record, rfc3339, utc_now
+from cairn.storage.runs.records.placed import (
+    judge_records,
+    parse_record,
+    read_record,
+    write_record,
+)
+from cairn.storage.store import (
+    Clock,
+    Moment,
+    ObjectStore,
+    Place,
+    Record,
+    Versioned,
+    rfc3339,
+    utc_now,
+)
 
 __all__ = ["HISTORY_KEPT", "Alias", "AliasEvent", "AliasWriter", "Aliases"]
 
@@ -157,6 +172,11 @@ class Aliases:
         """The alias, deleted or not, and its generation."""
         return read_record(self._objects, alias_file(name), Alias) or (None, None)
 
+    def _parsed(self, name: str, stored: Versioned | None) -> tuple[Alias | None, bytes | None]:
+        if stored is None:
+            return None, None
+        return parse_record(self._objects, alias_file(name), Alias, stored), stored.generation
+
     def _not_found(self, name: str) -> AliasNotFoundError:
         known = ", ".join(alias.alias for alias in self.judge()[0]) or "none"
         return AliasNotFoundError(
@@ -188,6 +208,7 @@ class AliasWriter(Aliases):
         by: str = "",
         reason: str = "",
         expect: int | None,
+        seen: Versioned | EllipsisType | None = ...,
     ) -> Alias:
         """Point the alias to a step, if it is still as the caller last saw it.
 
@@ -199,11 +220,12 @@ class AliasWriter(Aliases):
             by: who asks.
             reason: why.
             expect: the sequence last seen; None: it must not exist (deleted is not existing).
+            seen: what was read at its name, None if nothing was there; by default it is read.
 
         Raises:
             PreconditionFailedError: it changed; `current` is the `Alias` or None.
         """
-        found, generation = self._read(name)
+        found, generation = self._read(name) if seen is ... else self._parsed(name, seen)
         self._expect(name, found, expect)
         event = AliasEvent(
             step=step,

@@ -207,7 +207,10 @@ def list_attempts(objects: ObjectStore, newest: Begun | None = None) -> list[Att
 
 
 def judge_attempts(
-    objects: ObjectStore, newest: Begun | None = None, writers: Collection[int] = ()
+    objects: ObjectStore,
+    newest: Begun | None = None,
+    writers: Collection[int] = (),
+    listed: Iterable[str] | None = None,
 ) -> AttemptsFound:
     """Every attempt of the run, also where records are lost or damaged.
 
@@ -215,10 +218,11 @@ def judge_attempts(
         objects: the run's objects.
         newest: the newest attempt, if the lease told before; it must be there.
         writers: numbers of attempts that have written manifests; they must be there.
+        listed: names of what is in their folder, if it has been listed just now.
     """
     names = {
         name: number
-        for name in objects.children(ATTEMPTS)
+        for name in (objects.children(ATTEMPTS) if listed is None else listed)
         if (number := parse_attempt_file(name)) is not None
     }
     records, problems = judge_records(objects, names, AttemptRecord.parse)

@@ -47,10 +47,12 @@ __all__ = [
     "export_manifest",
     "forgotten_file",
     "hold_file",
+    "hold_files",
     "intent_file",
     "is_run_name",
     "iterator_file",
     "manifest_file",
+    "manifest_files",
     "parse_alias_file",
     "parse_annotation_file",
     "parse_asset_file",
@@ -65,6 +67,7 @@ __all__ = [
     "step_dir",
     "step_of",
     "trash_file",
+    "trash_files",
 ]
 
 RUN_FILE: Final = "run.json"
@@ -250,6 +253,11 @@ def manifest_file(step: int, attempt: int) -> str:
     return f"manifests/{_stem(step, attempt)}.json"
 
 
+def manifest_files(step: int) -> str:
+    """What the name of every manifest of a step begins with, and no other's."""
+    return f"{MANIFESTS}{check_step(step)}."
+
+
 def annotation_file(step: int, attempt: int) -> str:
     """Labels and metrics of a step."""
     return f"annotations/{_stem(step, attempt)}.json"
@@ -258,6 +266,11 @@ def annotation_file(step: int, attempt: int) -> str:
 def trash_file(step: int, attempt: int) -> str:
     """The tombstone of a soft-deleted step."""
     return f"trash/{_stem(step, attempt)}.json"
+
+
+def trash_files(step: int) -> str:
+    """What the names of all tombstones, intents and holds of a step begin with, and no others."""
+    return f"{TRASH}{check_step(step)}."
 
 
 def forgotten_file(step: int, attempt: int) -> str:
@@ -274,6 +287,11 @@ def hold_file(step: int, attempt: int, token: str) -> str:
     """What somebody writes who is about to need a step; `token` is 16 hexadecimal digits."""
     rule = "16 lower-case hexadecimal digits"
     return f"trash/{_stem(step, attempt)}.{_check(_TOKEN, token, 'token', rule)}.hold.json"
+
+
+def hold_files(step: int, attempt: int) -> str:
+    """What the name of every hold of a step begins with; not only theirs."""
+    return f"{TRASH}{_stem(step, attempt)}."
 
 
 def alias_file(alias: str) -> str:

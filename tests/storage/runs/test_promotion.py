@@ -6,19 +6,37 @@ import pytest
 
 from cairn.storage.errors import (
     AliasNotFoundError,
+    CorruptionError,
     PreconditionFailedError,
+    RunNotFoundError,
     StepChangedError,
     StepInUseError,
     StepNotFoundError,
+    UnsupportedFormatError,
 )
 from cairn.storage.runs.gc import collect_garbage
 from cairn.storage.runs.promotion import delete_alias, promote_step
-from cairn.storage.runs.records.layout import alias_file, hold_file
+from cairn.storage.runs.records.layout import (
+    RUN_FILE,
+    alias_file,
+    hold_file,
+    manifest_file,
+    trash_file,
+)
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.rollback import roll_back
-from cairn.storage.runs.trash import ANNOUNCED_SECONDS, Hold, declare, delete_step
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import (
+    ANNOUNCED_SECONDS,
+    Hold,
+    declare,
+    delete_step,
+    undelete_step,
+)
 from cairn.storage.store.clock import rfc3339
+from cairn.storage.store.uri import parse_uri
 from tests.storage.held_names import HeldNames
+from tests.storage.stored_runs import begin, end, save
 
 
 def promote(run, step, expect=None, **more):
@@ -134,6 +152,118 @@ def test_a_promoter_that_died_keeps_its_step_for_a_while_and_no_longer(run, cloc
     delete_step(run, run.step(3), by="me", clock=clock)
     collect_garbage(run, by="gc", clock=clock)
     assert run.objects.list("trash/") == ["trash/3.1.json"]
+
+
+def test_a_deleted_step_that_somebody_tries_to_promote_stays_deleted(run, clock, monkeypatch):
+    """The collector would take a hold for a need, and lift the tombstone."""
+    delete_step(run, run.step(3), by="me", grace=0, clock=clock)
+    write_if, written = type(run.objects).write_if, []
+
+    def noted(self, key, value, **options):
+        written.append(key)
+        return write_if(self, key, value, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(run.objects), "write_if", noted)
+        with pytest.raises(StepNotFoundError, match="trashed"):
+            promote(run, 3)
+    assert written == []
+    assert [one.step for one in collect_garbage(run, by="gc", clock=clock)] == [3]
+
+
+def test_a_tombstone_stays_while_somebody_holds_the_step_and_goes_with_the_next_collection(
+    run, clock, monkeypatch
+):
+    """They may have seen the manifest before it went."""
+    delete_step(run, run.step(3), by="me", grace=0, clock=clock)
+    delete = type(run.objects).delete
+    hold = Hold(at=rfc3339(clock()), by="ann", reason="promote it", token="0" * 16)
+
+    def held_just_before(self, key):
+        if key == manifest_file(3, 1):
+            put_record(self, hold_file(3, 1, hold.token), hold)
+        delete(self, key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(run.objects), "delete", held_just_before)
+        collect_garbage(run, by="gc", clock=clock)
+    assert run.objects.read(manifest_file(3, 1)) is None
+    assert run.objects.read(trash_file(3, 1)) is not None
+    with pytest.raises(StepNotFoundError, match="too late"):
+        undelete_step(run, 3, 1)
+    run.objects.delete(hold_file(3, 1, hold.token))
+    collect_garbage(run, by="gc", clock=clock)
+    assert run.objects.list("trash/") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["attempts/1.json"], ["lease.json"], ["attempts/2.json"], ["attempts/2.json", "lease.json"]],
+    ids=", ".join,
+)
+def test_a_step_is_promoted_if_it_is_listed_also_where_records_are_amiss(run, wrong):
+    """What the first looks can't tell for certain the whole history does, or says what is wrong."""
+    begin(run, 6)
+    end(run)
+    for name in wrong:
+        run.objects.write(name, b"{}")
+
+    def listed(step):
+        try:
+            return run.step(step).attempt
+        except (CorruptionError, UnsupportedFormatError, StepNotFoundError) as exc:
+            return type(exc), str(exc)
+
+    def promoted(step):
+        try:
+            return promote_step(run, step, f"best-{step}", expect=None).attempt
+        except (CorruptionError, UnsupportedFormatError, StepNotFoundError) as exc:
+            return type(exc), str(exc)
+
+    assert [promoted(step) for step in (3, 9)] == [listed(step) for step in (3, 9)]
+    assert run.objects.list("trash/") == []
+
+
+def test_a_step_that_was_overwritten_is_promoted_as_it_is_also_where_lists_are_old(gcs):
+    run = Run.create(f"{gcs.bucket_uri}/run")
+    save(run, 3, begin(run, -1))
+    gcs.faults.add("stale_list", count=None)
+    save(run, 3, begin(run, 2))
+    assert run.step(3).attempt == 2
+    assert promote(run, 3).attempt == 2
+    assert gcs.names("run/trash/") == []
+
+
+def test_a_run_that_is_not_there_is_told_and_nothing_is_written(tmp_path):
+    with pytest.raises(RunNotFoundError, match="no such run"):
+        promote(Run(parse_uri(tmp_path / "none")), 3, opened=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_has_lost_its_record_is_told_to_who_has_not_opened_it(run):
+    run.objects.delete(RUN_FILE)
+    with pytest.raises(CorruptionError, match="the run has lost its record"):
+        promote(run, 3, opened=False)
+    assert run.aliases.list() == []
+
+
+def test_who_is_to_let_the_step_go_later_is_given_that_to_do(run, clock):
+    left = []
+    promote(run, 3, later=left.append)
+    delete_alias(run, "production", expect=1)
+    with pytest.raises(StepInUseError, match="ann, who is to promote it"):
+        delete_step(run, run.step(3), by="me", clock=clock)
+    left.pop()()
+    delete_step(run, run.step(3), by="me", clock=clock)
+    assert not left
+
+
+def test_a_promotion_that_is_refused_lets_the_step_go_at_once(run):
+    promote(run, 3)
+    left = []
+    with pytest.raises(PreconditionFailedError):
+        promote(run, 6, later=left.append)
+    assert (left, run.objects.list("trash/")) == ([], [])
 
 
 def test_two_who_delete_one_step_do_it_once(run, clock):

@@ -345,3 +345,33 @@ def test_importing_storage_loads_no_array_framework():
         for module in modules
     )
     subprocess.run([sys.executable, "-c", script], check=True, env=os.environ)
+
+
+def test_what_is_asked_at_once_waits_for_nothing_else_and_has_its_callers_deadline(gcs):
+    objects = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    everybody = threading.Barrier(3, timeout=30)
+
+    def seconds():
+        everybody.wait()  # none would pass it if they were made in turn
+        return deadlines.own_seconds_left()
+
+    with deadlines.within(50):
+        left = objects.at_once(seconds, seconds, seconds)
+    assert all(0 < one <= 50 for one in left)
+
+
+def test_calls_that_are_made_at_once_have_ended_when_one_of_them_raises(gcs):
+    objects = ObjectStore.open(f"{gcs.bucket_uri}/run")
+    failed = threading.Event()
+
+    def fails():
+        failed.set()
+        raise StoreUnavailableError("no answer", path=objects.uri)
+
+    def writes():
+        assert failed.wait(30)
+        return objects.write("b", b"two")
+
+    with pytest.raises(StoreUnavailableError, match="no answer"):
+        objects.at_once(fails, writes)
+    assert objects.read("b").value == b"two"

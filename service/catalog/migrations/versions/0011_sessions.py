@@ -5,8 +5,8 @@ from alembic import op
 
 from cairn.service.catalog.models import UTCDateTime
 
-revision = "0012"
-down_revision = "0011"
+revision = "0011"
+down_revision = "0010"
 branch_labels = None
 depends_on = None
 

@@ -5,8 +5,8 @@ from alembic import op
 
 from cairn.service.catalog.models import PlainText, UTCDateTime
 
-revision = "0011"
-down_revision = "0010"
+revision = "0010"
+down_revision = "0009"
 branch_labels = None
 depends_on = None
 
