@@ -17,9 +17,23 @@ class Expectation:
 
     Attributes:
         sequence: The alias must be at this sequence number; None: it must not exist.
+        impossible: And it must not exist, either.
     """
 
     sequence: int | None
+    impossible: bool = False
+
+    def require_possible(self) -> None:
+        """Refuse what no alias can fulfil.
+
+        Raises:
+            AliasMovedError: It is so.
+        """
+        if self.impossible:
+            raise AliasMovedError(
+                "expected one of If-Match and If-None-Match, found both: no alias is as last seen "
+                "and missing"
+            )
 
 
 Condition = Annotated[str | None, Header(max_length=2000)]
@@ -67,7 +81,6 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
 
     Raises:
         PreconditionRequiredError: Neither header is given.
-        AliasMovedError: Both are, which no alias can fulfil.
         InvalidRequestError: One has another form.
     """
     if not if_match and not if_none_match:
@@ -80,12 +93,7 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
     if not if_match:
         return Expectation(None)
     sequence = await last_seen(if_match)
-    if if_none_match:
-        raise AliasMovedError(
-            "expected one of If-Match and If-None-Match, found both: no alias is as last seen and "
-            "missing"
-        )
-    return Expectation(sequence)
+    return Expectation(sequence, impossible=bool(if_none_match))
 
 
 def _invalid(field: str, detail: str) -> InvalidRequestError:

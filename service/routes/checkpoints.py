@@ -136,6 +136,7 @@ def promote_checkpoint(
     `If-Match: "<sequence>"` moves the alias if it is still as last seen; `If-None-Match: *`
     creates it. A stale one gets 412, with the alias as it is now in `current`.
     """
+    expect.require_possible()
     moved = actions.promote(
         plane,
         caller,
