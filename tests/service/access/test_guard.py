@@ -250,3 +250,26 @@ def test_server_that_others_can_reach_does_not_start_without_a_key(settings, key
     keys.make("ci")
     with TestClient(create_app(reachable, jobs=False)) as http:
         assert http.get("/healthz").status_code == 200
+
+
+def test_caller_of_one_root_is_told_of_no_other_by_metrics_and_readiness(http, keys, root):
+    """Not even its name, which the series of an index and the parts that are asked have."""
+    (root.parent / "other").rmdir()
+    (root.parent / "other").write_text("no folder: this root is not ready")
+    some, every = (
+        bearer(keys.make(one, "admin", roots=roots))
+        for one, roots in (("some", ["default"]), ("every", None))
+    )
+    refused = http.get("/metrics", headers=some)
+    assert problem(refused) == (403, "forbidden")
+    assert "in all roots" in refused.json()["detail"]
+    assert http.get("/metrics", headers=every).status_code == 200
+    told = {
+        name: http.get("/readyz", headers=key) for name, key in (("some", some), ("every", every))
+    }
+    assert {name: answer.status_code for name, answer in told.items()} == {
+        "some": 503,
+        "every": 503,
+    }
+    assert "root other" in told["every"].text
+    assert "other" not in told["some"].text
