@@ -108,3 +108,15 @@ def test_who_administers_one_root_takes_no_worker_over(served):
         assert answer.status_code == status, answer.text
     answer = http.post("/v1/workers/nobody:takeOver", headers=keys["elsewhere"])
     assert "in all roots" in answer.json()["detail"]
+
+
+def test_readiness_has_the_roots_that_its_caller_may_use(served):
+    http, keys, _ = served
+    told = {name: http.get("/readyz", headers=keys[name]) for name in ("elsewhere", "admin")}
+    assert {answer.status_code for answer in told.values()} == {200}
+    roots = {
+        name: {part.split()[-1] for part in answer.json()["checks"] if " " in part}
+        for name, answer in told.items()
+    }
+    assert roots == {"elsewhere": {"default"}, "admin": {"default", "nowhere"}}
+    assert "nowhere" not in told["elsewhere"].text
