@@ -41,11 +41,17 @@ class Request(BaseModel):
 
 def is_plain(value: Any) -> bool:
     """Whether all text in a JSON value is such as every database and every file can hold."""
-    if isinstance(value, str):
-        return "\0" not in value and not any("\ud800" <= one <= "\udfff" for one in value)
-    if isinstance(value, dict):
-        return all(is_plain(one) for pair in value.items() for one in pair)
-    return all(map(is_plain, value)) if isinstance(value, list) else True
+    left = [value]  # not by recursion: whoever sends it chooses how deeply it is nested
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            if "\0" in one or any("\ud800" <= letter <= "\udfff" for letter in one):
+                return False
+        elif isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, list):
+            left += one
+    return True
 
 
 def _whole(value: object) -> object:

@@ -41,6 +41,10 @@ FAILURES_AT_ONCE: Final = 20
 FAILURES_PER_SECOND: Final = 1.0
 """Of one address, with what does not count: from then on 429 instead of 401."""
 
+SIGN_INS_AT_ONCE: Final = 20
+SIGN_INS_PER_SECOND: Final = 1.0
+"""Of one key: each is a row that is written, and no request that the guard counts."""
+
 
 class Authenticator:
     """Knows callers by their keys and sessions, as the catalog has them, or by an issuer's tokens.
@@ -56,6 +60,7 @@ class Authenticator:
         self._keys: Recent[KeyRow] = Recent(partial(find_key, catalog))
         self._sessions: Recent[tuple[SessionRow, KeyRow]] = Recent(partial(find_session, catalog))
         self._failures = Rates(FAILURES_PER_SECOND, FAILURES_AT_ONCE)
+        self._sign_ins = Rates(SIGN_INS_PER_SECOND, SIGN_INS_AT_ONCE)
         # A silent issuer holds no more threads than these.
         self._verifying = CapacityLimiter(VERIFIED_AT_ONCE)
         self._one_by_one = asyncio.Semaphore(1)
@@ -103,11 +108,15 @@ class Authenticator:
         """Begin a session for who shows a key; what its cookie shall hold.
 
         Raises:
-            UnauthenticatedError, TooManyRequestsError: As `by_bearer`.
+            UnauthenticatedError, TooManyRequestsError: As `by_bearer`; or too many with this key.
         """
         identity = await self.by_bearer(key, peer)
         if identity.key is None:
             raise UnauthenticatedError("expected a key such as ck_<id>_<secret>, found a token")
+        wait = self._sign_ins.wait(identity.key)
+        if wait > 0:
+            raise too_many(f"to sign in with the key of {identity.caller.name!r}", wait)
+        self._sign_ins.take(identity.key)
         begin = partial(begin_session, self._catalog, identity.key, now=datetime.now(UTC))
         return await run_in_threadpool(begin)
 

@@ -1,5 +1,6 @@
 """Who may ask: with keys, whoever shows one, from anywhere; everybody else is answered 401."""
 
+from collections import Counter
 from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Final, cast
@@ -23,6 +24,8 @@ from cairn.service.settings import Settings
 SIGN_IN: Final = "/sign-in"
 CSRF_HEADER: Final = "x-csrf-token"
 LONGEST_TOKEN: Final = 8192
+UNDER_WAY: Final = 100
+"""Requests of one caller at a time. Event streams and downloads last, and hold memory meanwhile."""
 _STATIC: Final = "/static/"
 _ALWAYS_OPEN: Final = frozenset({"/healthz", SIGN_IN})
 _OPEN: Final = frozenset({"/readyz"})
@@ -39,6 +42,7 @@ class KeysGuard:
         self.app = app
         self._open = _OPEN | ({"/metrics"} if settings.metrics_open else frozenset())
         self._rates = Rates(settings.rate_limit, 2 * settings.rate_limit)
+        self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
         """Pass the request on with its caller, or answer it with a problem."""
@@ -65,9 +69,14 @@ class KeysGuard:
             await self.app(scope, receive, send)
             return
         state["caller"], state["csrf"] = identity.caller, identity.csrf
+        name = identity.caller.name
+        self._under_way[name] += 1
         try:
             await self.app(scope, receive, send)
         finally:
+            self._under_way[name] -= 1
+            if self._under_way[name] == 0:
+                del self._under_way[name]
             if identity.key is not None:
                 await authenticator.note_use(identity.key)
 
@@ -82,6 +91,8 @@ class KeysGuard:
             self._count(f"from {peer}")
             return None
         self._count(f"of {identity.caller.name!r}")
+        if self._under_way[identity.caller.name] >= UNDER_WAY:
+            raise too_many(f"of {identity.caller.name!r} at a time than {UNDER_WAY}", 1)
         return identity
 
     def _count(self, whose: str) -> None:

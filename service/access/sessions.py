@@ -4,7 +4,7 @@ import secrets
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from cairn.service.access.callers import Identity
 from cairn.service.access.keys import check_counts, digest_of, key_caller
@@ -12,18 +12,27 @@ from cairn.service.catalog import Catalog, KeyRow, SessionRow
 from cairn.service.errors import UnauthenticatedError
 
 LIFETIME: Final = timedelta(hours=12)
+MOST: Final = 100
+"""Sessions of one key at a time."""
 _BYTES: Final = 32
 
 
 def begin_session(catalog: Catalog, key: str, *, now: datetime) -> str:
     """Sign a browser in with the key of an id; what its cookie shall hold.
 
-    Sessions that are over are forgotten.
+    Sessions that are over are forgotten; of too many that one key has, the oldest ends.
     """
     secret = secrets.token_urlsafe(_BYTES)
     row = SessionRow(digest=digest_of(secret), key_id=key, expires=now + LIFETIME)
     with catalog.write() as session:
         session.execute(delete(SessionRow).where(SessionRow.expires <= now))
+        latest = (
+            select(SessionRow.digest)
+            .where(SessionRow.key_id == key)
+            .order_by(SessionRow.expires.desc())
+        )
+        too_many = session.scalars(latest.offset(MOST - 1)).all()
+        session.execute(delete(SessionRow).where(SessionRow.digest.in_(too_many)))
         session.add(row)
     return secret
 

@@ -54,6 +54,7 @@ class _Turn:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     begun: int = 0
+    people: int = 0  # who have it or wait for it
 
 
 class Index:
@@ -75,7 +76,7 @@ class Index:
         self._looks: defaultdict[str, threading.Semaphore] = defaultdict(
             lambda: threading.Semaphore(LOOKS_AT_ONCE)
         )
-        self._turns: defaultdict[tuple[str, StoreURI], _Turn] = defaultdict(_Turn)
+        self._turns: dict[tuple[str, StoreURI], _Turn] = {}
 
     def refresh_run(self, root: str, run: Run, *, anew: bool = False) -> None:
         """Read one run anew: those of its records that have changed, and none if its folders rest.
@@ -270,20 +271,28 @@ class Index:
         """This caller's turn, or None if somebody began and ended one after this call came in."""
         with self._guard:
             arrived = next(self._tickets)
-            turn = self._turns[root, uri]
-        began, left = time.monotonic(), own_seconds_left()
-        if not turn.lock.acquire(timeout=-1 if left is None else left):
-            raise silence(uri, time.monotonic() - began, "none; others wait for it too")
+            # Made by who comes first and gone with who leaves last: names come from outside.
+            turn = self._turns.setdefault((root, uri), _Turn())
+            turn.people += 1
         try:
-            if turn.begun > arrived and not always:
-                yield None
-                return
-            with self._guard:
-                begun = next(self._tickets)
-            yield turn
-            turn.begun = begun  # not reached after an error: the next caller tries for itself
+            began, left = time.monotonic(), own_seconds_left()
+            if not turn.lock.acquire(timeout=-1 if left is None else left):
+                raise silence(uri, time.monotonic() - began, "none; others wait for it too")
+            try:
+                if turn.begun > arrived and not always:
+                    yield None
+                    return
+                with self._guard:
+                    begun = next(self._tickets)
+                yield turn
+                turn.begun = begun  # not reached after an error: the next caller tries for itself
+            finally:
+                turn.lock.release()
         finally:
-            turn.lock.release()
+            with self._guard:
+                turn.people -= 1
+                if turn.people == 0:
+                    del self._turns[root, uri]
 
 
 def _rests(known: rows.Known | None, run: StoreURI) -> bool:

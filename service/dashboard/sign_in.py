@@ -49,8 +49,10 @@ async def sign_in(request: Request) -> Response:
     authenticator = cast(Authenticator, request.app.state.authenticator)
     try:
         secret = await authenticator.sign_in(key, peer_name(request.scope))
-    except (UnauthenticatedError, TooManyRequestsError) as exc:
+    except UnauthenticatedError as exc:
         return _form(request, wanted, "That key does not count here.", exc)
+    except TooManyRequestsError as exc:
+        return _form(request, wanted, "Not now.", exc)
     answer = RedirectResponse(own_path(wanted), HTTPStatus.SEE_OTHER)
     set_cookie(answer, request.scope, secret)
     return answer

@@ -26,7 +26,10 @@ class BoundedConnection(H11Protocol):
             until its headers are there.
         body_seconds: From then on until its body is.
         most: Connections at a time. One more takes the place of the one that has waited longest
-            for its client to ask for something; if there is none, it is closed.
+            for its client to ask for something, or else, for `head_seconds` at least, to read on;
+            if there is none, it is closed.
+        idle_since: Since when a request, or the rest of one, is awaited; None: none is.
+        stalled_since: Since when a client has read nothing of its answer; None: it reads.
     """
 
     head_seconds: ClassVar[float] = 10.0
@@ -38,6 +41,7 @@ class BoundedConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited = ""
         self.idle_since: float | None = None
+        self.stalled_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Make room, and expect a request."""
@@ -56,6 +60,16 @@ class BoundedConnection(H11Protocol):
         """Read on, and see what is awaited now."""
         super().data_received(data)
         self._look()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self.stalled_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        """Go on, as the client has read."""
+        super().resume_writing()
+        self.stalled_since = None
 
     def on_response_complete(self) -> None:
         """Begin with the next request, and see what is awaited now."""
@@ -113,19 +127,23 @@ class BoundedConnection(H11Protocol):
             self._deadline.cancel()
         self._awaited = what
         self._deadline = self.loop.call_later(seconds, self._end) if what else None
-        self.idle_since = time.monotonic() if what in ("head", "rest") else None
+        self.idle_since = time.monotonic() if what else None
 
     def _end(self) -> None:
         self._expect("", 0)
         self.transport.abort()  # not `close`: it would wait for a client that reads nothing
 
     def _make_room(self) -> bool:
-        idle = [
-            one
-            for one in self.connections
-            if isinstance(one, BoundedConnection) and one.idle_since is not None
-        ]
-        if not idle:
+        others = [one for one in self.connections if isinstance(one, BoundedConnection)]
+        idle = {one: one.idle_since for one in others if one.idle_since is not None}
+        latest = time.monotonic() - self.head_seconds
+        stalled = {
+            one: one.stalled_since
+            for one in others
+            if one.stalled_since is not None and one.stalled_since < latest
+        }
+        waiting = idle or stalled
+        if not waiting:
             return False
-        min(idle, key=lambda one: one.idle_since or 0.0)._end()
+        min(waiting, key=lambda one: waiting[one])._end()
         return True

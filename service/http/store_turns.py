@@ -1,12 +1,13 @@
 """Requests that need the store wait in a line of their own for each root, and not for ever.
 
-A store that is slow or silent holds a few threads then, and the rest of the server goes on.
+A store that is slow or silent holds a few threads then, and the rest of the server goes on. No
+caller has all turns of a root: who announces without end keeps nobody from promoting.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from fastapi import Request, Response
@@ -19,6 +20,9 @@ from cairn.storage.store import within
 AT_ONCE: Final = 12
 """Requests of one root that the store works for at a time."""
 
+SHARE: Final = 8
+"""Of these, the most that are one caller's."""
+
 WAIT_SECONDS: Final = 5.0
 """How long a request waits for its turn."""
 
@@ -29,33 +33,56 @@ _READS: Final = frozenset({"GET", "HEAD"})
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
 
 
+@dataclass
+class _Line:
+    """Who has a turn, and who waits for one."""
+
+    turns: asyncio.Semaphore
+    people: int = 0
+
+
 class StoreTurns:
-    """The lines, one for each root."""
+    """The lines: one for each root, and before it one for each of its callers."""
 
     def __init__(self) -> None:
-        self._lines: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(AT_ONCE)
-        )
+        self._lines: dict[tuple[str, ...], _Line] = {}
 
     @asynccontextmanager
-    async def turn(self, root: str) -> AsyncIterator[None]:
+    async def turn(self, root: str, caller: str) -> AsyncIterator[None]:
         """One of the turns of a root.
+
+        Args:
+            root: As it is asked for; there may be none of that name.
+            caller: Who asks.
 
         Raises:
             NotReadyError: Others have had all of them for too long.
         """
-        line = self._lines[root]
-        try:
-            await asyncio.wait_for(line.acquire(), WAIT_SECONDS)
-        except TimeoutError as exc:
-            raise NotReadyError(
-                f"root {root!r}: the store is slow, and {AT_ONCE} requests wait for it already. "
-                "What the catalog knows can be read meanwhile.",
-            ) from exc
-        try:
+        async with AsyncExitStack() as places:
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await places.enter_async_context(self._place((root, caller), SHARE))
+                    await places.enter_async_context(self._place((root,), AT_ONCE))
+            except TimeoutError as exc:
+                raise NotReadyError(
+                    f"root {root!r}: the store is slow, and as many requests wait for it already "
+                    f"as may ({AT_ONCE}; {SHARE} of them {caller!r}'s). What the catalog knows can "
+                    "be read meanwhile.",
+                ) from exc
             yield
+
+    @asynccontextmanager
+    async def _place(self, name: tuple[str, ...], at_once: int) -> AsyncIterator[None]:
+        # Made by who comes first and gone with who leaves last: names come from outside.
+        line = self._lines.setdefault(name, _Line(asyncio.Semaphore(at_once)))
+        line.people += 1
+        try:
+            async with line.turns:
+                yield
         finally:
-            line.release()
+            line.people -= 1
+            if line.people == 0:
+                del self._lines[name]
 
 
 class StoreRoute(APIRoute):
@@ -74,19 +101,21 @@ class StoreRoute(APIRoute):
                     return await handler(request)
                 turns: StoreTurns = request.app.state.turns
                 root = request.path_params.get("root", "")
-                async with turns.turn(root):
+                caller = request.state.caller.name
+                async with turns.turn(root, caller):
                     response = await handler(request)
                 if response.background is not None:
-                    response.background = BackgroundTask(_in_turn, turns, root, response.background)
+                    left = response.background
+                    response.background = BackgroundTask(_in_turn, turns, root, caller, left)
                 return response
 
         return in_turn
 
 
-async def _in_turn(turns: StoreTurns, root: str, task: BackgroundTask) -> None:
+async def _in_turn(turns: StoreTurns, root: str, caller: str, task: BackgroundTask) -> None:
     """What is left to do after an answer waits for its turn too; it can be left undone."""
     with within(ANSWER_SECONDS), suppress(NotReadyError):
-        async with turns.turn(root):
+        async with turns.turn(root, caller):
             await task()
 
 

@@ -2,14 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, cast
 
 from fastapi import APIRouter, Request
 from sqlalchemy import text
 
+from cairn.service.access import Caller
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import queries
 from cairn.service.dependencies import PlaneDependency
@@ -37,8 +38,10 @@ async def health(request: Request) -> Health:
 def ready(request: Request, plane: PlaneDependency) -> Readiness:
     """Catalog, job engine and every root are usable; 503 names those that are not.
 
-    With keys, who shows none is told whether, and not what.
+    With keys, who shows none is told whether, and not what; and nobody of roots they may not use.
     """
+    caller = cast(Caller | None, request.state.caller)
+    seen = plane.roots if caller is None else caller.visible(plane.roots)
 
     def ask_catalog() -> None:
         with plane.catalog.read() as session:
@@ -50,6 +53,8 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
     questions: dict[str, Callable[[], object]] = {"catalog": ask_catalog, "jobs": ask_jobs}
     for name, uri in plane.roots.items():
         questions[f"root {name}"] = partial(_ask_root, uri)
+    hidden = {f"root {name}" for name in plane.roots if name not in seen}
+    usable = True
     errors = []
     for name, ask in questions.items():
         try:
@@ -58,23 +63,26 @@ def ready(request: Request, plane: PlaneDependency) -> Readiness:
             problem = problem_from(exc, instance="/readyz")
             unexpected = problem.status == HTTPStatus.INTERNAL_SERVER_ERROR
             logger.warning("%s is not ready: %s", name, exc, exc_info=exc if unexpected else None)
-            errors.append({"field": name, "detail": problem.detail})
-    known = request.state.caller is not None
-    if errors and not known:
-        raise NotReadyError("not usable now; a caller with a key is told what is not")
-    if errors:
+            usable = False
+            if name not in hidden:
+                errors.append({"field": name, "detail": problem.detail})
+    if not usable and (caller is None or not errors):
+        raise NotReadyError("not usable now; a caller who may use all roots is told what is not")
+    if not usable:
         unusable = ", ".join(error["field"] for error in errors)
         raise NotReadyError(f"not usable: {unusable}", errors=errors)
-    checks = dict.fromkeys(questions, "ok") | _index_lag(plane)
-    return Readiness(checks=checks if known else {})
+    if caller is None:
+        return Readiness(checks={})
+    parts = [name for name in questions if name not in hidden]
+    return Readiness(checks=dict.fromkeys(parts, "ok") | _index_lag(plane, seen))
 
 
-def _index_lag(plane: ControlPlane) -> dict[str, str]:
+def _index_lag(plane: ControlPlane, roots: Mapping[str, StoreURI]) -> dict[str, str]:
     """How far behind the index of each root is. It is told, and keeps nobody from being ready."""
     with plane.catalog.read() as session:
         known = queries.root_sums(session)
     lags = {}
-    for name, uri in plane.roots.items():
+    for name, uri in roots.items():
         found = known.get(name)
         if found is None or found.uri != str(uri) or found.scanned is None:
             lags[f"index {name}"] = "not looked at yet"

@@ -1,14 +1,15 @@
 """What Prometheus asks for: the metrics of this server.
 
-Without keys nobody on another machine may ask; with keys, who has one, or everybody where
-`CAIRN_METRICS_OPEN` says so.
+Without keys nobody on another machine may ask; with keys, who has one that counts in all roots,
+since all are in the metrics, or everybody where `CAIRN_METRICS_OPEN` says so.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
+from cairn.service.access import Caller, Scope
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import OUTSIDE_KINDS, count_outside, known_workers, queries
 from cairn.service.jobs import worker_name
@@ -53,6 +54,9 @@ _WORKERS: Final = (Family("cairn_workers", "Workers that were ever started.", ("
 )
 def metrics(request: Request) -> Response:
     """The metrics of this server. No store is asked, and what can't be read is left out."""
+    caller = cast(Caller | None, request.state.caller)
+    if caller is not None and not request.app.state.settings.metrics_open:
+        caller.require_everywhere(Scope.READ)
     own: ServerMetrics = request.app.state.metrics
     return Response(own.text(), media_type=CONTENT_TYPE)
 

@@ -178,6 +178,28 @@ def test_connections_that_are_all_at_work_are_not_ended_for_another(address):
         assert all(one.recv(100) for one in readers)
 
 
+def test_reader_who_takes_nothing_for_long_makes_room_for_another(address):
+    """It takes no key to ask for a page often, and to read none of the answers."""
+    host, port = address[:2]
+    with ExitStack() as stack:
+        for _ in range(Impatient.most):
+            one = stack.enter_context(socket.create_connection(address))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            one.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        time.sleep(2 * Impatient.head_seconds)
+        assert httpx.get(f"http://{host}:{port}/x").status_code == 200
+
+
+def test_body_that_is_kept_back_makes_room_for_another_connection(address):
+    host, port = address[:2]
+    with ExitStack() as stack:
+        for _ in range(Impatient.most):
+            one = stack.enter_context(socket.create_connection(address))
+            one.sendall(POST)
+        time.sleep(0.1)
+        assert httpx.get(f"http://{host}:{port}/x").status_code == 200
+
+
 def answer_of(address, sent):
     with socket.create_connection(address) as connection:
         connection.sendall(sent)

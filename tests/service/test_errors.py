@@ -228,6 +228,21 @@ def test_body_that_is_no_json_or_too_large_is_a_problem(http, root):
     assert not (root / "run" / "aliases").exists()
 
 
+@pytest.mark.parametrize("depth", [100, 400, 900, 500_000])
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_body_that_is_nested_deeply_is_a_problem_of_the_caller(http, root, depth, opening):
+    make_run(root / "run", [1])
+    closing = "]" if opening == "[" else "}"
+    nested = (opening * depth + "1" + closing * depth)[: 1 << 19]
+    for path in ("checkpoints/1:promote", "checkpoints/1:gather"):
+        answer = http.post(
+            f"/v1/roots/default/runs/run/{path}",
+            content=f'{{"alias": "best", "reason": {nested}}}',
+            headers={"Content-Type": "application/json", "If-None-Match": "*"},
+        )
+        assert answer.status_code in (400, 422), answer.text
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "1001", "many"])
 def test_page_size_has_limits(http, root, size):
     make_run(root / "run", [1])

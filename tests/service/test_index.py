@@ -113,6 +113,16 @@ def test_what_the_catalog_does_not_know_is_looked_for(http, root):
 
 
 @BOTH
+def test_runs_that_are_none_leave_nothing_behind(http, app, root):
+    """A caller chooses the name: kept for each that is asked for, they would fill the memory."""
+    make_run(root / "run", [1])
+    for number in range(5):
+        assert http.get(f"{RUN}-{number}").status_code == 404
+        assert http.get(f"{RUN}-{number}", params={"refresh": True}).status_code == 404
+    assert http.get(RUN, params={"refresh": True}).is_success
+    assert not app.state.plane.index._turns
+
+
 def test_a_scan_finds_what_nobody_announced(index, root):
     uri = parse_uri(root)
     run = make_run(root / "run", [1])

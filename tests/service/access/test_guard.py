@@ -1,14 +1,17 @@
 """A control plane with keys, asked over HTTP: who is answered, who is not, and by what."""
 
+import asyncio
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.access import recent
+from cairn.service.access import Authenticator, KeysGuard, recent
+from cairn.service.access.guard import UNDER_WAY
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow, KeyRow
 from cairn.service.errors import SettingsError
@@ -250,3 +253,80 @@ def test_server_that_others_can_reach_does_not_start_without_a_key(settings, key
     keys.make("ci")
     with TestClient(create_app(reachable, jobs=False)) as http:
         assert http.get("/healthz").status_code == 200
+
+
+def test_caller_of_one_root_is_told_of_no_other_by_metrics_and_readiness(http, keys, root):
+    """Not even its name, which the series of an index and the parts that are asked have."""
+    (root.parent / "other").rmdir()
+    (root.parent / "other").write_text("no folder: this root is not ready")
+    some, every = (
+        bearer(keys.make(one, "admin", roots=roots))
+        for one, roots in (("some", ["default"]), ("every", None))
+    )
+    refused = http.get("/metrics", headers=some)
+    assert problem(refused) == (403, "forbidden")
+    assert "in all roots" in refused.json()["detail"]
+    assert http.get("/metrics", headers=every).status_code == 200
+    told = {
+        name: http.get("/readyz", headers=key) for name, key in (("some", some), ("every", every))
+    }
+    assert {name: answer.status_code for name, answer in told.items()} == {
+        "some": 503,
+        "every": 503,
+    }
+    assert "root other" in told["every"].text
+    assert "other" not in told["some"].text
+
+
+@pytest.fixture
+def slow(settings, keys):
+    """A guarded application that answers once it may; who asks of it, and what they were told."""
+
+    class Slow:
+        def __init__(self, catalog):
+            self.over, self.inside = asyncio.Event(), 0
+            self.authenticator = Authenticator(catalog)
+            self.state = self  # as of an application
+            self.guard = KeysGuard(self.answer, settings)
+
+        async def answer(self, scope, receive, send):
+            self.inside += 1
+            await self.over.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        async def ask(self, key):
+            headers = [(b"authorization", f"Bearer {key}".encode())]
+            scope = {"type": "http", "method": "GET", "path": "/v1/x", "query_string": b""}
+            statuses = []
+
+            async def send(message):
+                statuses.append(message.get("status"))
+
+            known = {"headers": headers, "client": ELSEWHERE, "app": self}
+            await self.guard(scope | known, None, send)
+            return statuses[0]
+
+    with keys.catalog() as catalog:
+        yield partial(Slow, catalog)
+
+
+def test_caller_has_so_many_requests_under_way_and_others_go_on(slow, keys):
+    """Event streams and downloads last: a thousand of them would be all of a server's."""
+    busy, calm = keys.make("busy"), keys.make("calm")
+
+    async def scenario():
+        service = slow()
+        first = [asyncio.create_task(service.ask(busy)) for _ in range(UNDER_WAY)]
+        while service.inside < UNDER_WAY:
+            await asyncio.sleep(0.01)
+        assert await service.ask(busy) == 429
+        other = asyncio.create_task(service.ask(calm))
+        while service.inside == UNDER_WAY:
+            await asyncio.sleep(0.01)
+        service.over.set()
+        assert set(await asyncio.gather(*first, other)) == {200}
+        assert await service.ask(busy) == 200
+        assert not service.guard._under_way
+
+    asyncio.run(scenario())

@@ -98,3 +98,25 @@ def test_routes_without_a_root_show_callers_of_one_root_nothing_of_others(served
     assert http.get("/v1/runs").json()["runs"] == []
     for path in ("artifacts/nowhere~nothing~7~1~convert-0123456789ab",):
         assert http.get(f"/v1/{path}").status_code in (403, 404)
+
+
+def test_who_administers_one_root_takes_no_worker_over(served):
+    """What a worker has left may be of any root."""
+    http, keys, _ = served
+    for name, status in (("elsewhere", 403), ("admin", 404)):
+        answer = http.post("/v1/workers/nobody:takeOver", headers=keys[name])
+        assert answer.status_code == status, answer.text
+    answer = http.post("/v1/workers/nobody:takeOver", headers=keys["elsewhere"])
+    assert "in all roots" in answer.json()["detail"]
+
+
+def test_readiness_has_the_roots_that_its_caller_may_use(served):
+    http, keys, _ = served
+    told = {name: http.get("/readyz", headers=keys[name]) for name in ("elsewhere", "admin")}
+    assert {answer.status_code for answer in told.values()} == {200}
+    roots = {
+        name: {part.split()[-1] for part in answer.json()["checks"] if " " in part}
+        for name, answer in told.items()
+    }
+    assert roots == {"elsewhere": {"default"}, "admin": {"default", "nowhere"}}
+    assert "nowhere" not in told["elsewhere"].text

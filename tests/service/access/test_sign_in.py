@@ -247,3 +247,28 @@ def test_sign_in_page_leads_on_where_no_keys_are_needed(settings):
         assert http.get("/sign-in?next=/ui/a/b").headers["location"] == "/ui/a/b"
         assert http.post("/sign-in", data={"key": "x"}).headers["location"] == "/"
         assert "Sign out" not in http.get("/").text
+
+
+def test_key_that_signs_in_again_and_again_is_slowed_down(http, keys):
+    """The page needs no key that counts, but each session is a row that is written."""
+    key = keys.make("ci")
+    statuses = [sign_in(http, key).status_code for _ in range(30)]
+    assert statuses[:20] == [303] * 20
+    assert 429 in statuses
+    refused = sign_in(http, key)
+    assert refused.headers["retry-after"] == "1"
+    assert "with the key of &#39;ci&#39;" in refused.text
+    assert "does not count" not in refused.text
+    assert sign_in(http, keys.make("other")).status_code == 303
+
+
+def test_key_has_so_many_sessions_and_the_oldest_ends_for_a_new_one(http, keys, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST", 3)
+    key = keys.make("ci")
+    for _ in range(5):
+        assert sign_in(http, key).status_code == 303
+        http.cookies.clear()
+    assert sign_in(http, keys.make("other")).status_code == 303
+    with keys.catalog() as catalog, catalog.read() as session:
+        found = [row.key_id for row in session.scalars(select(SessionRow))]
+    assert sorted(found.count(one) for one in set(found)) == [1, 3]

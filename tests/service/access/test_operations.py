@@ -1,0 +1,62 @@
+"""What a caller of some roots is shown of the operations of all, and what that costs."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from cairn.service.access import Caller, Scope
+from cairn.service.actions import list_operations
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Started:
+    created: datetime
+    id: str
+    request: dict[str, Any]
+
+
+@dataclass
+class Engine:
+    """Many operations, every hundredth of which is of the root `ours`."""
+
+    asked: int = 0
+    all: list[Started] = field(
+        default_factory=lambda: [
+            Started(
+                BEGAN - timedelta(seconds=number),
+                f"op-{number}",
+                {"root": "theirs" if number % 100 else "ours"},
+            )
+            for number in range(3000)
+        ]
+    )
+
+    @property
+    def jobs(self):
+        return self
+
+    def list(self, *, limit, after, state):
+        self.asked += 1
+        found = [one for one in self.all if after is None or one.created < after[0]]
+        return found[:limit]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 29, 30, 31, 1000])
+def test_caller_of_one_root_is_shown_all_of_it_and_asks_the_database_seldom(limit):
+    """Whoever may see little cannot have the server look, two by two, through all that there is."""
+    ours = Caller("ci", Scope.READ, frozenset({"ours"}))
+    nothing = Caller("ci", Scope.READ, frozenset({"nowhere"}))
+    engine, found, after, more = Engine(), [], None, True
+    while more:
+        page, more = list_operations(engine, ours, after=after, limit=limit, state=None)
+        assert 0 < len(page) <= limit
+        found += page
+        after = page[-1].created, page[-1].id
+    assert [one.id for one in found] == [f"op-{number}" for number in range(0, 3000, 100)]
+    engine = Engine()
+    assert list_operations(engine, nothing, after=None, limit=limit, state=None) == ([], False)
+    assert engine.asked <= 7
