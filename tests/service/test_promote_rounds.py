@@ -119,10 +119,10 @@ def test_steps_that_a_silent_store_does_not_let_go_keep_nobody_waiting_for_what_
     path = server + PROMOTE.format(3)
     with httpx.Client(timeout=60) as http:
         try:
-            for number in range(store_turns.AT_ONCE):
+            for number in range(store_turns.SHARE):
                 answer = http.post(path, json={"alias": f"a{number}"}, headers=CREATE)
                 assert answer.status_code == 200, answer.text
-            silence.wait(times=store_turns.AT_ONCE)
+            silence.wait(times=store_turns.SHARE)
             assert http.get(f"{server}/healthz").is_success
             assert http.get(f"{server}/v1/runs").is_success
             refused = http.post(path, json={"alias": "one-more"}, headers=CREATE)
