@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
+from cairn.service.observing import redact
 
 BUSY_TIMEOUT_SECONDS = 30
 
@@ -99,8 +100,9 @@ def upgrade_catalog(url: str) -> tuple[str | None, str]:
 
 
 def _unusable(engine: Engine, exc: DBAPIError) -> SettingsError:
+    shown = redact(repr(engine.url))
     return SettingsError(
-        f"CAIRN_DATABASE_URL: the catalog {engine.url!r} cannot be opened: {exc.orig}. Check that "
+        f"CAIRN_DATABASE_URL: the catalog {shown} cannot be opened: {exc.orig}. Check that "
         "it runs, and that this user may write it."
     )
 
@@ -122,7 +124,8 @@ def _create_engine(url: str) -> Engine:
             parsed, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}, hide_parameters=True
         )
     except (NoSuchModuleError, ImportError, OSError) as exc:
-        raise SettingsError(f"CAIRN_DATABASE_URL: {parsed!r} cannot be used: {exc}") from exc
+        shown = redact(repr(parsed))
+        raise SettingsError(f"CAIRN_DATABASE_URL: {shown} cannot be used: {exc}") from exc
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -20,6 +20,7 @@ from sqlalchemy.pool import NullPool
 
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
+from cairn.service.observing import redact
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -157,15 +158,16 @@ class SessionName(WorkerName):
 
     def acquire(self, lost: Callable[[], None]) -> None:
         """See `WorkerName`."""
+        shown = redact(repr(self._engine.url))
         try:
             self._connection = self._take()
         except SQLAlchemyError as exc:
             raise SettingsError(
-                f"CAIRN_JOBS_DATABASE_URL: {self._engine.url!r} does not answer: {exc}."
+                f"CAIRN_JOBS_DATABASE_URL: {shown} does not answer: {exc}."
             ) from exc
         if self._connection is None:
             raise JobsBusyError(
-                f"{self._engine.url!r}: expected no live worker called {self.name!r}, found one. "
+                f"{shown}: expected no live worker called {self.name!r}, found one. "
                 "End it, or give this one another name (CAIRN_EXECUTOR_ID)."
             )
         self._released.clear()

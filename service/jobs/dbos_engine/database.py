@@ -18,6 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.errors import SettingsError
+from cairn.service.observing import redact
 from cairn.service.schemas import OperationKind
 
 APPLICATION: Final = "cairn"
@@ -114,8 +115,9 @@ def _version(url: str) -> int:
 
 
 def _unusable(url: str, exc: DBAPIError) -> SettingsError:
+    shown = redact(repr(make_url(url)))
     return SettingsError(
-        f"CAIRN_JOBS_DATABASE_URL: {make_url(url)!r} cannot be opened: {exc.orig}. Check that it "
+        f"CAIRN_JOBS_DATABASE_URL: {shown} cannot be opened: {exc.orig}. Check that it "
         "runs, and that this user may write it."
     )
 
