@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """How often a session is asked whether it still has its name."""
+
+ASKED_SECONDS: Final = 0.001
+"""Longer than it takes to ask whether a file is locked."""
 
 
 class WorkerName(ABC):
@@ -91,16 +95,12 @@ class FileName(WorkerName):
         """See `WorkerName`."""
         file = self._open()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            file.seek(0)
-            holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
-            file.close()
-            raise JobsBusyError(
-                f"{self._path.parent}: expected no running worker called {self.name!r} on this "
-                f"data folder, found process {holder}. End it, or give this one another name "
-                "(CAIRN_EXECUTOR_ID) or a data folder of its own (--data-dir)."
-            ) from exc
+            while not _locked(file, fcntl.LOCK_EX):
+                # Whoever asks whether it is held shares it for a moment; a worker shares it never.
+                if not _locked(file, fcntl.LOCK_SH):
+                    raise self._busy(file)
+                fcntl.flock(file, fcntl.LOCK_UN)
+                time.sleep(ASKED_SECONDS)
         except BaseException:
             file.close()
             raise
@@ -120,11 +120,16 @@ class FileName(WorkerName):
         if not self._path.exists():
             return False
         with self._open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not _locked(file, fcntl.LOCK_SH)
+
+    def _busy(self, file: BinaryIO) -> JobsBusyError:
+        file.seek(0)
+        holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
+        return JobsBusyError(
+            f"{self._path.parent}: expected no running worker called {self.name!r} on this "
+            f"data folder, found process {holder}. End it, or give this one another name "
+            "(CAIRN_EXECUTOR_ID) or a data folder of its own (--data-dir)."
+        )
 
     def _open(self) -> BinaryIO:
         try:
@@ -134,6 +139,15 @@ class FileName(WorkerName):
                 f"CAIRN_DATA_DIR: {self._path} cannot be opened: {exc}. Point it at a folder that "
                 "this user may write."
             ) from exc
+
+
+def _locked(file: BinaryIO, how: int) -> bool:
+    """Whether the lock could be had at once; it is had then."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class SessionName(WorkerName):
