@@ -15,6 +15,8 @@ from cairn.service.errors import SettingsError
 from cairn.service.observing import redact
 
 BUSY_TIMEOUT_SECONDS = 30
+CONNECT_SECONDS = 10
+"""Until a server that takes connections and says nothing counts as away; else nothing ends them."""
 
 
 class Catalog:
@@ -117,7 +119,13 @@ def _create_engine(url: str) -> Engine:
         ) from exc
     try:
         if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+            waiting = {"connect_timeout": CONNECT_SECONDS, **parsed.query}
+            return create_engine(
+                parsed,
+                pool_pre_ping=True,
+                hide_parameters=True,
+                connect_args={"connect_timeout": waiting["connect_timeout"]},
+            )
         if parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         engine = create_engine(

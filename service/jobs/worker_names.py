@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 5.0
 """How often a session is asked whether it still has its name."""
 
+CONNECT_SECONDS: Final = 10
+"""Until a server that takes connections and says nothing counts as away."""
+
 ASKED_SECONDS: Final = 0.001
 """Longer than it takes to ask whether a file is locked."""
 
@@ -163,8 +166,13 @@ class SessionName(WorkerName):
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         # Of its own, and not of a pool: the lock lasts as long as the connection.
+        waiting = {"connect_timeout": CONNECT_SECONDS, **make_url(url).query}
         self._engine = create_engine(
-            url, poolclass=NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True
+            url,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            connect_args={"connect_timeout": waiting["connect_timeout"]},
         )
         self._key = {"key": f"cairn worker {name}"}
         self._connection: Connection | None = None
