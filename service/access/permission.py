@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.errors import UnauthenticatedError
+from cairn.service.observing import request_id
 
 
 def allowed(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
@@ -20,7 +21,7 @@ def allowed(scope: Scope) -> Callable[[Request], Coroutine[Any, Any, Caller]]:
         known = cast(Caller | None, request.state.caller)  # by the guard, before any route
         if known is None:
             raise UnauthenticatedError("expected somebody who is signed in, found nobody")
-        found = replace(known, request_id=getattr(request.state, "request_id", ""))
+        found = replace(known, request_id=request_id() or "")
         found.require(scope, request.path_params.get("root"))
         return found
 

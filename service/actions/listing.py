@@ -19,8 +19,10 @@ Key = tuple[str | int, ...]
 
 def list_runs(
     plane: ControlPlane, roots: Mapping[str, StoreURI], *, after: Key, limit: int, refresh: bool
-) -> tuple[list[Run], bool]:
-    """The next runs, by root and name; whether there are more.
+) -> tuple[list[Run], Key]:
+    """The next runs, by root and name; after which key there are more, () if there are none.
+
+    Runs that go meanwhile are left out, maybe all of them; the key is that of the page anyway.
 
     Args:
         plane: Where.
@@ -43,7 +45,8 @@ def list_runs(
     if refresh:
         plane.index.refresh_runs(roots, names[:limit])
     with plane.catalog.read() as session:
-        return queries.runs(session, names[:limit]), len(names) > limit
+        found = queries.runs(session, names[:limit])
+    return found, names[limit - 1] if len(names) > limit else ()
 
 
 def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:

@@ -55,6 +55,7 @@ def promote(
         InvalidURIError: `alias` cannot be an alias.
     """
     found = Run(plane.place(root, run))  # which is looked at with the step
+    _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
     with ExitStack() as after:  # also where the answer is an error
         with audited(plane, caller, "alias.promote", root=root, run=run, **detail) as entry:
@@ -95,6 +96,7 @@ def delete_alias(
         AliasMovedError: The alias is not as expected.
     """
     found = plane.run(root, run)
+    _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "expect": expect}
     with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
         with _moved_by_others():
@@ -115,6 +117,16 @@ def alias_history(plane: ControlPlane, root: str, run: str, alias: str) -> Alias
         for event in plane.run(root, run).aliases.history(alias)
     ]
     return AliasHistory(alias=alias, events=events)
+
+
+def _look_at_unseen(
+    plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
+) -> None:
+    """Have the index judge the move that a change is based on, before that one hides it."""
+    with plane.catalog.read() as session:
+        seen = rows.alias_sequence(session, root, run, alias)
+    if seen != expect:
+        plane.index.refresh_runs({root: plane.root(root)}, [(root, run)])
 
 
 def _body(alias: StoredAlias, *, audited: bool | None = None) -> Alias:

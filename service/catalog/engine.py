@@ -13,10 +13,13 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
 from cairn.service.errors import SettingsError
+from cairn.service.observing import redact
 
 BUSY_TIMEOUT_SECONDS = 30
 # A page of steps has hundreds of JSON columns: the standard library reads them at half the speed.
 _OPTIONS: Final[dict[str, Any]] = {"hide_parameters": True, "json_deserializer": from_json}
+CONNECT_SECONDS = 10
+"""Until a server that takes connections and says nothing counts as away; else nothing ends them."""
 
 
 class Catalog:
@@ -105,8 +108,9 @@ def upgrade_catalog(url: str) -> tuple[str | None, str]:
 
 
 def _unusable(engine: Engine, exc: DBAPIError) -> SettingsError:
+    shown = redact(repr(engine.url))
     return SettingsError(
-        f"CAIRN_DATABASE_URL: the catalog {engine.url!r} cannot be opened: {exc.orig}. Check that "
+        f"CAIRN_DATABASE_URL: the catalog {shown} cannot be opened: {exc.orig}. Check that "
         "it runs, and that this user may write it."
     )
 
@@ -121,13 +125,16 @@ def _create_engine(url: str) -> Engine:
         ) from exc
     try:
         if parsed.get_backend_name() != "sqlite":
-            return create_engine(parsed, pool_pre_ping=True, **_OPTIONS)
+            waiting = {"connect_timeout": CONNECT_SECONDS, **parsed.query}
+            connect: dict[str, Any] = {"connect_timeout": waiting["connect_timeout"]}
+            return create_engine(parsed, pool_pre_ping=True, connect_args=connect, **_OPTIONS)
         if parsed.database:
             Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         connect = {"timeout": BUSY_TIMEOUT_SECONDS}
         engine = create_engine(parsed, connect_args=connect, **_OPTIONS)
     except (NoSuchModuleError, ImportError, OSError) as exc:
-        raise SettingsError(f"CAIRN_DATABASE_URL: {parsed!r} cannot be used: {exc}") from exc
+        shown = redact(repr(parsed))
+        raise SettingsError(f"CAIRN_DATABASE_URL: {shown} cannot be used: {exc}") from exc
     event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, inspect, select
 
 from cairn.service.catalog.models import RevisionRow
 from cairn.service.errors import SettingsError
+from cairn.service.observing import redact
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -75,8 +76,9 @@ def refuse_older(connection: Connection) -> None:
     """
     found, known = revisions(connection)
     if found != known and found in _known(connection):
+        shown = redact(repr(connection.engine.url))
         raise SettingsError(
-            f"CAIRN_DATABASE_URL: the catalog {connection.engine.url!r} is at revision {found}, "
+            f"CAIRN_DATABASE_URL: the catalog {shown} is at revision {found}, "
             f"and this version of Cairn needs {known}. Run `cairn upgrade` once (servers and "
             "workers of the version before go on meanwhile), or set CAIRN_AUTO_UPGRADE=true."
         )
@@ -98,8 +100,9 @@ def upgrade(connection: Connection) -> None:
         command.upgrade(config, "head")
     except CommandError as exc:
         known = ScriptDirectory.from_config(config).get_current_head()
+        shown = redact(repr(connection.engine.url))
         raise SettingsError(
-            f"CAIRN_DATABASE_URL: the catalog {connection.engine.url!r} cannot be brought to "
+            f"CAIRN_DATABASE_URL: the catalog {shown} cannot be brought to "
             f"version {known}: {exc}. It was made by a newer Cairn: upgrade, or name another "
             "database and run `cairn index rebuild`."
         ) from exc

@@ -1,7 +1,7 @@
 """Tables of the catalog. All but the audit trail and the keys can be made anew."""
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     JSON,
@@ -19,6 +19,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+LONGEST_ACTOR: Final = 256
 
 RecordKind = Literal["manifest", "annotation", "deletion"]
 """The records of a step."""
@@ -53,9 +55,16 @@ class PlainText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """NUL becomes U+FFFD: what is shown of one alias must not keep a run from being listed."""
-        if value is None:
-            return None
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")[: self._length]
+        return None if value is None else _plain(value, self._length)
+
+
+def plain_actor(name: str) -> str:
+    """The name of a caller as the audit trail has it."""
+    return _plain(name, LONGEST_ACTOR)
+
+
+def _plain(text: str, length: int) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:length]
 
 
 class Base(DeclarativeBase):
@@ -191,7 +200,7 @@ class AuditRow(Base):
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     at: Mapped[datetime] = mapped_column(UTCDateTime)
-    actor: Mapped[str] = mapped_column(PlainText(256))
+    actor: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
     action: Mapped[str] = mapped_column(String(64))
     root: Mapped[str] = mapped_column(PlainText(128))
     run: Mapped[str] = mapped_column(PlainText(128))

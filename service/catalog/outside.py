@@ -4,38 +4,79 @@ What goes through it has an entry in the audit trail before it is to be seen in 
 has none was made by somebody else: it gets one now, as `outside`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.models import AliasRow, AuditRow
+from cairn.service.catalog.models import AliasRow, AuditRow, RunRow, plain_actor
+from cairn.storage.runs import Alias
 
 OUTSIDE: Final = "outside"
 OUTSIDE_KINDS: Final = ("alias.promote", "alias.delete")
 
 
-def is_asked_for(session: Session, root: str, run: str, row: AliasRow) -> bool:
+class Position(NamedTuple):
+    """Where an alias points, and after how many events."""
+
+    sequence: int
+    step: int
+    attempt: int
+    manifest_digest: str | None
+
+    @classmethod
+    def of(cls, alias: AliasRow | Alias) -> "Position":
+        """That of an alias, as it is stored or as the catalog has it."""
+        return cls(alias.sequence, alias.step, alias.attempt, alias.manifest_digest)
+
+
+def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position | None) -> bool:
     """Whether an entry asked for the move that brought an alias where it is.
 
-    One that failed may have been made all the same; one that was refused was not.
+    One that failed, or was never completed, may have been made all the same: if it would have been
+    this move, by the same caller. One that was refused was not.
+
+    Args:
+        session: Of the catalog.
+        run: The alias's run.
+        row: The alias as it is now.
+        before: Where it was; None: it was not there.
     """
-    for outcome, detail in _entries(session, root, run, "alias.promote", row.alias):
+    if before is not None and row.sequence <= before.sequence:
+        return False  # written over, or put back as it once was: moves only count up
+    since = before.sequence if before is not None else _deleted_at(session, run, row.alias)
+    if row.sequence <= since:
+        return False  # what was deleted was put back
+    again = before is None or row.sequence > before.sequence + 1  # made after a deletion
+    for outcome, actor, detail in _entries(session, run.root, run.name, "alias.promote", row.alias):
         if outcome == "done":
             same = (detail.get("sequence"), detail.get("manifest_digest"))
             if same == (row.sequence, row.manifest_digest):
                 return True
-        elif ((detail.get("expect") or 0) + 1, detail["step"]) == (row.sequence, row.step):
+            continue
+        expect = detail.get("expect")
+        fits = again if expect is None else expect + 1 == row.sequence
+        if fits and detail["step"] == row.step and actor == plain_actor(row.by):
             return True
     return False
+
+
+def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
+    """Whether the move that brought an alias where it is was entered as one of somebody else."""
+    noted = _entries(session, run.root, run.name, "alias.promote", row.alias, outcomes=(OUTSIDE,))
+    return any(
+        (detail["sequence"], detail["step"], detail["manifest_digest"])
+        == (row.sequence, row.step, row.manifest_digest)
+        for _, _, detail in noted
+    )
 
 
 def is_deletion_asked_for(session: Session, root: str, run: str, row: AliasRow) -> bool:
     """Whether an entry asked for the deletion of an alias that was last seen as `row`."""
     found = _entries(session, root, run, "alias.delete", row.alias)
-    return any(detail.get("expect") == row.sequence for _, detail in found)
+    return any(detail.get("expect") == row.sequence for _, _, detail in found)
 
 
 def note_move(session: Session, root: str, run: str, row: AliasRow, before: int | None) -> None:
@@ -76,18 +117,33 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
     return {(root, action): number for root, action, number in session.execute(counted)}
 
 
+def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
+    """Sequence number of the last deletion that was made here, of this run; 0 without one."""
+    found = _entries(session, run.root, run.name, "alias.delete", alias, since=run.created)
+    return max((detail.get("sequence") or 0 for _, _, detail in found), default=0)
+
+
 def _entries(
-    session: Session, root: str, run: str, action: str, alias: str
-) -> Iterable[tuple[str | None, dict[str, Any]]]:
-    """Outcome and detail of what may have been made of an alias here."""
-    asked = select(AuditRow.outcome, AuditRow.detail).where(
+    session: Session,
+    root: str,
+    run: str,
+    action: str,
+    alias: str,
+    *,
+    outcomes: Collection[str | None] = (None, "done", "failed"),
+    since: datetime | None = None,
+) -> Iterable[tuple[str | None, str, dict[str, Any]]]:
+    """Outcome, actor and detail of what may have been made of an alias."""
+    asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail).where(
         AuditRow.root == root,
         AuditRow.run == run,
         AuditRow.action == action,
         AuditRow.detail["alias"].as_string() == alias,
-        AuditRow.outcome.is_(None) | AuditRow.outcome.in_(("done", "failed")),
     )
-    return ((outcome, detail) for outcome, detail in session.execute(asked))
+    if since is not None:
+        asked = asked.where(AuditRow.at >= since)
+    found = ((outcome, actor, detail) for outcome, actor, detail in session.execute(asked))
+    return (one for one in found if one[0] in outcomes)
 
 
 def _entry(root: str, run: str, action: str, by: str, detail: dict[str, object]) -> AuditRow:

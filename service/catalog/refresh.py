@@ -172,12 +172,14 @@ class Index:
     def scan_in_turn(self, root: str, uri: StoreURI, seconds: float) -> None:
         """Look at every run of a root, unless somebody has done so in the last `seconds`.
 
+        A look in the future was noted by a clock that is wrong, and may be long ago.
+
         Raises:
             StoreUnavailableError: The root does not answer, or is not where it was.
         """
         with self._scanning[root]:
             last = self._last_scan(root, uri)
-            if last is None or (utc_now() - last).total_seconds() >= seconds:
+            if last is None or not 0 <= (utc_now() - last).total_seconds() < seconds:
                 self.scan(root, uri)
 
     def ensure_scanned(self, roots: Mapping[str, StoreURI]) -> None:

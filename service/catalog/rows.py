@@ -11,14 +11,16 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
+    Position,
     is_asked_for,
     is_deletion_asked_for,
+    is_noted,
     note_deletion,
     note_move,
 )
 from cairn.service.catalog.snapshot import Columns, Key, Snapshot, Stamps
 from cairn.service.schemas import CheckpointState
-from cairn.storage.runs import Alias, RunInfo
+from cairn.storage.runs import Alias, RunInfo, alias_file
 from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
@@ -91,6 +93,16 @@ def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
     return {(step, attempt): stamps for step, attempt, stamps in session.execute(query)}
 
 
+def alias_sequence(session: Session, root: str, run: str, alias: str) -> int | None:
+    """The sequence number of an alias; None if it is not known."""
+    query = (
+        select(AliasRow.sequence)
+        .join(RunRow, RunRow.id == AliasRow.run_id)
+        .where(RunRow.root == root, RunRow.name == run, AliasRow.alias == alias)
+    )
+    return session.scalar(query)
+
+
 def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
     """Drop runs, with their checkpoints and aliases."""
     for name in names:
@@ -156,12 +168,13 @@ def write_run(
     """
     if known_run(session, root, uri.name) != known:
         return False
+    lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
     changed = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
     first = known is None or not known.is_of(uri, snapshot.info)
-    changed |= _write_aliases(session, run, snapshot.aliases, first=first)
+    changed |= _write_aliases(session, run, snapshot, first=first, lost=lost)
     run.stamp, run.due = stamp, snapshot.due
     if changed or session.is_modified(run):
         run.revision = _new_revision()
@@ -192,32 +205,53 @@ def _add_up(session: Session, run: RunRow) -> None:
 
 
 def _write_aliases(
-    session: Session, run: RunRow, aliases: Collection[Alias], *, first: bool
+    session: Session, run: RunRow, snapshot: Snapshot, *, first: bool, lost: Collection[str]
 ) -> bool:
-    """Whether any was not as it is now; at the `first` look at a run nobody is asked why."""
+    """Whether any was not as it is now; at the `first` look at a run nobody is asked why.
+
+    Nor of one that was `lost`: its record could not be read the last time.
+    """
     changed = False
     present = {
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
-    for alias in aliases:
+    for alias in snapshot.aliases:
         row = present.pop(alias.alias, None)
-        before = None if row is None else (row.step, row.sequence)
+        before = None if row is None else Position.of(row)
         if row is None:
             row = AliasRow(run_id=run.id, alias=alias.alias)
             session.add(row)
         _fill_alias(row, alias)
         changed |= session.is_modified(row)
-        if before is not None and before[1] == alias.sequence:
+        if before == Position.of(alias):
             continue
-        asked = is_asked_for(session, run.root, run.name, row)
-        row.audited = True if asked else None if first else False
-        if row.audited is False:
-            note_move(session, run.root, run.name, row, None if before is None else before[0])
+        noted = before is None and is_noted(session, run, row)
+        if is_asked_for(session, run, row, before):
+            row.audited = True
+        elif before is None and not noted and (first or alias.alias in lost):
+            row.audited = None
+        else:
+            row.audited = False
+            if not noted:
+                step = None if before is None else before.step
+                note_move(session, run.root, run.name, row, step)
     for row in present.values():
-        if not is_deletion_asked_for(session, run.root, run.name, row):
+        lost_now = row.alias in snapshot.unreadable_aliases
+        if not lost_now and not is_deletion_asked_for(session, run.root, run.name, row):
             note_deletion(session, run.root, run.name, row)
         session.delete(row)
     return changed or bool(present)
+
+
+def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> list[str]:
+    """Aliases that can be read now, and could not be at the last look."""
+    row = find_run(session, root, uri.name)
+    problems = [] if row is None or row.uri != str(uri) else row.problems
+    return [
+        alias.alias
+        for alias in snapshot.aliases
+        if any(f"{uri / alias_file(alias.alias)}" in problem for problem in problems)
+    ]
 
 
 def write_alias(session: Session, run: RunRow, alias: Alias) -> None:

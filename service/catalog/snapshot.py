@@ -23,6 +23,7 @@ from cairn.storage.runs import (
     annotation_file,
     judge_records,
     manifest_file,
+    parse_alias_file,
     parse_record,
     read_lease,
     trash_file,
@@ -67,6 +68,7 @@ class Snapshot:
         changed: Of steps whose records are new or have changed the columns that say so, `stamps`
             among them; of a new step all.
         aliases: Every alias.
+        unreadable_aliases: Names of those whose records can't be read.
         problems: What is wrong with records of the run; what they say is left out.
         due: When a step that is being written counts as abandoned.
     """
@@ -75,6 +77,7 @@ class Snapshot:
     states: Mapping[Key, CheckpointState]
     changed: Mapping[Key, Columns]
     aliases: tuple[Alias, ...]
+    unreadable_aliases: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
     due: datetime | None = None
 
@@ -117,6 +120,7 @@ def take_snapshot(run: Run, info: RunInfo, known: Mapping[Key, Stamps]) -> Snaps
             if key not in known or key in seen.columns
         },
         aliases=tuple(aliases),
+        unreadable_aliases=frozenset(filter(None, map(parse_alias_file, unreadable))),
         problems=tuple(str(problems[name]) for name in sorted(problems)),
         due=due if StepState.IN_FLIGHT in unpublished.values() else None,
     )

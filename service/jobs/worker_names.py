@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,19 @@ from sqlalchemy.pool import NullPool
 
 from cairn.service.errors import SettingsError
 from cairn.service.jobs.errors import JobsBusyError
+from cairn.service.observing import redact
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 5.0
 """How often a session is asked whether it still has its name."""
+
+CONNECT_SECONDS: Final = 10
+"""Until a server that takes connections and says nothing counts as away."""
+
+ASKED_SECONDS: Final = 0.001
+"""Longer than it takes to ask whether a file is locked."""
 
 
 class WorkerName(ABC):
@@ -90,16 +98,12 @@ class FileName(WorkerName):
         """See `WorkerName`."""
         file = self._open()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            file.seek(0)
-            holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
-            file.close()
-            raise JobsBusyError(
-                f"{self._path.parent}: expected no running worker called {self.name!r} on this "
-                f"data folder, found process {holder}. End it, or give this one another name "
-                "(CAIRN_EXECUTOR_ID) or a data folder of its own (--data-dir)."
-            ) from exc
+            while not _locked(file, fcntl.LOCK_EX):
+                # Whoever asks whether it is held shares it for a moment; a worker shares it never.
+                if not _locked(file, fcntl.LOCK_SH):
+                    raise self._busy(file)
+                fcntl.flock(file, fcntl.LOCK_UN)
+                time.sleep(ASKED_SECONDS)
         except BaseException:
             file.close()
             raise
@@ -119,11 +123,16 @@ class FileName(WorkerName):
         if not self._path.exists():
             return False
         with self._open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+            return not _locked(file, fcntl.LOCK_SH)
+
+    def _busy(self, file: BinaryIO) -> JobsBusyError:
+        file.seek(0)
+        holder = file.read(32).decode("ascii", "replace").strip() or "unknown"
+        return JobsBusyError(
+            f"{self._path.parent}: expected no running worker called {self.name!r} on this "
+            f"data folder, found process {holder}. End it, or give this one another name "
+            "(CAIRN_EXECUTOR_ID) or a data folder of its own (--data-dir)."
+        )
 
     def _open(self) -> BinaryIO:
         try:
@@ -133,6 +142,15 @@ class FileName(WorkerName):
                 f"CAIRN_DATA_DIR: {self._path} cannot be opened: {exc}. Point it at a folder that "
                 "this user may write."
             ) from exc
+
+
+def _locked(file: BinaryIO, how: int) -> bool:
+    """Whether the lock could be had at once; it is had then."""
+    try:
+        fcntl.flock(file, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class SessionName(WorkerName):
@@ -148,8 +166,13 @@ class SessionName(WorkerName):
     def __init__(self, url: str, name: str) -> None:
         self.name = name
         # Of its own, and not of a pool: the lock lasts as long as the connection.
+        waiting = {"connect_timeout": CONNECT_SECONDS, **make_url(url).query}
         self._engine = create_engine(
-            url, poolclass=NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True
+            url,
+            poolclass=NullPool,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            connect_args={"connect_timeout": waiting["connect_timeout"]},
         )
         self._key = {"key": f"cairn worker {name}"}
         self._connection: Connection | None = None
@@ -157,15 +180,16 @@ class SessionName(WorkerName):
 
     def acquire(self, lost: Callable[[], None]) -> None:
         """See `WorkerName`."""
+        shown = redact(repr(self._engine.url))
         try:
             self._connection = self._take()
         except SQLAlchemyError as exc:
             raise SettingsError(
-                f"CAIRN_JOBS_DATABASE_URL: {self._engine.url!r} does not answer: {exc}."
+                f"CAIRN_JOBS_DATABASE_URL: {shown} does not answer: {exc}."
             ) from exc
         if self._connection is None:
             raise JobsBusyError(
-                f"{self._engine.url!r}: expected no live worker called {self.name!r}, found one. "
+                f"{shown}: expected no live worker called {self.name!r}, found one. "
                 "End it, or give this one another name (CAIRN_EXECUTOR_ID)."
             )
         self._released.clear()

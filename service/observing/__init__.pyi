@@ -10,6 +10,7 @@ from .metrics import WorkerMetrics as WorkerMetrics
 from .readings import Family as Family
 from .readings import Part as Part
 from .readings import Reading as Reading
+from .redaction import redact as redact
 from .requests import ObservedRequests as ObservedRequests
 from .tracing import span as span
 from .tracing import trace_carrier as trace_carrier

@@ -75,6 +75,5 @@ def _page(
     refresh: bool,
 ) -> RunList:
     after = decode_token(listing, token, kinds=(str, str))
-    runs, more = actions.list_runs(plane, roots, after=after, limit=page_size, refresh=refresh)
-    last = (runs[-1].root, runs[-1].name) if more else None
-    return RunList(runs=runs, next_page_token=None if last is None else encode_token(listing, last))
+    runs, last = actions.list_runs(plane, roots, after=after, limit=page_size, refresh=refresh)
+    return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

@@ -36,11 +36,13 @@ from .records.layout import MANIFESTS as MANIFESTS
 from .records.layout import RUN_FILE as RUN_FILE
 from .records.layout import TRASH as TRASH
 from .records.layout import CheckpointRef as CheckpointRef
+from .records.layout import alias_file as alias_file
 from .records.layout import annotation_file as annotation_file
 from .records.layout import check_run_name as check_run_name
 from .records.layout import check_step as check_step
 from .records.layout import iterator_file as iterator_file
 from .records.layout import manifest_file as manifest_file
+from .records.layout import parse_alias_file as parse_alias_file
 from .records.layout import parse_ref as parse_ref
 from .records.layout import step_dir as step_dir
 from .records.layout import trash_file as trash_file

@@ -178,6 +178,12 @@ def test_pods_run_without_rights_that_they_do_not_need(resources):
     assert account["automountServiceAccountToken"] is False
 
 
+def test_no_service_of_the_namespace_becomes_a_setting(resources):
+    """Kubernetes would give every pod `CAIRN_PORT=tcp://...` of the service `cairn`."""
+    for name, template in templates(resources).items():
+        assert template["spec"]["enableServiceLinks"] is False, name
+
+
 def test_every_worker_has_a_name_of_its_own_that_it_keeps():
     resources = {check.name(one): one for one in check.build(FOLDER / "base")}
     container = resources["StatefulSet cairn-worker"]["spec"]["template"]["spec"]["containers"][0]

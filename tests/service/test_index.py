@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from fastapi.testclient import TestClient
@@ -17,6 +18,7 @@ from cairn.service.settings import Settings
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
+from cairn.storage.store import utc_now
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.uri import parse_uri
 from tests.service.conftest import BASE_URL, PEER
@@ -135,6 +137,21 @@ def test_a_scan_finds_what_nobody_announced(index, root):
     shutil.rmtree(root / "new")
     index.scan("default", uri)
     assert (latest(index), latest(index, "new")) == (2, None)
+
+
+def test_a_look_that_a_clock_ahead_has_noted_keeps_no_other_server_from_looking(index, root):
+    uri = parse_uri(str(root))
+    ahead = utc_now() + timedelta(hours=1)
+    with index.catalog.write() as session:
+        rows.write_root(session, "default", uri, scanned=ahead, problem=None)
+    make_run(root / "run", [1])
+    index.scan_in_turn("default", uri, 5.0)
+    assert latest(index) == 1
+    with index.catalog.read() as session:
+        assert rows.find_root(session, "default").scanned < ahead
+    make_run(root / "other", [2])
+    index.scan_in_turn("default", uri, 60.0)
+    assert latest(index, "other") is None  # it was somebody's turn just now
 
 
 def test_the_scanner_looks_again_and_again_until_it_is_closed(index, root, monkeypatch):

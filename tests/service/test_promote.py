@@ -273,6 +273,17 @@ def test_entry_without_an_outcome_is_left_by_a_server_that_dies(app, http, run, 
     assert (event.detail["alias"], event.outcome, event.completed) == ("production", None, None)
 
 
+def test_entry_names_the_request_that_its_answer_and_the_log_name(app, http, run):
+    own = promote(http, 3, {**CREATE, "X-Request-ID": "pipeline-7"})
+    given = promote(http, 6, {"If-Match": '"1"', "X-Request-ID": "not plain"})
+    refused = promote(http, 9, {**CREATE, "X-Request-ID": "pipeline-8"})
+    assert refused.status_code == 412
+    with app.state.plane.catalog.read() as session:
+        noted = session.scalars(select(AuditRow.request_id).order_by(AuditRow.id)).all()
+    assert noted == [answer.headers["X-Request-ID"] for answer in (own, given, refused)]
+    assert (noted[0], noted[2]) == ("pipeline-7", "pipeline-8")
+
+
 def test_deleted_alias_is_gone_and_its_history_stays(http, run):
     promote(http, 3, CREATE)
     promote(http, 9, {"If-Match": '"1"'}, reason="better")

@@ -5,6 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
+from cairn.service.catalog import Index
 from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
@@ -196,3 +197,27 @@ def test_page_token_is_opaque_and_bound_to_its_list(http, root):
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["field"] == "query.page_token"
     assert json.dumps(token).isascii()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_page_whose_runs_go_while_it_is_made_leads_on_to_the_next(http, root, monkeypatch, size):
+    for name in "abcd":
+        make_run(root / name, [1])
+    assert len(names(http.get("/v1/runs"))) == 4
+    look = Index.refresh_runs
+
+    def gone_by_now(self, roots, runs):
+        shutil.rmtree(root / "a", ignore_errors=True)
+        look(self, roots, runs)
+
+    monkeypatch.setattr(Index, "refresh_runs", gone_by_now)
+    asked = {"page_size": size, "refresh": "true"}
+    found, token = [], None
+    for _ in range(4):
+        page = http.get("/v1/runs", params={**asked, **({"page_token": token} if token else {})})
+        assert page.status_code == 200
+        found += [name for _, name in names(page)]
+        token = page.json()["next_page_token"]
+        if token is None:
+            break
+    assert found == ["b", "c", "d"]

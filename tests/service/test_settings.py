@@ -1,10 +1,15 @@
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from cairn.service.errors import SettingsError
+from cairn.service.catalog import Catalog, engine, upgrade_catalog
+from cairn.service.command.processes.backup import back_up
+from cairn.service.errors import BackupError, SettingsError
+from cairn.service.jobs import open_jobs, upgrade_jobs, worker_name, worker_names
+from cairn.service.jobs.dbos_engine import database
 from cairn.service.settings import Settings, is_loopback, load_settings
 
 
@@ -137,3 +142,43 @@ def test_every_setting_is_documented_in_the_readme():
     readme = (Path(__file__).parents[2] / "service" / "README.md").read_text()
     missing = [name for name in Settings.model_fields if f"`CAIRN_{name.upper()}`" not in readme]
     assert missing == []
+
+
+@pytest.mark.parametrize("opening", ["catalog", "upgrade", "jobs", "upgrade of jobs", "name"])
+def test_a_database_that_takes_connections_and_says_nothing_is_away(opening, tmp_path, monkeypatch):
+    for module in (engine, worker_names, database):
+        monkeypatch.setattr(module, "CONNECT_SECONDS", 2)  # the least that is waited
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://me@127.0.0.1:{silent.getsockname()[1]}/db"
+        settings = Settings(jobs_database_url=url, data_dir=tmp_path)
+        open_it = {
+            "catalog": lambda: Catalog.open(url),
+            "upgrade": lambda: upgrade_catalog(url),
+            "jobs": lambda: open_jobs(settings),
+            "upgrade of jobs": lambda: upgrade_jobs(url),
+            "name": lambda: worker_name(settings, "one").acquire(lambda: None),
+        }[opening]
+        with pytest.raises(SettingsError, match="timeout"):
+            open_it()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me@127.0.0.1:1/db?password=hunter2&connect_timeout=2",
+        "postgresql+psycopg://me:hunter2@127.0.0.1:1/db?connect_timeout=2",
+    ],
+)
+def test_a_database_that_cannot_be_opened_is_named_without_its_password(url, tmp_path):
+    settings = Settings(database_url=url, jobs_database_url=url, data_dir=tmp_path)
+    opening = [
+        lambda: Catalog.open(url),
+        lambda: upgrade_catalog(url),
+        lambda: upgrade_jobs(url),
+        lambda: worker_name(settings, "one").acquire(lambda: None),
+        lambda: back_up(settings, tmp_path / "copies"),
+    ]
+    for each in opening:
+        with pytest.raises((SettingsError, BackupError), match=r"me.*@127\.0\.0\.1:1/db") as raised:
+            each()
+        assert "hunter2" not in str(raised.value)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -9,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
 from cairn.service.jobs.errors import JobsBusyError
-from cairn.service.jobs.worker_names import worker_name
+from cairn.service.jobs.worker_names import FileName, worker_name
 from cairn.service.settings import Settings
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
@@ -175,3 +176,26 @@ def test_a_cancelled_job_of_a_worker_elsewhere_leaves_nothing(http, root, settin
 
 def test_a_server_without_a_worker_is_ready(http):
     assert http.get("/readyz").is_success
+
+
+def test_a_name_that_somebody_asks_about_is_not_taken_for_one_that_is_held(tmp_path):
+    name, asked = FileName(tmp_path, "one"), FileName(tmp_path, "one")
+    name.acquire(lambda: None)
+    name.release()
+    over = threading.Event()
+
+    def ask():
+        while not over.is_set():
+            asked.is_held()
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(500):
+            name.acquire(lambda: None)
+            name.release()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

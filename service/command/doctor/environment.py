@@ -6,52 +6,35 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from cairn.service.command.doctor.findings import Finding, Outcome, without_passwords
+from cairn.service.command.variables import PREFIX, unread_variables
 from cairn.service.errors import SettingsError
-from cairn.service.settings import Settings, load_settings
+from cairn.service.settings import load_settings
 from cairn.service.sizes import size_text
 
-PREFIX: Final = "CAIRN_"
-OTHERS: Final = (
-    "CAIRN_ANNOUNCE_ROOT",
-    "CAIRN_DIRECT_IO",
-    "CAIRN_KEY",
-    "CAIRN_KEY_FILE",
-    "CAIRN_URL",
-    "CAIRN_WRITER_ID",
-)
-"""Variables that are read, and are no settings of the server."""
-
 _SECRET: Final = re.compile(r"KEY|SECRET|TOKEN|PASSWORD")
-_LIKE: Final = 0.75
 _SMALL_BYTES: Final = 10**9
 _FULL_BYTES: Final = 10**8
 _GCS_FLAGS: Final = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
 
 
-def known_variables() -> list[str]:
-    """Every `CAIRN_*` variable that means something."""
-    return sorted((*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *OTHERS))
-
-
 def settings_found(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Each variable that is set; one that nothing reads; and whether all of them can work."""
-    known = known_variables()
+    unread = unread_variables(environment)
     for name, value in sorted(environment.items()):
         if not name.upper().startswith(PREFIX):
             continue
-        if name.upper() in known:
+        if name not in unread:
             yield Finding("settings", Outcome.OK, f"{name}={_shown(name, value)}")
             continue
-        near = get_close_matches(name.upper(), known, n=1, cutoff=_LIKE)
+        near = unread[name]
         found = f"{name}: expected a setting of Cairn's, found a name that nothing reads"
         if near:
-            fix = f'export {near[0]}="${name}"; unset {name}'
-            yield Finding("settings", Outcome.WARN, f"{found}; the nearest is {near[0]}", fix)
+            fix = f'export {near}="${name}"; unset {name}'
+            yield Finding("settings", Outcome.WARN, f"{found}; the nearest is {near}", fix)
         else:
             yield Finding("settings", Outcome.WARN, found, f"unset {name}")
     try:

@@ -8,6 +8,7 @@ from typing import Final
 from sqlalchemy import make_url
 
 from cairn.service.errors import BackupError
+from cairn.service.observing import redact
 from cairn.service.settings import Settings
 from cairn.storage.store import sync_path
 
@@ -38,7 +39,8 @@ def back_up(settings: Settings, folder: Path) -> list[Path]:
         parsed = make_url(url)
         target = folder / f"{name}.sqlite"
         if parsed.get_backend_name() != "sqlite":
-            problems.append(f"{name}: expected SQLite, found {parsed!r}. {_FOR_POSTGRESQL}")
+            shown = redact(repr(parsed))
+            problems.append(f"{name}: expected SQLite, found {shown}. {_FOR_POSTGRESQL}")
             continue
         sources[name] = source = Path(parsed.database or "")
         if not source.is_file():

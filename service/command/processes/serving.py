@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cairn.service.actions import ControlPlane
 from cairn.service.app import create_app
+from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError, ServiceError
 from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
 from cairn.service.observing import start_logging
@@ -36,6 +37,7 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         ServeError: The address is taken, or the server cannot start.
     """
     start_logging(settings.log_format, settings.log_level)
+    warn_of_misspelt(os.environ)
     application = create_app(settings)
     listener = _listen(settings.host, settings.port)
     host, port = listener.getsockname()[:2]

@@ -1,6 +1,7 @@
 """Runs a job worker as a process of its own, until it is told to end."""
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 
 from cairn.service.app import package_version
 from cairn.service.catalog import Catalog
+from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
 from cairn.service.jobs import open_jobs, start_worker
 from cairn.service.observing import WorkerMetrics, WorkerPort, start_logging, traced
@@ -33,6 +35,7 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
     start_logging(settings.log_format, settings.log_level)
+    warn_of_misspelt(os.environ)
     version = package_version()
     metrics = WorkerMetrics(version=version)
     with traced("cairn-worker", version=version), metrics.watching(), _port(settings, metrics):

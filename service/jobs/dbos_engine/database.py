@@ -18,6 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from cairn.service.errors import SettingsError
+from cairn.service.observing import redact
 from cairn.service.schemas import OperationKind
 
 APPLICATION: Final = "cairn"
@@ -92,12 +93,22 @@ def upgrade_jobs(url: str) -> tuple[int, int]:
     Raises:
         SettingsError: The database can't be opened.
     """
+    bounded = _bounded(url)
     try:
-        before = _version(url)
-        DBOS.migrate(url)
-        return before, _version(url)
+        before = _version(bounded)
+        DBOS.migrate(bounded)
+        return before, _version(bounded)
     except DBAPIError as exc:
         raise _unusable(url, exc) from exc
+
+
+def _bounded(url: str) -> str:
+    """The address of a server that counts as away if it takes a connection and says nothing."""
+    parsed = make_url(url)
+    if is_sqlite(url) or "connect_timeout" in parsed.query:
+        return url
+    waiting = parsed.update_query_dict({"connect_timeout": str(CONNECT_SECONDS)})
+    return waiting.render_as_string(hide_password=False)
 
 
 def _version(url: str) -> int:
@@ -114,8 +125,9 @@ def _version(url: str) -> int:
 
 
 def _unusable(url: str, exc: DBAPIError) -> SettingsError:
+    shown = redact(repr(make_url(url)))
     return SettingsError(
-        f"CAIRN_JOBS_DATABASE_URL: {make_url(url)!r} cannot be opened: {exc.orig}. Check that it "
+        f"CAIRN_JOBS_DATABASE_URL: {shown} cannot be opened: {exc.orig}. Check that it "
         "runs, and that this user may write it."
     )
 
@@ -127,7 +139,7 @@ def open_database(url: str) -> DBOSClient:
         SettingsError: The database can't be opened.
     """
     try:
-        DBOS.migrate(url)
+        DBOS.migrate(_bounded(url))
         client = _connect(url)
         for kind, limit in LIMITS.items():
             client.register_queue(

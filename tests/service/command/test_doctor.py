@@ -16,6 +16,7 @@ from sqlalchemy import create_engine
 from cairn.installation import CHECKED
 from cairn.service.app import package_version
 from cairn.service.catalog.engine import Catalog
+from cairn.service.command import variables
 from cairn.service.command.doctor import environment, findings, installation, server, stores
 from cairn.service.command.doctor.databases import catalog_found, jobs_found
 from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
@@ -119,8 +120,8 @@ def test_every_variable_that_the_code_reads_is_known():
         if "doctor" not in path.parts
         for name in re.findall(r"\bCAIRN_[A-Z]+(?:_[A-Z]+)*\b", path.read_text(encoding="utf-8"))
     }
-    assert read - set(environment.known_variables()) == set()
-    assert set(environment.OTHERS) <= read
+    assert read - set(variables.known_variables()) == set()
+    assert set(variables.OTHERS) <= read
 
 
 def test_no_password_is_shown():

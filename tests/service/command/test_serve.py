@@ -148,6 +148,21 @@ def test_taken_port_is_refused_before_anything_is_made(root, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("command", "variable"), [("serve", "CAIRN_PORT"), ("worker", "CAIRN_WORKER_PORT")]
+)
+def test_misspelt_setting_is_named_by_the_process_that_would_do_without_it(
+    root, tmp_path, command, variable
+):
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # ends it as soon as it has started
+        port = str(taken.getsockname()[1])
+        given = {variable: port, "CAIRN_ROTO": str(root), "CAIRN_SOMEBODY_ELSES": "1"}
+        done = cairn(command, "--data-dir", str(tmp_path / "data"), **given)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if " warning " in line]
+    assert line.endswith("CAIRN_ROTO: nothing reads a variable of that name; is CAIRN_ROOT meant?")
+
+
+@pytest.mark.parametrize(
     ("arguments", "variables", "part"),
     [
         (["--port", "0", "--host", "0.0.0.0"], {}, "CAIRN_HOST: expected a loopback address"),
