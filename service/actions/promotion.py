@@ -5,8 +5,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from sqlalchemy.orm import Session
-
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
@@ -70,7 +68,7 @@ def promote(
                     opened=False,
                     later=after.callback,
                 )
-            write = partial(_write_row, root=root, run=run, alias=moved)
+            write = partial(rows.write_alias, root=root, run=run, alias=moved)
             entry.complete(also=write, **_position(moved))
         if later is not None:
             later(after.pop_all().close)
@@ -101,7 +99,7 @@ def delete_alias(
     with audited(plane, caller, "alias.delete", root=root, run=run, **detail) as entry:
         with _moved_by_others():
             tombstone = delete_in_store(found, alias, by=caller.name, expect=expect)
-        write = partial(_write_row, root=root, run=run, alias=tombstone)
+        write = partial(rows.write_alias, root=root, run=run, alias=tombstone)
         entry.complete(also=write, **_position(tombstone))
 
 
@@ -152,12 +150,6 @@ def _moved_by_others() -> Iterator[None]:
         current = exc.current if isinstance(exc.current, StoredAlias) else None
         value = None if current is None else _body(current).model_dump(mode="json")
         raise AliasMovedError(str(exc), extra={"current": value}) from exc
-
-
-def _write_row(session: Session, *, root: str, run: str, alias: StoredAlias) -> None:
-    row = rows.find_run(session, root, run)
-    if row is not None:
-        rows.write_alias(session, row, alias)
 
 
 def _position(alias: StoredAlias) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from sqlalchemy import update
+from sqlalchemy import Connection, bindparam, insert, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
 
 logger = logging.getLogger(__name__)
+
+_BEGIN: Final = insert(AuditRow)
+_COMPLETE: Final = update(AuditRow).where(AuditRow.id == bindparam("row"))
 
 Outcome = Literal["done", "refused", "failed"]
 
@@ -20,9 +22,10 @@ Outcome = Literal["done", "refused", "failed"]
 class AuditEntry:
     """An entry of the trail: begun before what it tells of is done, completed after."""
 
-    def __init__(self, catalog: Catalog, row: AuditRow) -> None:
+    def __init__(self, catalog: Catalog, row: int, values: Mapping[str, Any]) -> None:
         self._catalog = catalog
         self._row = row
+        self._values = values
         self._completed = False
 
     @classmethod
@@ -51,24 +54,24 @@ class AuditEntry:
         Raises:
             SQLAlchemyError: It could not be written: then nothing may be done.
         """
-        row = AuditRow(
-            at=datetime.now(UTC),
-            actor=actor,
-            action=action,
-            root=root,
-            run=run,
-            detail=dict(detail),
-            request_id=request_id or None,
-        )
-        with catalog.write() as session:
-            session.add(row)
-        return cls(catalog, row)
+        values = {
+            "at": datetime.now(UTC),
+            "actor": actor,
+            "action": action,
+            "root": root,
+            "run": run,
+            "detail": dict(detail),
+            "request_id": request_id or None,
+        }
+        with catalog.connect() as connection:
+            (row,) = connection.execute(_BEGIN, values).inserted_primary_key or (0,)
+        return cls(catalog, row, values)
 
     def complete(
         self,
         outcome: Outcome = "done",
         *,
-        also: Callable[[Session], None] | None = None,
+        also: Callable[[Connection], None] | None = None,
         **detail: Any,
     ) -> None:
         """Say what became of it; the first to say so counts.
@@ -83,17 +86,19 @@ class AuditEntry:
         if self._completed:
             return
         self._completed = True
-        row = self._row
+        begun = self._values
         values = {
             "outcome": outcome,
             "completed": datetime.now(UTC),
-            "detail": {**row.detail, **detail},
+            "detail": {**begun["detail"], **detail},
         }
         try:
-            with self._catalog.write((row.root, row.run)) as session:
-                session.execute(update(AuditRow).where(AuditRow.id == row.id).values(values))
+            with self._catalog.connect((begun["root"], begun["run"])) as connection:
+                connection.execute(_COMPLETE, {"row": self._row, **values})
                 if also is not None:
-                    also(session)
+                    also(connection)
         except SQLAlchemyError:
-            place = f"{row.root}/{row.run}"
-            logger.exception("%s of %s: %s, which could not be noted", row.action, place, outcome)
+            logger.exception(
+                "%s of %s/%s: %s, which could not be noted",
+                *(begun["action"], begun["root"], begun["run"], outcome),
+            )

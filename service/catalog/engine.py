@@ -80,6 +80,14 @@ class Catalog:
                 _lock(session.connection(), "/".join(run))
             yield session
 
+    @contextmanager
+    def connect(self, run: tuple[str, str] | None = None) -> Iterator[Connection]:
+        """As `write`, for a few statements: a connection, without a session's book-keeping."""
+        with self._writer.begin() as connection:
+            if run is not None:
+                _lock(connection, "/".join(run))
+            yield connection
+
     def close(self) -> None:
         """Close every connection."""
         self.engine.dispose()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
@@ -254,23 +254,26 @@ def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot
     ]
 
 
-def write_alias(session: Session, run: RunRow, alias: Alias) -> None:
-    """Note where one alias points now, or that it was deleted."""
-    row = session.scalar(
-        select(AliasRow).where(AliasRow.run_id == run.id, AliasRow.alias == alias.alias)
-    )
-    if row is not None and row.sequence >= alias.sequence:
-        return  # a refresh has seen a later move already
-    run.revision = _new_revision()  # who has read the store before reads it again
-    if alias.deleted:
-        if row is not None:
-            session.delete(row)
+def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> None:
+    """Note where one alias points now, or that it was deleted; nothing of an unknown run."""
+    run_id = connection.scalar(select(RunRow.id).where(RunRow.root == root, RunRow.name == run))
+    if run_id is None:
         return
-    if row is None:
-        row = AliasRow(run_id=run.id, alias=alias.alias)
-        session.add(row)
-    _fill_alias(row, alias)
-    row.audited = True
+    here = (AliasRow.run_id == run_id, AliasRow.alias == alias.alias)
+    seen = connection.scalar(select(AliasRow.sequence).where(*here))
+    if seen is not None and seen >= alias.sequence:
+        return  # a refresh has seen a later move already
+    # Who has read the store before reads it again.
+    anew = update(RunRow).where(RunRow.id == run_id).values(revision=_new_revision())
+    connection.execute(anew)
+    if alias.deleted:
+        connection.execute(delete(AliasRow).where(*here))
+        return
+    values = {**_alias_values(alias), "audited": True}
+    if seen is None:
+        connection.execute(insert(AliasRow).values(run_id=run_id, alias=alias.alias, **values))
+    else:
+        connection.execute(update(AliasRow).where(*here).values(values))
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:
@@ -340,8 +343,17 @@ def _parts(ids: list[int]) -> Iterator[list[int]]:
 
 
 def _fill_alias(row: AliasRow, alias: Alias) -> None:
-    row.step, row.attempt = alias.step, alias.attempt
-    row.manifest_digest = alias.manifest_digest
-    row.by, row.reason = alias.by, alias.reason
-    row.at = from_rfc3339(alias.at)
-    row.sequence = alias.sequence
+    for name, value in _alias_values(alias).items():
+        setattr(row, name, value)
+
+
+def _alias_values(alias: Alias) -> Columns:
+    return {
+        "step": alias.step,
+        "attempt": alias.attempt,
+        "manifest_digest": alias.manifest_digest,
+        "by": alias.by,
+        "reason": alias.reason,
+        "at": from_rfc3339(alias.at),
+        "sequence": alias.sequence,
+    }
