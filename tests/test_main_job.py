@@ -110,7 +110,9 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
                     for checkpoint in client.checkpoints(run.name, state="all")
                 ],
                 "aliases": [
-                    alias.model_dump(mode="json")
+                    alias.model_dump(
+                        mode="json", exclude={"audited"}
+                    )  # of the trail, not the store
                     for run in runs
                     for alias in client.aliases(run.name)
                 ],
