@@ -109,10 +109,9 @@ def test_catalog_deleted_and_rebuilt_lists_the_same(tiny, tmp_path):
                     for run in runs
                     for checkpoint in client.checkpoints(run.name, state="all")
                 ],
+                # `audited` is the trail's, which is not in the store.
                 "aliases": [
-                    alias.model_dump(
-                        mode="json", exclude={"audited"}
-                    )  # of the trail, not the store
+                    alias.model_dump(mode="json", exclude={"audited"})
                     for run in runs
                     for alias in client.aliases(run.name)
                 ],
