@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.service.client.client import Client
-from cairn.service.command.watch import watch_operation
+from cairn.service.command.watch import on_console, watch_operation
 from cairn.service.errors import ProblemResponseError, ServiceError
 from cairn.service.schemas import Operation
 from cairn.service.sizes import size_text
@@ -157,7 +157,7 @@ class Demo:
 
     def follow(self, client: Client, operation: Operation) -> dict[str, Any]:
         """Shows live progress until an operation ends; returns its result."""
-        return watch_operation(client, operation, self.report.console).result or {}
+        return watch_operation(client, operation, on_console(self.report.console)).result or {}
 
     def compare(self, export: Path) -> None:
         """Step d: the export in transformers beside the checkpoint in ours."""
