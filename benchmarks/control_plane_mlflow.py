@@ -12,18 +12,13 @@ import sys
 import time
 from pathlib import Path
 
+from mlflow.store.model_registry.dbmodels.models import SqlModelVersion, SqlRegisteredModel
+from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import insert
+
 
 def main() -> None:
     folder, models, versions = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    from mlflow.store.model_registry.dbmodels.models import (  # type: ignore[import-not-found]
-        SqlModelVersion,
-        SqlRegisteredModel,
-    )
-    from mlflow.store.model_registry.sqlalchemy_store import (  # type: ignore[import-not-found]
-        SqlAlchemyStore,
-    )
-    from sqlalchemy import insert
-
     store = SqlAlchemyStore(f"sqlite:///{folder / 'mlflow.sqlite'}")
     now = int(time.time() * 1000)
     with store.engine.begin() as connection:

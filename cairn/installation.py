@@ -8,7 +8,13 @@ from typing import Final
 
 from packaging.requirements import Requirement
 
-__all__ = ["InstallationError", "check_versions", "missing_extra", "wrong_versions"]
+__all__ = [
+    "InstallationError",
+    "check_versions",
+    "installed_version",
+    "missing_extra",
+    "wrong_versions",
+]
 
 DISTRIBUTION: Final = "cairn-checkpoints"
 
@@ -63,6 +69,14 @@ CHECKED: Final = frozenset(
 
 class InstallationError(ImportError):
     """A package that is missing, or of a version that this one was never tested with."""
+
+
+def installed_version() -> str:
+    """The version of this Cairn; "0" of a source tree that was never installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0"
 
 
 def missing_extra(
@@ -126,6 +140,6 @@ def check_versions() -> None:
         )
         mended = " ".join(f"'{one.name}{one.specifier}'" for one, _ in wrong)
         raise InstallationError(
-            f"cairn {metadata.version(DISTRIBUTION)} cannot train here: {differences}. "
+            f"cairn {installed_version()} cannot train here: {differences}. "
             f"Install supported versions: pip install {mended}"
         )

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from anyio.to_thread import current_default_thread_limiter
@@ -13,6 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Scope
 
+from cairn.installation import installed_version
 from cairn.service.access import (
     Authenticator,
     Issuer,
@@ -86,7 +86,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
         description="Below `/v1`, a query parameter that an operation does not have is refused "
         "with 422: a misspelt one changes nothing.",
-        version=package_version(),
+        version=installed_version(),
         lifespan=_lifespan,
         generate_unique_id_function=_operation_id,
         docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
@@ -101,7 +101,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         app.add_middleware(KeysGuard, settings=settings)
     else:
         app.add_middleware(LoopbackGuard)
-    app.state.metrics = ServerMetrics(version=package_version())
+    app.state.metrics = ServerMetrics(version=installed_version())
     app.add_middleware(
         ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
     )
@@ -121,18 +121,10 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     return app
 
 
-def package_version() -> str:
-    """The version of this installation."""
-    try:
-        return version("cairn-checkpoints")
-    except PackageNotFoundError:  # run from a source tree
-        return "0"
-
-
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     watching = app.state.metrics.watching(metrics.parts(app))
-    with traced("cairn-server", version=package_version()), watching:
+    with traced("cairn-server", version=installed_version()), watching:
         async with _opened(app):
             yield
 
@@ -165,7 +157,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                     start_worker,
                     settings,
                     catalog,
-                    version=package_version(),
+                    version=installed_version(),
                     metrics=app.state.metrics.jobs,
                 )
                 jobs.worker = await run_in_threadpool(start)

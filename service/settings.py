@@ -242,13 +242,13 @@ class Settings(BaseSettings):
 
 
 def load_settings(**given: Any) -> Settings:
-    """The settings of the environment, with `given` before its variables.
+    """The settings of the environment, with `given`, where it is not None, before its variables.
 
     Raises:
         SettingsError: A setting cannot work; the message names every such variable.
     """
     try:
-        return Settings(**given)
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as exc:
         found = "; ".join(
             f"CAIRN_{'.'.join(map(str, error['loc'])).upper()}: {error['msg']}, "

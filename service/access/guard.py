@@ -1,7 +1,6 @@
 """Who may ask: with keys, whoever shows one, from anywhere; everybody else is answered 401."""
 
 from collections import Counter
-from collections.abc import Mapping
 from hmac import compare_digest
 from typing import Final, cast
 from urllib.parse import quote
@@ -18,7 +17,7 @@ from cairn.service.access.cookies import cookie_of
 from cairn.service.access.origins import SAFE_METHODS, peer_name, require_own_page
 from cairn.service.access.rates import Rates
 from cairn.service.errors import ForbiddenError, ProblemError, UnauthenticatedError
-from cairn.service.http import problem_from, respond
+from cairn.service.http import answer
 from cairn.service.settings import Settings
 
 SIGN_IN: Final = "/sign-in"
@@ -151,16 +150,16 @@ def _require_own_page(scope: Connection, identity: Identity) -> None:
 
 async def _refuse(scope: Connection, receive: Receive, send: Send, exc: Exception) -> None:
     sent = Headers(scope=scope)
-    headers: Mapping[str, str] = exc.headers if isinstance(exc, ProblemError) else {}
+    headers = {}
     if isinstance(exc, UnauthenticatedError):
         shown = "authorization" in sent
         if not shown and scope["method"] == "GET" and "text/html" in sent.get("accept", ""):
             await _to_sign_in(scope)(scope, receive, send)
             return
         error = ', error="invalid_token"' if shown else ""
-        headers = {**headers, "WWW-Authenticate": f'Bearer realm="cairn"{error}'}
-    problem = problem_from(exc, instance=scope["path"])
-    await respond(problem, headers)(scope, receive, send)
+        headers = {"WWW-Authenticate": f'Bearer realm="cairn"{error}'}
+    response = answer(exc, method=scope["method"], path=scope["path"], headers=headers)
+    await response(scope, receive, send)
 
 
 def _to_sign_in(scope: Connection) -> RedirectResponse:

@@ -8,8 +8,8 @@ from starlette.types import Scope as Connection
 
 from cairn.service.access.callers import Caller, Scope
 from cairn.service.access.origins import SAFE_METHODS, host_name
-from cairn.service.http import respond
-from cairn.service.schemas import Problem
+from cairn.service.errors import ForbiddenError
+from cairn.service.http import answer
 from cairn.service.settings import is_loopback
 
 LOOPBACK: Final = Caller("loopback", Scope.ADMIN)
@@ -37,14 +37,10 @@ class LoopbackGuard:
             scope.setdefault("state", {})["caller"] = LOOPBACK
             await self.app(scope, receive, send)
             return
-        problem = Problem(
-            type="urn:cairn:problem:forbidden",
-            title="Forbidden",
-            status=403,
-            detail=refusal,
-            instance=scope["path"],
+        response = answer(
+            ForbiddenError(refusal), method=scope.get("method", ""), path=scope["path"]
         )
-        await respond(problem)(scope, receive, send)
+        await response(scope, receive, send)
 
 
 def _refusal(scope: Connection) -> str | None:

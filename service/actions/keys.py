@@ -53,7 +53,7 @@ def create_key(plane: ControlPlane, caller: Caller, request: KeyRequest) -> NewK
     return NewKey(key=key, details=_body(row))
 
 
-def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> None:
+def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> Key:
     """Have a key count no more.
 
     Raises:
@@ -62,7 +62,7 @@ def revoke_key(plane: ControlPlane, caller: Caller, key: str) -> None:
     """
     caller.require_everywhere(Scope.ADMIN)
     with audited(plane, caller, "key.revoke", id=key):
-        access.revoke_key(plane.catalog, key, now=datetime.now(UTC))
+        return _body(access.revoke_key(plane.catalog, key, now=datetime.now(UTC)))
 
 
 def _check(request: KeyRequest, roots: Iterable[str]) -> None:

@@ -50,7 +50,7 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
     if row.sequence <= since:
         return False  # what was deleted was put back
     again = before is None or row.sequence > before.sequence + 1  # made after a deletion
-    for outcome, actor, detail in _entries(session, run.root, run.name, "alias.promote", row.alias):
+    for outcome, actor, detail in _entries(session, run, "alias.promote", row.alias):
         if outcome == "done":
             same = (detail.get("sequence"), detail.get("manifest_digest"))
             if same == (row.sequence, row.manifest_digest):
@@ -65,7 +65,7 @@ def is_asked_for(session: Session, run: RunRow, row: AliasRow, before: Position 
 
 def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Whether the move that brought an alias where it is was entered as one of somebody else."""
-    noted = _entries(session, run.root, run.name, "alias.promote", row.alias, outcomes=(OUTSIDE,))
+    noted = _entries(session, run, "alias.promote", row.alias, outcomes=(OUTSIDE,))
     return any(
         (detail["sequence"], detail["step"], detail["manifest_digest"])
         == (row.sequence, row.step, row.manifest_digest)
@@ -73,19 +73,18 @@ def is_noted(session: Session, run: RunRow, row: AliasRow) -> bool:
     )
 
 
-def is_deletion_asked_for(session: Session, root: str, run: str, row: AliasRow) -> bool:
+def is_deletion_asked_for(session: Session, run: RunRow, row: AliasRow) -> bool:
     """Whether an entry asked for the deletion of an alias that was last seen as `row`."""
-    found = _entries(session, root, run, "alias.delete", row.alias)
+    found = _entries(session, run, "alias.delete", row.alias)
     return any(detail.get("expect") == row.sequence for _, _, detail in found)
 
 
-def note_move(session: Session, root: str, run: str, row: AliasRow, before: int | None) -> None:
+def note_move(session: Session, run: RunRow, row: AliasRow, before: int | None) -> None:
     """Enter a move that nobody here asked for.
 
     Args:
         session: Of the catalog, for writing.
-        root: Name of the run's root.
-        run: Name of the run.
+        run: The alias's run.
         row: The alias as it is now.
         before: The step that it named; None: it was not there.
     """
@@ -98,13 +97,13 @@ def note_move(session: Session, root: str, run: str, row: AliasRow, before: int 
         "reason": row.reason,
         "before": before,
     }
-    session.add(_entry(root, run, "alias.promote", row.by, detail))
+    session.add(_entry(run, "alias.promote", row.by, detail))
 
 
-def note_deletion(session: Session, root: str, run: str, row: AliasRow) -> None:
+def note_deletion(session: Session, run: RunRow, row: AliasRow) -> None:
     """Enter a deletion that nobody here asked for; who did is in the alias's history only."""
     detail = {"alias": row.alias, "before": row.step, "sequence": row.sequence + 1}
-    session.add(_entry(root, run, "alias.delete", "", detail))
+    session.add(_entry(run, "alias.delete", "", detail))
 
 
 def count_outside(session: Session) -> dict[tuple[str, str], int]:
@@ -119,14 +118,13 @@ def count_outside(session: Session) -> dict[tuple[str, str], int]:
 
 def _deleted_at(session: Session, run: RunRow, alias: str) -> int:
     """Sequence number of the last deletion that was made here, of this run; 0 without one."""
-    found = _entries(session, run.root, run.name, "alias.delete", alias, since=run.created)
+    found = _entries(session, run, "alias.delete", alias, since=run.created)
     return max((detail.get("sequence") or 0 for _, _, detail in found), default=0)
 
 
 def _entries(
     session: Session,
-    root: str,
-    run: str,
+    run: RunRow,
     action: str,
     alias: str,
     *,
@@ -135,8 +133,8 @@ def _entries(
 ) -> Iterable[tuple[str | None, str, dict[str, Any]]]:
     """Outcome, actor and detail of what may have been made of an alias."""
     asked = select(AuditRow.outcome, AuditRow.actor, AuditRow.detail).where(
-        AuditRow.root == root,
-        AuditRow.run == run,
+        AuditRow.root == run.root,
+        AuditRow.run == run.name,
         AuditRow.action == action,
         AuditRow.detail["alias"].as_string() == alias,
     )
@@ -146,14 +144,14 @@ def _entries(
     return (one for one in found if one[0] in outcomes)
 
 
-def _entry(root: str, run: str, action: str, by: str, detail: dict[str, object]) -> AuditRow:
+def _entry(run: RunRow, action: str, by: str, detail: dict[str, object]) -> AuditRow:
     now = datetime.now(UTC)
     return AuditRow(
         at=now,
         actor=by,
         action=action,
-        root=root,
-        run=run,
+        root=run.root,
+        run=run.name,
         detail=detail,
         outcome=OUTSIDE,
         completed=now,

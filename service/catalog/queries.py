@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, defer
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import step_dir
+from cairn.storage.store import StoreURI, utc_now
 
 
 class RootSums(NamedTuple):
@@ -28,6 +29,12 @@ class RootSums(NamedTuple):
     problem: str | None
     runs: int
     checkpoints: int
+
+    def lag(self, uri: StoreURI) -> float | None:
+        """How far behind it is, in seconds; None: it was never looked at where it is now."""
+        if self.uri != str(uri) or self.scanned is None:
+            return None
+        return max(0.0, (utc_now() - self.scanned).total_seconds())
 
 
 def root_sums(session: Session) -> dict[str, RootSums]:

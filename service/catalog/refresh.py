@@ -105,7 +105,6 @@ class Index:
             raise NotReadyError(
                 f"{run.uri}: not known, and the store is too slow to look for it: {LOOKS_AT_ONCE} "
                 "others are being looked for. Try again later.",
-                headers={"Retry-After": "5"},
             )
         try:
             self.refresh_run(root, run)

@@ -234,11 +234,11 @@ def _write_aliases(
             row.audited = False
             if not noted:
                 step = None if before is None else before.step
-                note_move(session, run.root, run.name, row, step)
+                note_move(session, run, row, step)
     for row in present.values():
         lost_now = row.alias in snapshot.unreadable_aliases
-        if not lost_now and not is_deletion_asked_for(session, run.root, run.name, row):
-            note_deletion(session, run.root, run.name, row)
+        if not lost_now and not is_deletion_asked_for(session, run, row):
+            note_deletion(session, run, row)
         session.delete(row)
     return changed or bool(present)
 

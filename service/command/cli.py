@@ -10,12 +10,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from cairn.installation import missing_extra
+from cairn.installation import installed_version, missing_extra
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
@@ -39,13 +38,14 @@ from cairn.service.command.keys import keys_app
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
+    DataOption,
     RootOption,
     RunArgument,
+    StoreOption,
     UrlOption,
     WatchOption,
     console,
     errors,
-    installed_version,
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.printing.documents import JsonOption, print_document, print_line
@@ -67,7 +67,7 @@ from cairn.service.schemas import (
 from cairn.storage.runs import check_run_name
 
 if TYPE_CHECKING:
-    from cairn.service.settings import Settings
+    pass
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
@@ -134,10 +134,6 @@ DtypeOption = Annotated[
         autocompletion=completion.dtypes,
     ),
 ]
-StoreOption = Annotated[
-    str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
-]
-DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 OperationArgument = Annotated[
     str,
     typer.Argument(
@@ -165,8 +161,10 @@ def serve(
     Options override the CAIRN_* environment variables. SIGTERM or Ctrl-C ends it; jobs that are
     under way go on at the next start.
     """
-    settings = _load_settings(root=root, host=host, port=port, data_dir=data_dir, worker=worker)
     from cairn.service.command.processes.serving import serve_until_signalled  # takes seconds
+    from cairn.service.settings import load_settings
+
+    settings = load_settings(root=root, host=host, port=port, data_dir=data_dir, worker=worker)
 
     def announce(url: str) -> None:
         if json:
@@ -194,8 +192,10 @@ def work(
     With the settings of the server (CAIRN_*), and a name that no other live worker has. SIGTERM or
     Ctrl-C ends it; jobs that are under way go on at its next start, or are taken over.
     """
-    settings = _load_settings(root=root, data_dir=data_dir, executor_id=name)
     from cairn.service.command.processes.working import work_until_signalled  # takes seconds
+    from cairn.service.settings import load_settings
+
+    settings = load_settings(root=root, data_dir=data_dir, executor_id=name)
 
     def announce() -> None:
         if json:
@@ -436,8 +436,9 @@ def rebuild(
     Needs no running control plane, and disturbs none.
     """
     from cairn.service.catalog import Catalog, Index
+    from cairn.service.settings import load_settings
 
-    settings = _load_settings(root=root, data_dir=data_dir)
+    settings = load_settings(root=root, data_dir=data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
@@ -450,12 +451,6 @@ def rebuild(
         )
         return
     print(f"{found.runs} runs, {found.checkpoints} checkpoints, {found.aliases} aliases")
-
-
-def _load_settings(**given: Any) -> "Settings":
-    from cairn.service.settings import load_settings  # of the server; most commands ask it
-
-    return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from cairn.service.command.durations import parse_duration
-from cairn.service.command.options import console, errors
+from cairn.service.command.options import DataOption, console, errors
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 from cairn.service.schemas import (
@@ -29,8 +29,6 @@ keys_app: Final = typer.Typer(
     help="Make, list and revoke keys, in the server's database.",
     no_args_is_help=True,
 )
-
-DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 
 
 def _name(text: str) -> str:
@@ -133,10 +131,9 @@ def revoke(
     from cairn.service import actions
 
     with _plane(data_dir) as (plane, caller):
-        actions.revoke_key(plane, caller, key)
-        (row,) = (one for one in actions.list_keys(plane, caller) if one.id == key)
+        revoked = actions.revoke_key(plane, caller, key)
     if json:
-        print_document(row)
+        print_document(revoked)
         return
     print(f"key {key} revoked")
 
@@ -149,9 +146,9 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     from cairn.service.catalog import Catalog, Index
     from cairn.service.settings import load_settings
 
-    settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+    settings = load_settings(data_dir=data_dir)
     settings.prepare()
-    catalog = Catalog.open(settings.database_url)
+    catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         plane = ControlPlane(settings, settings.root_uris, Index(catalog), None)
         yield plane, Caller(f"shell:{_user()}", Scope.ADMIN)

@@ -1,12 +1,11 @@
 """What the commands of `cairn` share: their parameters, where they print, how a job is reported."""
 
-from importlib import metadata
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from cairn.installation import DISTRIBUTION
 from cairn.service.client.client import Client
 from cairn.service.command import completion
 from cairn.service.command.durations import parse_duration
@@ -37,6 +36,10 @@ RootOption = Annotated[
         autocompletion=completion.roots,
     ),
 ]
+StoreOption = Annotated[
+    str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
+]
+DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Show progress until it has ended.")]
 CheckpointArgument = Annotated[
     str,
@@ -50,14 +53,6 @@ RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),
 ]
-
-
-def installed_version() -> str:
-    """The version of this Cairn."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # run from a source tree
-        return "0"
 
 
 def _as_size(text: str) -> str:

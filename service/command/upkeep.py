@@ -5,11 +5,10 @@ from typing import Annotated, Final
 
 import typer
 
+from cairn.service.command.options import DataOption
 from cairn.service.command.printing.documents import JsonOption, print_document
 
 upkeep_app: Final = typer.Typer()
-
-DataOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where the databases are.")]
 
 
 @upkeep_app.command()
@@ -23,7 +22,7 @@ def upgrade(data_dir: DataOption = None, json: JsonOption = False) -> None:
     from cairn.service.jobs import upgrade_jobs
     from cairn.service.settings import load_settings
 
-    settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+    settings = load_settings(data_dir=data_dir)
     settings.prepare()
     done = {
         "catalog": upgrade_catalog(settings.database_url),
@@ -56,7 +55,7 @@ def backup(
     from cairn.service.command.processes.backup import back_up  # takes seconds
     from cairn.service.settings import load_settings
 
-    settings = load_settings(**({} if data_dir is None else {"data_dir": data_dir}))
+    settings = load_settings(data_dir=data_dir)
     copies = back_up(settings, folder)
     if json:
         print_document({"copies": [str(copy) for copy in copies]})

@@ -13,10 +13,10 @@ from .preconditions import Condition as Condition
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency
 from .preconditions import LastSeenDependency as LastSeenDependency
+from .problems import answer as answer
 from .problems import install_handlers as install_handlers
 from .problems import problem_from as problem_from
 from .problems import problem_responses as problem_responses
-from .problems import respond as respond
 from .query_parameters import refuse_unknown_parameters as refuse_unknown_parameters
 from .store_turns import AT_ONCE as AT_ONCE
 from .store_turns import StoreReadRoute as StoreReadRoute

@@ -123,8 +123,7 @@ def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The HTTP response of a problem."""
+def _respond(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     body = problem.model_dump(mode="json")
     if body["errors"] is None:
         del body["errors"]
@@ -149,16 +148,30 @@ def install_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_error)
 
 
-async def _on_error(request: Request, exc: Exception) -> JSONResponse:
-    problem = problem_from(exc, instance=request.url.path)
+def answer(
+    exc: Exception, *, method: str, path: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """The response to a request that met an error, which the log has if the server is at fault.
+
+    Args:
+        exc: What was raised.
+        method: Of the request.
+        path: Of the request.
+        headers: More than those of the error.
+    """
+    problem = problem_from(exc, instance=path)
     if problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.error("%s %s failed", request.method, request.url.path, exc_info=exc)
+        logger.error("%s %s failed", method, path, exc_info=exc)
     elif problem.status > HTTPStatus.INTERNAL_SERVER_ERROR:
-        logger.warning("%s %s: %s", request.method, request.url.path, problem.detail)
-    headers = exc.headers if isinstance(exc, ProblemError) else {}
+        logger.warning("%s %s: %s", method, path, problem.detail)
+    own = {**(exc.headers if isinstance(exc, ProblemError) else {}), **(headers or {})}
     if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers = {"Retry-After": RETRY_AFTER, **headers}
-    return respond(problem, headers)
+        own = {"Retry-After": RETRY_AFTER, **own}
+    return _respond(problem, own)
+
+
+async def _on_error(request: Request, exc: Exception) -> JSONResponse:
+    return answer(exc, method=request.method, path=request.url.path)
 
 
 async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse:
@@ -171,7 +184,7 @@ async def _on_validation_error(request: Request, exc: Exception) -> JSONResponse
     kind: tuple[int, str, str] = (422, "invalid-request", "Invalid request")
     if any(error["type"] == "json_invalid" for error in exc.errors()):
         kind = (400, "malformed", "Not JSON")
-    return respond(_problem(*kind, detail, request.url.path, errors=errors))
+    return _respond(_problem(*kind, detail, request.url.path, errors=errors))
 
 
 async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
@@ -185,7 +198,7 @@ async def _on_http_exception(request: Request, exc: Exception) -> JSONResponse:
     headers = dict(exc.headers or {})
     if exc.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_allowed_methods(request))
-    return respond(_problem(exc.status_code, slug, phrase, detail, request.url.path), headers)
+    return _respond(_problem(exc.status_code, slug, phrase, detail, request.url.path), headers)
 
 
 def _allowed_methods(request: Request) -> list[str]:

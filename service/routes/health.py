@@ -18,7 +18,7 @@ from cairn.service.errors import NotReadyError
 from cairn.service.http import problem_from, problem_responses
 from cairn.service.schemas import Health, Readiness
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import StoreURI, open_files, utc_now, within
+from cairn.storage.store import StoreURI, open_files, within
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +84,10 @@ def _index_lag(plane: ControlPlane, roots: Mapping[str, StoreURI]) -> dict[str, 
     lags = {}
     for name, uri in roots.items():
         found = known.get(name)
-        if found is None or found.uri != str(uri) or found.scanned is None:
+        lag = None if found is None else found.lag(uri)
+        if found is None or lag is None:
             lags[f"index {name}"] = "not looked at yet"
             continue
-        lag = max(0.0, (utc_now() - found.scanned).total_seconds())
         failed = "; the last look failed" if found.problem is not None else ""
         lags[f"index {name}"] = f"looked at {lag:.1f} s ago{failed}"
     return lags

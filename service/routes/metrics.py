@@ -14,7 +14,6 @@ from cairn.service.actions import ControlPlane
 from cairn.service.catalog import OUTSIDE_KINDS, count_outside, known_workers, queries
 from cairn.service.jobs import worker_name
 from cairn.service.observing import CONTENT_TYPE, Family, Part, Reading, ServerMetrics
-from cairn.storage.store import utc_now
 
 router: Final = APIRouter(tags=["health"])
 
@@ -80,8 +79,7 @@ def _index(plane: ControlPlane) -> Iterator[Reading]:
         if found is None or found.uri != str(uri):
             continue  # never looked at: nothing is known of it
         labels = {"root": root}
-        if found.scanned is not None:
-            lag = max(0.0, (utc_now() - found.scanned).total_seconds())
+        if (lag := found.lag(uri)) is not None:
             yield Reading("cairn_index_lag_seconds", labels, lag)
         if root in index.scan_seconds:
             yield Reading("cairn_index_scan_seconds", labels, index.scan_seconds[root])

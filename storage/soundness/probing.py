@@ -15,9 +15,9 @@ import secrets
 import shutil
 import threading
 from concurrent.futures import Future, wait
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from cairn.installation import installed_version
 from cairn.storage.errors import (
     PreconditionFailedError,
     StorageError,
@@ -160,7 +160,9 @@ def _ask(folder: StoreURI) -> None:
             if known.store == store and set(checked) <= set(known.checked):
                 return
     _look(folder, mount)
-    record = StoreRecord(at=rfc3339(utc_now()), cairn=_own_version(), checked=checked, store=store)
+    record = StoreRecord(
+        at=rfc3339(utc_now()), cairn=installed_version(), checked=checked, store=store
+    )
     generation = None if found is None else found.generation
     with contextlib.suppress(PreconditionFailedError):  # somebody else asked, too
         objects.write_if(
@@ -237,10 +239,3 @@ def _unsound(folder: StoreURI, problems: list[str]) -> UnsoundStoreError:
         "see the page on stores.",
         problems=problems,
     )
-
-
-def _own_version() -> str:
-    try:
-        return version("cairn-checkpoints")
-    except PackageNotFoundError:
-        return "unknown"

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from cairn.installation import installed_version
 from cairn.service.command.doctor.environment import (
     data_folder_found,
     emulators_found,
@@ -24,7 +25,7 @@ from cairn.service.command.doctor.installation import (
 )
 from cairn.service.command.doctor.server import server_found
 from cairn.service.command.failures import ExitStatus
-from cairn.service.command.options import TIME, UrlOption, console, installed_version
+from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import SettingsError

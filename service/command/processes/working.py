@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cairn.service.app import package_version
+from cairn.installation import installed_version
 from cairn.service.catalog import Catalog
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
@@ -36,7 +36,7 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
         signal.signal(number, lambda *_: told.set())
     start_logging(settings.log_format, settings.log_level)
     warn_of_misspelt(os.environ)
-    version = package_version()
+    version = installed_version()
     metrics = WorkerMetrics(version=version)
     with traced("cairn-worker", version=version), metrics.watching(), _port(settings, metrics):
         _work(settings, metrics, announce, told)
@@ -48,7 +48,7 @@ def _port(settings: Settings, metrics: WorkerMetrics) -> Iterator[None]:
     if settings.worker_port is None:
         yield
         return
-    port = WorkerPort(settings.host, settings.worker_port, metrics, version=package_version())
+    port = WorkerPort(settings.host, settings.worker_port, metrics, version=installed_version())
     try:
         logger.info("metrics are served", extra={"host": settings.host, "port": port.port})
         yield
@@ -68,7 +68,7 @@ def _work(
         jobs = open_jobs(settings)
         try:
             worker = jobs.worker = start_worker(
-                settings, catalog, version=package_version(), metrics=metrics.jobs
+                settings, catalog, version=installed_version(), metrics=metrics.jobs
             )
             announce()
             while not told.wait(1.0):

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from cairn.installation import CHECKED
-from cairn.service.app import package_version
+from cairn.installation import CHECKED, installed_version
 from cairn.service.catalog.engine import Catalog
 from cairn.service.command import variables
 from cairn.service.command.doctor import environment, findings, installation, server, stores
@@ -422,7 +421,7 @@ def test_another_command_of_the_name_is_told(tmp_path):
 
 
 def ask(url, **variables):
-    found = server.server_found(url, variables, version=package_version(), seconds=5)
+    found = server.server_found(url, variables, version=installed_version(), seconds=5)
     return list(found)
 
 

@@ -20,7 +20,7 @@ SOURCES = [
 ]
 PUBLIC = {"os._exit"}
 ALLOWED = {
-    "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},  # ADR 24
+    "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},  # ADR 26
     "storage/training/coordination.py": {"orbax.checkpoint._src.futures"},
     "storage/training/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
 }
