@@ -27,6 +27,7 @@ from cairn.service.errors import SettingsError
 from cairn.service.http import (
     AT_ONCE,
     BodyLimit,
+    CatalogTurns,
     StoreTurns,
     describe_api,
     install_handlers,
@@ -146,6 +147,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             catalog, Issuer(settings).caller if settings.oidc_issuer else None
         )
         app.state.turns = StoreTurns()
+        app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
         # As many threads as silent stores can hold, and those that all else needs.
         current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
         scanner.start()

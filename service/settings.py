@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -265,6 +266,7 @@ def load_settings(**given: Any) -> Settings:
         ) from exc
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address (brackets allowed) means this machine only."""
     if host.lower().rstrip(".") == "localhost":

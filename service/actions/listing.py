@@ -3,10 +3,14 @@
 What the catalog does not know is looked for in the store before it is said not to exist.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from sqlalchemy import Connection
 
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import RunRow, deletion_body, queries, read_deletions, rows
+from cairn.service.catalog import deletion_body, queries, read_deletions
+from cairn.service.catalog.queries import RunColumns
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import AliasNotFoundError, RunNotFoundError
 from cairn.storage.runs import Run as StoredRun
@@ -40,13 +44,20 @@ def list_runs(
             plane.index.refresh_root(root, uri)
     else:
         plane.index.ensure_scanned(roots)
-    with plane.catalog.read() as session:
-        names = queries.run_names(session, roots, after, limit + 1)
+    until: Key = ()
     if refresh:
-        plane.index.refresh_runs(roots, names[:limit])
-    with plane.catalog.read() as session:
-        found = queries.runs(session, names[:limit])
-    return found, names[limit - 1] if len(names) > limit else ()
+        with plane.catalog.query() as connection:
+            found = queries.runs(connection, roots, after=after, limit=limit + 1)
+        plane.index.refresh_runs(roots, [(run.root, run.name) for run in found[:limit]])
+        until = _end(found, limit)
+    with plane.catalog.query() as connection:
+        found = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
+    return [queries.run(run) for run in found[:limit]], _end(found, limit) or until
+
+
+def _end(found: Sequence[RunColumns], limit: int) -> Key:
+    """The key of a page's last run; () if there are no more."""
+    return (found[limit - 1].root, found[limit - 1].name) if len(found) > limit else ()
 
 
 def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
@@ -56,7 +67,8 @@ def get_run(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> Run:
         RunNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    return queries.run(_find(plane, root, run, refresh=refresh))
+    with _found(plane, root, run, refresh=refresh) as (_, known):
+        return queries.run(known)
 
 
 def list_checkpoints(
@@ -84,11 +96,10 @@ def list_checkpoints(
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    row = _find(plane, root, run, refresh=refresh)
-    with plane.catalog.read() as session:
-        found = queries.checkpoint_rows(session, row, state=state, before=before, limit=limit + 1)
-        named = queries.alias_names(session, row, found)
-    page = [queries.checkpoint(row, one, named) for one in found[:limit]]
+    with _found(plane, root, run, refresh=refresh) as (connection, known):
+        found = queries.checkpoints(connection, known, state=state, before=before, limit=limit + 1)
+        named = queries.alias_names(connection, known, found)
+        page = [queries.checkpoint(known, one, named) for one in found[:limit]]
     return page, len(found) > limit
 
 
@@ -115,18 +126,18 @@ def get_checkpoint(
         RunNotFoundError, StepNotFoundError: There is none.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    row = _find(plane, root, run, refresh=refresh)
-    with plane.catalog.read() as session:
-        saved = {one.attempt: one for one in queries.step_rows(session, row, step)}
-        named = queries.alias_names(session, row, saved.values())
-    listed = [number for number, one in saved.items() if one.state == CheckpointState.LISTED]
-    if attempt is None and saved:
-        attempt = listed[0] if listed else max(saved)
-    if attempt in saved:
-        return queries.checkpoint(row, saved[attempt], named)
+    with _found(plane, root, run, refresh=refresh) as (connection, known):
+        attempts = queries.attempts(connection, known, step)
+        saved = {one.attempt: one for one in attempts}
+        listed = [one.attempt for one in attempts if one.state == CheckpointState.LISTED]
+        if attempt is None and saved:
+            attempt = listed[0] if listed else max(saved)
+        if attempt in saved:
+            named = queries.alias_names(connection, known, attempts)
+            return queries.checkpoint(known, saved[attempt], named)
     if not refresh:
         return get_checkpoint(plane, root, run, step, attempt=attempt, refresh=True)
-    return _from_store(row, StoredRun(plane.place(root, run)), step, attempt)
+    return _from_store(known, StoredRun(plane.place(root, run)), step, attempt)
 
 
 def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> list[Alias]:
@@ -136,9 +147,8 @@ def list_aliases(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> 
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
-    row = _find(plane, root, run, refresh=refresh)
-    with plane.catalog.read() as session:
-        return queries.aliases(session, row)
+    with _found(plane, root, run, refresh=refresh) as (connection, known):
+        return queries.aliases(connection, known)
 
 
 def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: bool) -> Alias:
@@ -160,28 +170,35 @@ def get_alias(plane: ControlPlane, root: str, run: str, alias: str, *, refresh: 
     )
 
 
-def _find(plane: ControlPlane, root: str, run: str, *, refresh: bool) -> RunRow:
+@contextmanager
+def _found(
+    plane: ControlPlane, root: str, run: str, *, refresh: bool
+) -> Iterator[tuple[Connection, RunColumns]]:
+    """A run that is known, or was found in the store, and a connection to ask on about it."""
     uri = plane.place(root, run)
     if refresh:
         plane.index.refresh_run(root, StoredRun(uri))
-    row = _known(plane, root, uri)
-    if row is None:
-        plane.index.look_for(root, StoredRun(uri))
-        row = _known(plane, root, uri)
-    if row is None:
-        raise RunNotFoundError(
-            "no such run", path=uri, expected="a run", found="one that was just deleted"
-        )
-    return row
+    with plane.catalog.query() as connection:
+        known = _known(connection, root, uri)
+        if known is not None:
+            yield connection, known
+            return
+    plane.index.look_for(root, StoredRun(uri))
+    with plane.catalog.query() as connection:
+        known = _known(connection, root, uri)
+        if known is None:
+            raise RunNotFoundError(
+                "no such run", path=uri, expected="a run", found="one that was just deleted"
+            )
+        yield connection, known
 
 
-def _known(plane: ControlPlane, root: str, uri: StoreURI) -> RunRow | None:
-    with plane.catalog.read() as session:
-        row = rows.find_run(session, root, uri.name)
-    return row if row is not None and row.uri == str(uri) else None
+def _known(connection: Connection, root: str, uri: StoreURI) -> RunColumns | None:
+    found = queries.find_run(connection, root, uri.name)
+    return found if found is not None and found.uri == str(uri) else None
 
 
-def _from_store(row: RunRow, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
+def _from_store(row: RunColumns, run: StoredRun, step: int, attempt: int | None) -> Checkpoint:
     """A step that the catalog leaves out, as its manifest can't be read."""
     if attempt is None:
         return _body(row, run, run.step(step))  # raises, unless it was published just now
@@ -194,7 +211,7 @@ def _from_store(row: RunRow, run: StoredRun, step: int, attempt: int | None) -> 
     return body.model_copy(update={"deletion": deletion})
 
 
-def _body(row: RunRow, run: StoredRun, info: StepInfo) -> Checkpoint:
+def _body(row: RunColumns, run: StoredRun, info: StepInfo) -> Checkpoint:
     return Checkpoint(
         root=row.root,
         run=row.name,

@@ -121,8 +121,8 @@ def _look_at_unseen(
     plane: ControlPlane, root: str, run: str, alias: str, expect: int | None
 ) -> None:
     """Have the index judge the move that a change is based on, before that one hides it."""
-    with plane.catalog.read() as session:
-        seen = rows.alias_sequence(session, root, run, alias)
+    with plane.catalog.query() as connection:
+        seen = rows.alias_sequence(connection, root, run, alias)
     if seen != expect:
         plane.index.refresh_runs({root: plane.root(root)}, [(root, run)])
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 from pydantic_core import from_json
 from sqlalchemy import Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, TimeoutError
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.migrate import refuse_older, revisions, upgrade
@@ -18,6 +19,7 @@ from cairn.service.observing import redact
 BUSY_TIMEOUT_SECONDS = 30
 # A page of steps has hundreds of JSON columns: the standard library reads them at half the speed.
 _OPTIONS: Final[dict[str, Any]] = {"hide_parameters": True, "json_deserializer": from_json}
+READS_AT_ONCE: Final = 4
 CONNECT_SECONDS = 10
 """Until a server that takes connections and says nothing counts as away; else nothing ends them."""
 
@@ -27,11 +29,18 @@ class Catalog:
 
     Reads see one snapshot; writes are serialized (SQLite: `BEGIN IMMEDIATE`, so that two writers
     queue up instead of failing half-way).
+
+    Attributes:
+        reads_at_once: How many readers get their answers soonest. An embedded database works in
+            their own threads, of which one runs at a time; a server works for several.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._writer = engine.execution_options(cairn_write=True)
+        embedded = engine.dialect.name == "sqlite"
+        self._writing = Lock() if embedded else None
+        self.reads_at_once = 1 if embedded else READS_AT_ONCE
 
     @classmethod
     def open(cls, url: str, *, auto_upgrade: bool = True) -> "Catalog":
@@ -68,6 +77,12 @@ class Catalog:
             yield session
 
     @contextmanager
+    def query(self) -> Iterator[Connection]:
+        """As `read`, for what is asked most: a connection, without a session's book-keeping."""
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
     def write(self, run: tuple[str, str] | None = None) -> Iterator[Session]:
         """A session whose changes commit together when the block ends, or not at all.
 
@@ -75,7 +90,11 @@ class Catalog:
             run: Root and name of the run whose rows it writes, or "" for the root's own: one
                 session at a time does.
         """
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with (
+            self._written_alone(),
+            Session(self._writer, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             if run is not None:
                 _lock(session.connection(), "/".join(run))
             yield session
@@ -83,10 +102,23 @@ class Catalog:
     @contextmanager
     def connect(self, run: tuple[str, str] | None = None) -> Iterator[Connection]:
         """As `write`, for a few statements: a connection, without a session's book-keeping."""
-        with self._writer.begin() as connection:
+        with self._written_alone(), self._writer.begin() as connection:
             if run is not None:
                 _lock(connection, "/".join(run))
             yield connection
+
+    @contextmanager
+    def _written_alone(self) -> Iterator[None]:
+        """SQLite would have whoever finds another writing look again after a while, up to 0.1 s."""
+        if self._writing is None:
+            yield
+            return
+        if not self._writing.acquire(timeout=BUSY_TIMEOUT_SECONDS):
+            raise TimeoutError(f"others write for more than {BUSY_TIMEOUT_SECONDS} s")
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     def close(self) -> None:
         """Close every connection."""

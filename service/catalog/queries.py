@@ -1,11 +1,12 @@
 """Pages of the catalog, as the API gives them out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from functools import cache
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import func, select, tuple_
-from sqlalchemy.orm import Session, defer
+from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
+from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
@@ -57,95 +58,177 @@ def root_sums(session: Session) -> dict[str, RootSums]:
     }
 
 
-def run_names(
-    session: Session, roots: Iterable[str], after: tuple[str | int, ...], limit: int
-) -> list[tuple[str, str]]:
-    """(root, name) of the next runs after a given one, by root and name; (): from the first."""
-    query = select(RunRow.root, RunRow.name).where(RunRow.root.in_(list(roots)))
-    if after:
-        query = query.where(tuple_(RunRow.root, RunRow.name) > after)
-    query = query.order_by(RunRow.root, RunRow.name).limit(limit)
-    return [(root, name) for root, name in session.execute(query)]
+class RunColumns(NamedTuple):
+    """What the catalog has of a run and the API gives out."""
+
+    id: int
+    root: str
+    name: str
+    uri: str
+    created: datetime
+    labels: dict[str, str]
+    lineage: dict[str, Any] | None
+    latest_step: int | None
+    checkpoint_count: int
+    nbytes: int
+    problems: list[str]
 
 
-def runs(session: Session, names: Iterable[tuple[str, str]]) -> list[Run]:
-    """These runs, by root and name."""
-    query = (
-        select(RunRow)
-        .where(tuple_(RunRow.root, RunRow.name).in_(list(names)))
-        .order_by(RunRow.root, RunRow.name)
+class CheckpointColumns(NamedTuple):
+    """What the catalog has of a checkpoint and the API gives out."""
+
+    step: int
+    attempt: int
+    state: str
+    created: datetime | None
+    nbytes: int | None
+    leaves: int | None
+    items: list[str]
+    iterators: dict[str, int]
+    manifest_digest: str | None
+    model_type: str | None
+    source: str | None
+    labels: dict[str, str]
+    metrics: dict[str, float | str]
+    deletion: dict[str, Any] | None
+
+
+# Plain columns by statements made once: a page of rows as objects takes three times as long.
+_RUNS: Final = select(*(getattr(RunRow, name) for name in RunColumns._fields))
+_RUN: Final = _RUNS.where(
+    RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name")
+)
+_CHECKPOINTS: Final = select(
+    *(getattr(CheckpointRow, name) for name in CheckpointColumns._fields)
+).where(CheckpointRow.run_id == bindparam("run"))
+_STEP: Final = _CHECKPOINTS.where(CheckpointRow.step == bindparam("of_step"))
+_ALIAS_NAMES: Final = (
+    select(AliasRow.step, AliasRow.attempt, AliasRow.alias)
+    .where(
+        AliasRow.run_id == bindparam("run"),
+        AliasRow.step.between(bindparam("first"), bindparam("last")),
     )
-    return [run(row) for row in session.scalars(query)]
+    .order_by(AliasRow.alias)
+)
+_ALIASES: Final = (
+    select(*(getattr(AliasRow, name) for name in Alias.model_fields))
+    .where(AliasRow.run_id == bindparam("run"))
+    .order_by(AliasRow.alias)
+)
 
 
-def checkpoint_rows(
-    session: Session,
-    run: RunRow,
+def find_run(connection: Connection, root: str, name: str) -> RunColumns | None:
+    """One run."""
+    found = connection.execute(_RUN, {"root_name": root, "run_name": name}).first()
+    return None if found is None else RunColumns._make(found)
+
+
+def runs(
+    connection: Connection,
+    roots: Iterable[str],
+    *,
+    after: tuple[str | int, ...],
+    until: tuple[str | int, ...] = (),
+    limit: int,
+) -> list[RunColumns]:
+    """The next runs, by root and name.
+
+    Args:
+        connection: To the catalog.
+        roots: Names of those that are meant.
+        after: Root and name after which the runs come; (): from the first.
+        until: And of the last one; (): of no matter which.
+        limit: At most this many.
+    """
+    given = {"roots": list(roots), "limit": limit}
+    given |= dict(zip(("after_root", "after_name"), after, strict=False))
+    given |= dict(zip(("until_root", "until_name"), until, strict=False))
+    found = connection.execute(_run_page(bool(after), bool(until)), given)
+    return [RunColumns._make(row) for row in found.all()]
+
+
+def checkpoints(
+    connection: Connection,
+    run: RunColumns,
     *,
     state: CheckpointState | None,
     before: tuple[str | int, ...],
     limit: int,
-) -> list[CheckpointRow]:
+) -> list[CheckpointColumns]:
     """The next checkpoints before a given (step, attempt), highest first.
 
     Args:
-        session: Of the catalog.
+        connection: To the catalog.
         run: Whose checkpoints.
         state: Only those in this state; None: in any.
         before: Where the page before ended; (): from the highest.
         limit: At most this many.
     """
-    query = select(CheckpointRow).where(CheckpointRow.run_id == run.id)
-    query = query.options(defer(CheckpointRow.stamps))  # of the refresh only
+    given: dict[str, object] = {"run": run.id, "limit": limit}
     if state is not None:
-        query = query.where(CheckpointRow.state == state.value)
-    if before:
-        query = query.where(tuple_(CheckpointRow.step, CheckpointRow.attempt) < before)
-    query = query.order_by(CheckpointRow.step.desc(), CheckpointRow.attempt.desc()).limit(limit)
-    return list(session.scalars(query))
+        given["in_state"] = state.value
+    given |= dict(zip(("before_step", "before_attempt"), before, strict=False))
+    found = connection.execute(_checkpoint_page(state is not None, bool(before)), given)
+    return [CheckpointColumns._make(row) for row in found.all()]
 
 
-def step_rows(session: Session, run: RunRow, step: int) -> list[CheckpointRow]:
+def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
     """Every attempt at one step."""
-    query = select(CheckpointRow).where(CheckpointRow.run_id == run.id, CheckpointRow.step == step)
-    return list(session.scalars(query))
+    found = connection.execute(_STEP, {"run": run.id, "of_step": step})
+    return [CheckpointColumns._make(row) for row in found.all()]
 
 
 def alias_names(
-    session: Session, run: RunRow, checkpoints: Iterable[CheckpointRow]
+    connection: Connection, run: RunColumns, found: Sequence[CheckpointColumns]
 ) -> dict[tuple[int, int], list[str]]:
-    """Aliases of a run, sorted, by the (step, attempt) of those of its checkpoints."""
-    steps = {row.step for row in checkpoints}
-    query = select(AliasRow.step, AliasRow.attempt, AliasRow.alias).where(
-        AliasRow.run_id == run.id, AliasRow.step.in_(steps)
-    )
+    """Aliases of a run, sorted, by the (step, attempt) of those of its checkpoints.
+
+    Args:
+        connection: To the catalog.
+        run: Whose aliases.
+        found: Checkpoints, by step, up or down.
+    """
+    if not found:
+        return {}
+    first, last = sorted((found[0].step, found[-1].step))
     named: dict[tuple[int, int], list[str]] = {}
-    for step, attempt, alias in session.execute(query.order_by(AliasRow.alias)):
+    asked = {"run": run.id, "first": first, "last": last}
+    for step, attempt, alias in connection.execute(_ALIAS_NAMES, asked):
         named.setdefault((step, attempt), []).append(alias)
     return named
 
 
-def aliases(session: Session, run: RunRow) -> list[Alias]:
+@cache
+def _run_page(after: bool, until: bool) -> Select[Any]:
+    key = tuple_(RunRow.root, RunRow.name)
+    page = _RUNS.where(RunRow.root.in_(bindparam("roots", expanding=True)))
+    if after:
+        page = page.where(key > tuple_(bindparam("after_root"), bindparam("after_name")))
+    if until:
+        page = page.where(key <= tuple_(bindparam("until_root"), bindparam("until_name")))
+    return page.order_by(RunRow.root, RunRow.name).limit(bindparam("limit"))
+
+
+@cache
+def _checkpoint_page(in_state: bool, before: bool) -> Select[Any]:
+    page = _CHECKPOINTS
+    if in_state:
+        page = page.where(CheckpointRow.state == bindparam("in_state"))
+    if before:
+        key = tuple_(CheckpointRow.step, CheckpointRow.attempt)
+        page = page.where(key < tuple_(bindparam("before_step"), bindparam("before_attempt")))
+    order = (CheckpointRow.step.desc(), CheckpointRow.attempt.desc())
+    return page.order_by(*order).limit(bindparam("limit"))
+
+
+def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
     """Aliases of a run, by name."""
-    query = select(AliasRow).where(AliasRow.run_id == run.id).order_by(AliasRow.alias)
-    return [
-        Alias(
-            alias=row.alias,
-            step=row.step,
-            attempt=row.attempt,
-            manifest_digest=row.manifest_digest,
-            by=row.by,
-            reason=row.reason,
-            at=row.at,
-            sequence=row.sequence,
-            audited=row.audited,
-        )
-        for row in session.scalars(query)
-    ]
+    found = connection.execute(_ALIASES, {"run": run.id})
+    return [Alias(**row._asdict()) for row in found]
 
 
 def checkpoint(
-    run: RunRow, row: CheckpointRow, named: Mapping[tuple[int, int], list[str]]
+    run: RunColumns, row: CheckpointColumns, named: Mapping[tuple[int, int], list[str]]
 ) -> Checkpoint:
     """One checkpoint as the API gives it out.
 
@@ -175,7 +258,7 @@ def checkpoint(
     )
 
 
-def run(row: RunRow) -> Run:
+def run(row: RunColumns) -> Run:
     """One run as the API gives it out."""
     return Run(
         root=row.root,

@@ -19,6 +19,7 @@ from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
+from cairn.service.http import leave_catalog_turn
 from cairn.storage.errors import (
     NotFoundError,
     RunNotFoundError,
@@ -89,6 +90,7 @@ class Index:
         Raises:
             RunNotFoundError: It is gone; so are its rows now.
         """
+        leave_catalog_turn()
         with self._turn(root, run.uri, always=anew) as turn:
             while turn is not None and not self._read_run(root, run, anew=anew):
                 pass  # whoever writes first wins, and the others look again
@@ -100,6 +102,7 @@ class Index:
             RunNotFoundError: There is none.
             NotReadyError: The store is slow, and others wait for it already.
         """
+        leave_catalog_turn()
         looks = self._looks[root]
         if not looks.acquire(blocking=False):
             raise NotReadyError(
@@ -191,6 +194,7 @@ class Index:
         for root, uri in roots.items():
             if self._last_scan(root, uri) is not None:
                 continue
+            leave_catalog_turn()
             if not self._scanning[root].acquire(timeout=FIRST_SCAN_SECONDS):
                 raise NotReadyError(
                     f"root {root!r}: its runs are being read for the first time. Try again later; "

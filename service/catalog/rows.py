@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
@@ -24,6 +24,19 @@ from cairn.storage.runs import Alias, RunInfo, alias_file
 from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
+# Made once, for what every promotion asks.
+_ALIAS: Final = (
+    select(RunRow.id.label("run_id"), AliasRow.id, AliasRow.sequence)
+    .outerjoin(
+        AliasRow, and_(AliasRow.run_id == RunRow.id, AliasRow.alias == bindparam("of_alias"))
+    )
+    .where(RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name"))
+)
+_REVISE: Final = update(RunRow).where(RunRow.id == bindparam("of_run"))
+_ADD_ALIAS: Final = insert(AliasRow)
+_MOVE_ALIAS: Final = update(AliasRow).where(AliasRow.id == bindparam("row"))
+_DELETE_ALIAS: Final = delete(AliasRow).where(AliasRow.id == bindparam("row"))
+
 _REVISION_BITS: Final = 62
 _AT_ONCE: Final = 500  # rows named in one statement
 
@@ -93,14 +106,11 @@ def known_steps(session: Session, root: str, name: str) -> dict[Key, Stamps]:
     return {(step, attempt): stamps for step, attempt, stamps in session.execute(query)}
 
 
-def alias_sequence(session: Session, root: str, run: str, alias: str) -> int | None:
+def alias_sequence(connection: Connection, root: str, run: str, alias: str) -> int | None:
     """The sequence number of an alias; None if it is not known."""
-    query = (
-        select(AliasRow.sequence)
-        .join(RunRow, RunRow.id == AliasRow.run_id)
-        .where(RunRow.root == root, RunRow.name == run, AliasRow.alias == alias)
-    )
-    return session.scalar(query)
+    found = connection.execute(_ALIAS, {"root_name": root, "run_name": run, "of_alias": alias})
+    row = found.first()
+    return None if row is None else row.sequence
 
 
 def delete_runs(session: Session, root: str, names: Iterable[str]) -> None:
@@ -256,24 +266,24 @@ def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot
 
 def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> None:
     """Note where one alias points now, or that it was deleted; nothing of an unknown run."""
-    run_id = connection.scalar(select(RunRow.id).where(RunRow.root == root, RunRow.name == run))
-    if run_id is None:
+    names = {"root_name": root, "run_name": run, "of_alias": alias.alias}
+    found = connection.execute(_ALIAS, names).first()
+    if found is None:
         return
-    here = (AliasRow.run_id == run_id, AliasRow.alias == alias.alias)
-    seen = connection.scalar(select(AliasRow.sequence).where(*here))
+    seen: int | None = found.sequence  # None also where the run has no such alias
+    run_id, row_id = found.run_id, found.id
     if seen is not None and seen >= alias.sequence:
         return  # a refresh has seen a later move already
     # Who has read the store before reads it again.
-    anew = update(RunRow).where(RunRow.id == run_id).values(revision=_new_revision())
-    connection.execute(anew)
+    connection.execute(_REVISE, {"of_run": run_id, "revision": _new_revision()})
     if alias.deleted:
-        connection.execute(delete(AliasRow).where(*here))
+        connection.execute(_DELETE_ALIAS, {"row": row_id})
         return
     values = {**_alias_values(alias), "audited": True}
     if seen is None:
-        connection.execute(insert(AliasRow).values(run_id=run_id, alias=alias.alias, **values))
+        connection.execute(_ADD_ALIAS, {"run_id": run_id, "alias": alias.alias, **values})
     else:
-        connection.execute(update(AliasRow).where(*here).values(values))
+        connection.execute(_MOVE_ALIAS, {"row": row_id, **values})
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:

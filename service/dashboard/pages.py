@@ -9,9 +9,10 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import PageToken, PlaneDependency, RootName, RunName
-from cairn.service.routes import get_run, list_all_runs, list_checkpoints
+from cairn.service.routes import page_of_checkpoints, page_of_runs
 from cairn.service.schemas import CheckpointState
 from cairn.service.sizes import size_text
 
@@ -44,13 +45,14 @@ def runs_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Runs of every root."""
-    found = list_all_runs(caller, plane, ROWS, page_token)
+    roots = caller.visible(plane.roots)
+    found = page_of_runs(plane, roots, ROWS, page_token)
     return page(
         request,
         "runs.html",
         runs=found.runs,
         next_page_token=found.next_page_token,
-        roots={name: str(uri) for name, uri in caller.visible(plane.roots).items()},
+        roots={name: str(uri) for name, uri in roots.items()},
     )
 
 
@@ -64,11 +66,11 @@ def run_page(
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Checkpoints of one run, each with a button that exports it to PyTorch."""
-    found = list_checkpoints(caller, root, run, plane, CheckpointState.LISTED, ROWS, page_token)
+    found = page_of_checkpoints(plane, root, run, CheckpointState.LISTED, ROWS, page_token)
     return page(
         request,
         "run.html",
-        run=get_run(caller, root, run, plane),
+        run=actions.get_run(plane, root, run, refresh=False),
         checkpoints=found.checkpoints,
         next_page_token=found.next_page_token,
     )

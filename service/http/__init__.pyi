@@ -1,6 +1,9 @@
+from .answers import json_answer as json_answer
 from .body_limit import BodyLimit as BodyLimit
 from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range
+from .catalog_turns import CatalogTurns as CatalogTurns
+from .catalog_turns import leave_catalog_turn as leave_catalog_turn
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
 from .entity_tags import etag as etag

@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.background import BackgroundTask
 
 from cairn.service.errors import NotReadyError
+from cairn.service.http.catalog_turns import CatalogTurns, StoreNeededError
 from cairn.storage.store import within
 
 AT_ONCE: Final = 12
@@ -86,7 +87,10 @@ class StoreTurns:
 
 
 class StoreRoute(APIRoute):
-    """A route of a run: what changes it, or looks at the store, waits for its turn."""
+    """A route of a run: what changes it, or looks at the store, waits for its turn there.
+
+    What only reads waits for a turn at the catalog, and goes on without one if it needs the store.
+    """
 
     needs_store: ClassVar[bool] = False
 
@@ -98,7 +102,7 @@ class StoreRoute(APIRoute):
             with within(ANSWER_SECONDS):
                 looks = request.query_params.get("refresh", "").lower() in _TRUE
                 if request.method in _READS and not looks and not self.needs_store:
-                    return await handler(request)
+                    return await _from_catalog(handler, request)
                 turns: StoreTurns = request.app.state.turns
                 root = request.path_params.get("root", "")
                 caller = request.state.caller.name
@@ -110,6 +114,17 @@ class StoreRoute(APIRoute):
                 return response
 
         return in_turn
+
+
+async def _from_catalog(
+    handler: Callable[[Request], Coroutine[Any, Any, Response]], request: Request
+) -> Response:
+    """The answer of what the catalog knows, or else, out of turn, of what the store knows."""
+    turns: CatalogTurns = request.app.state.catalog_turns
+    with suppress(StoreNeededError):
+        async with turns.turn():
+            return await handler(request)
+    return await handler(request)
 
 
 async def _in_turn(turns: StoreTurns, root: str, caller: str, task: BackgroundTask) -> None:

@@ -7,6 +7,7 @@ way, and no line has a secret in it.
 import json
 import logging
 import math
+import re
 import sys
 import textwrap
 import traceback
@@ -21,6 +22,8 @@ LIBRARIES: Final = ("uvicorn", "uvicorn.error", "uvicorn.access", "dbos")
 
 _PLAIN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; all else was given to it by `extra`."""
+
+_PLAIN_VALUE: Final = re.compile(r'[^\s"=]+')
 
 # What DBOS adds to every record of its own.
 _LEFT_OUT: Final = frozenset(
@@ -128,11 +131,12 @@ def _clean(value: Any) -> Any:
 
 def _one_line(text: str) -> str:
     """What a client has sent makes no line that looks like one of ours."""
+    if text.isprintable():
+        return text
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def _text(value: Any) -> str:
     """Text with blanks or quotes in it is quoted as in JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    plain = text and not any(sign.isspace() or sign in '"=' for sign in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -11,6 +11,5 @@ from . import operations as operations
 from . import restore as restore
 from . import runs as runs
 from . import verify as verify
-from .checkpoints import list_checkpoints as list_checkpoints
-from .runs import get_run as get_run
-from .runs import list_all_runs as list_all_runs
+from .checkpoints import page_of_checkpoints as page_of_checkpoints
+from .runs import page_of_runs as page_of_runs

@@ -6,6 +6,7 @@ from fastapi import APIRouter, BackgroundTasks, Query, Response
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
+from cairn.service.actions import ControlPlane
 from cairn.service.dependencies import (
     MAX_STEP,
     PageSize,
@@ -23,6 +24,7 @@ from cairn.service.http import (
     decode_token,
     encode_token,
     etag,
+    json_answer,
     named,
     problem_responses,
 )
@@ -56,7 +58,7 @@ Grace = Annotated[
 ]
 
 
-@router.get("", responses=problem_responses(404))
+@router.get("", response_model=CheckpointList, responses=problem_responses(404))
 def list_checkpoints(
     caller: Reader,
     root: RootName,
@@ -66,8 +68,33 @@ def list_checkpoints(
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
-) -> CheckpointList:
+) -> Response:
     """Checkpoints of a run, highest step first."""
+    found = page_of_checkpoints(plane, root, run, state, page_size, page_token, refresh=refresh)
+    return json_answer(found)
+
+
+def page_of_checkpoints(
+    plane: ControlPlane,
+    root: str,
+    run: str,
+    state: CheckpointState | Literal["all"],
+    page_size: int,
+    page_token: str | None,
+    *,
+    refresh: bool = False,
+) -> CheckpointList:
+    """A page of a run's checkpoints, highest step first.
+
+    Args:
+        plane: Where.
+        root: Name of the run's root.
+        run: Name of the run.
+        state: Steps of this state only, or `all`.
+        page_size: At most so many.
+        page_token: That of the page before; None: the first page.
+        refresh: Look at the store first.
+    """
     listing = f"checkpoints of {root}/{run}, {state}"
     page, more = actions.list_checkpoints(
         plane,
@@ -103,7 +130,7 @@ def announce_checkpoint(
         )
 
 
-@router.get("/" + named("step"), responses=problem_responses(404))
+@router.get("/" + named("step"), response_model=Checkpoint, responses=problem_responses(404))
 def get_checkpoint(
     caller: Reader,
     root: RootName,
@@ -111,12 +138,12 @@ def get_checkpoint(
     step: StepNumber,
     plane: PlaneDependency,
     refresh: Refresh = False,
-) -> Checkpoint:
+) -> Response:
     """One step, whatever its state; of several attempts at it the one that is listed, or the last.
 
     A step that is being written has no size yet, nor anything else that its manifest will tell.
     """
-    return actions.get_checkpoint(plane, root, run, step, refresh=refresh)
+    return json_answer(actions.get_checkpoint(plane, root, run, step, refresh=refresh))
 
 
 @router.post("/{step}:promote", responses=problem_responses(404, 409, 412, 428))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
 from cairn.service import actions
 from cairn.service.access import Reader
@@ -16,7 +16,14 @@ from cairn.service.dependencies import (
     RootName,
     RunName,
 )
-from cairn.service.http import StoreRoute, decode_token, encode_token, named, problem_responses
+from cairn.service.http import (
+    StoreRoute,
+    decode_token,
+    encode_token,
+    json_answer,
+    named,
+    problem_responses,
+)
 from cairn.service.schemas import Root, RootList, Run, RunList
 from cairn.storage.store import StoreURI
 
@@ -30,20 +37,20 @@ def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
     return RootList(roots=[Root(name=name, uri=str(uri)) for name, uri in seen.items()])
 
 
-@router.get("/runs")
+@router.get("/runs", response_model=RunList)
 def list_all_runs(
     caller: Reader,
     plane: PlaneDependency,
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
-) -> RunList:
+) -> Response:
     """Runs of every root, by root and name."""
     roots = caller.visible(plane.roots)
-    return _page(plane, roots, "runs", page_size, page_token, refresh=refresh)
+    return json_answer(page_of_runs(plane, roots, page_size, page_token, refresh=refresh))
 
 
-@router.get("/roots/{root}/runs", responses=problem_responses(404))
+@router.get("/roots/{root}/runs", response_model=RunList, responses=problem_responses(404))
 def list_runs(
     caller: Reader,
     root: RootName,
@@ -51,29 +58,43 @@ def list_runs(
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
-) -> RunList:
+) -> Response:
     """Runs of one root, by name."""
     roots = {root: plane.root(root)}
-    return _page(plane, roots, f"runs of {root}", page_size, page_token, refresh=refresh)
+    found = page_of_runs(plane, roots, page_size, page_token, of=root, refresh=refresh)
+    return json_answer(found)
 
 
-@router.get("/roots/{root}/runs/" + named("run"), responses=problem_responses(404))
+@router.get(
+    "/roots/{root}/runs/" + named("run"), response_model=Run, responses=problem_responses(404)
+)
 def get_run(
     caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
-) -> Run:
+) -> Response:
     """One run."""
-    return actions.get_run(plane, root, run, refresh=refresh)
+    return json_answer(actions.get_run(plane, root, run, refresh=refresh))
 
 
-def _page(
+def page_of_runs(
     plane: ControlPlane,
     roots: Mapping[str, StoreURI],
-    listing: str,
     page_size: int,
-    token: str | None,
+    page_token: str | None,
     *,
-    refresh: bool,
+    of: str | None = None,
+    refresh: bool = False,
 ) -> RunList:
-    after = decode_token(listing, token, kinds=(str, str))
+    """A page of runs.
+
+    Args:
+        plane: Where.
+        roots: Those that are meant.
+        page_size: At most so many.
+        page_token: That of the page before; None: the first page.
+        of: The root whose page it is; None: that of all.
+        refresh: Look at the store first.
+    """
+    listing = "runs" if of is None else f"runs of {of}"
+    after = decode_token(listing, page_token, kinds=(str, str))
     runs, last = actions.list_runs(plane, roots, after=after, limit=page_size, refresh=refresh)
     return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

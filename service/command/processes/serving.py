@@ -1,5 +1,6 @@
 """Runs the application as a process of its own: binds, announces itself, ends on a signal."""
 
+import gc
 import os
 import resource
 import signal
@@ -23,6 +24,8 @@ from cairn.storage.errors import StorageError
 
 # For downloads under way; event streams end at once.
 GRACE_SECONDS: Final = 5
+# New objects until the newest are looked through; a page of a hundred makes a few thousand.
+GARBAGE_AFTER: Final = 20_000
 
 
 def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -> None:
@@ -73,6 +76,16 @@ def _allow_open_files(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def _settle() -> None:
+    """What was loaded until now stays: looking for garbage in it would stop all requests at times.
+
+    Of what comes later, most is gone with its request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_AFTER, *gc.get_threshold()[1:])
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket, before anything else is opened: a taken port changes nothing."""
     bare = host.removeprefix("[").removesuffix("]")
@@ -104,6 +117,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        _settle()
         if self.started:
             self._announce()
 
