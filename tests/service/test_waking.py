@@ -2,8 +2,10 @@
 
 import logging
 import threading
+import time
 
 import pytest
+from dbos._sys_db import SystemDatabase
 from sqlalchemy.exc import OperationalError
 
 from cairn.service.jobs.context import JobKind
@@ -71,6 +73,24 @@ def test_a_worker_ends_without_waiting_for_its_queues(worker, caplog):
     worker.close()
     assert [record for record in caplog.records if "did not exit" in record.getMessage()] == []
     assert not [one for one in threading.enumerate() if one.name.startswith("queue-worker")]
+
+
+def test_jobs_with_a_delay_of_which_there_are_none_are_not_looked_for(
+    database_url, tmp_path, kinds, monkeypatch
+):
+    looks, look = [], SystemDatabase.transition_delayed_workflows
+    monkeypatch.setattr(
+        SystemDatabase,
+        "transition_delayed_workflows",
+        lambda self, *more: (looks.append(1), look(self, *more))[1],
+    )
+    with_tables = open_database(database_url)
+    one = Worker(database_url=database_url, name=FileName(tmp_path, "test"), roots={}, kinds=kinds)
+    one.launch()
+    time.sleep(3)  # three looks, as DBOS has it
+    one.close()
+    with_tables.destroy()
+    assert len(looks) == 1
 
 
 def test_a_database_that_does_not_answer_is_asked_again(monkeypatch):

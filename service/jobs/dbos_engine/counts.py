@@ -5,7 +5,7 @@ The table `workflow_status` is one of the system tables that DBOS documents.
 
 from collections import Counter
 
-from sqlalchemy import column, create_engine, func, select, table
+from sqlalchemy import bindparam, column, create_engine, func, select, table
 
 from cairn.service.jobs.dbos_engine.database import WalConnection, is_sqlite
 from cairn.service.jobs.records import kind_of, state_of
@@ -40,6 +40,15 @@ class JobCounts:
         self._table = table(
             "workflow_status", column("name"), column("status"), schema=None if sqlite else "dbos"
         )
+        # Made once, as it is asked all the time.
+        self._waits = (
+            select(1)
+            .where(
+                self._table.c.status == "ENQUEUED",
+                self._table.c.name.in_(bindparam("names", expanding=True)),
+            )
+            .limit(1)
+        )
 
     def read(self, names: list[str]) -> dict[tuple[str, OperationState], int]:
         """By kind and state; those that have none are not named.
@@ -61,10 +70,8 @@ class JobCounts:
         Args:
             names: Of the workflows that are jobs of ours.
         """
-        name, status = self._table.c.name, self._table.c.status
-        query = select(1).where(status == "ENQUEUED", name.in_(names)).limit(1)
         with self._engine.connect() as connection:
-            return connection.execute(query).first() is not None
+            return connection.execute(self._waits, {"names": names}).first() is not None
 
     def close(self) -> None:
         """Close the connection."""

@@ -44,6 +44,8 @@ class Waker:
     def attach(self, dbos: Any) -> None:
         """Have the queues of an instance wait so that they can be woken. Before it is launched."""
         dbos.background_thread_stop_events = _Events(self)
+        # Of the thread for jobs with a delay or a time limit, of which there are none.
+        _make_wakeable(dbos._background_jobs_stop_event, self)
 
     def start(self) -> None:
         """Begin to look for jobs that wait."""
@@ -88,9 +90,13 @@ class _Events(list[threading.Event]):
 
     def append(self, event: threading.Event) -> None:
         """Keep an event, which can be woken from now on."""
-        event.__class__ = _Wakeable
-        vars(event)["waker"] = self._waker
+        _make_wakeable(event, self._waker)
         super().append(event)
+
+
+def _make_wakeable(event: threading.Event, waker: Waker) -> None:
+    event.__class__ = _Wakeable
+    vars(event)["waker"] = waker
 
 
 class _Wakeable(threading.Event):

@@ -64,6 +64,8 @@ logger = logging.getLogger(__name__)
 
 MAX_RECOVERIES: Final = 5
 STOP_TIMEOUT_SECONDS: Final = 30.0
+NOTICE_SECONDS: Final = 1.0
+"""How often DBOS tells who listens of events, in PostgreSQL: nobody does, servers ask."""
 
 
 class _Steps:
@@ -275,6 +277,7 @@ class Worker:
             "enable_otlp": False,
             "log_level": "WARNING",
             "notification_listener_polling_interval_sec": 0.2,
+            "notification_coalesce_sec": NOTICE_SECONDS,
             "db_engine_kwargs": engine_options(self._database_url),
         }
 

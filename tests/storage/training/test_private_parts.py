@@ -20,7 +20,8 @@ SOURCES = [
 ]
 PUBLIC = {"os._exit"}
 ALLOWED = {
-    "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},  # ADR 26
+    # And `dbos._background_jobs_stop_event`: ADR 26, and `tests/service/test_waking.py`.
+    "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},
     "storage/training/coordination.py": {"orbax.checkpoint._src.futures"},
     "storage/training/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
 }
