@@ -19,7 +19,7 @@ from cairn.service.observing import redact
 BUSY_TIMEOUT_SECONDS = 30
 # A page of steps has hundreds of JSON columns: the standard library reads them at half the speed.
 _OPTIONS: Final[dict[str, Any]] = {"hide_parameters": True, "json_deserializer": from_json}
-READS_AT_ONCE: Final = 4
+READS_AT_ONCE: Final = 2
 CONNECT_SECONDS = 10
 """Until a server that takes connections and says nothing counts as away; else nothing ends them."""
 
@@ -40,6 +40,9 @@ class Catalog:
         self._writer = engine.execution_options(cairn_write=True)
         embedded = engine.dialect.name == "sqlite"
         self._writing = Lock() if embedded else None
+        self._reader = (
+            engine if embedded else engine.execution_options(isolation_level="AUTOCOMMIT")
+        )
         self.reads_at_once = 1 if embedded else READS_AT_ONCE
 
     @classmethod
@@ -78,8 +81,12 @@ class Catalog:
 
     @contextmanager
     def query(self) -> Iterator[Connection]:
-        """As `read`, for what is asked most: a connection, without a session's book-keeping."""
-        with self.engine.connect() as connection:
+        """As `read`, for what is asked most: a connection, without a session's book-keeping.
+
+        In PostgreSQL without a transaction, too: there each statement has a snapshot of its own
+        anyway, and to begin and end one takes longer than a statement.
+        """
+        with self._reader.connect() as connection:
             yield connection
 
     @contextmanager

@@ -14,8 +14,8 @@ from cairn.storage.store import StoreURI
 
 logger = logging.getLogger(__name__)
 
-REST: Final = 100
-"""So many times as long as a look took, nobody looks: an idle server uses a hundredth of a core."""
+REST: Final = 200
+"""So many times as long as a look took, nobody looks: of a core, that is half a hundredth."""
 
 
 class Scanner:
