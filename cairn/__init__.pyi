@@ -79,7 +79,9 @@ from .storage.reading.item_arrays import LeafInfo as LeafInfo
 from .storage.reading.reader import CheckpointReader as CheckpointReader
 from .storage.reading.verify import VerifyReport as VerifyReport
 from .storage.reading.verify import verify_step as verify_step
-from .storage.runs.best import best_step as best_step
+from .storage.runs.annotating import annotate as annotate
+from .storage.runs.annotating import annotate_run as annotate_run
+from .storage.runs.annotating import annotate_step as annotate_step
 from .storage.runs.checking import RunReport as RunReport
 from .storage.runs.checking import check_run as check_run
 from .storage.runs.fork import fork_run as fork_run
@@ -90,6 +92,7 @@ from .storage.runs.promotion import delete_alias as delete_alias
 from .storage.runs.promotion import promote_step as promote_step
 from .storage.runs.records.aliases import Alias as Alias
 from .storage.runs.records.aliases import Aliases as Aliases
+from .storage.runs.records.annotations import Annotation as Annotation
 from .storage.runs.records.attempts import Attempt as Attempt
 from .storage.runs.records.layout import CheckpointRef as CheckpointRef
 from .storage.runs.records.layout import parse_ref as parse_ref
@@ -100,6 +103,8 @@ from .storage.runs.records.run_info import Lineage as Lineage
 from .storage.runs.records.run_info import RunInfo as RunInfo
 from .storage.runs.repair import Repair as Repair
 from .storage.runs.repair import repair_run as repair_run
+from .storage.runs.resolving import best_step as best_step
+from .storage.runs.resolving import resolve_checkpoint as resolve_checkpoint
 from .storage.runs.retention import BestSteps as BestSteps
 from .storage.runs.retention import Decision as Decision
 from .storage.runs.retention import RetentionOutcome as RetentionOutcome
@@ -112,7 +117,6 @@ from .storage.runs.rollback import Rollback as Rollback
 from .storage.runs.rollback import roll_back as roll_back
 from .storage.runs.run import Run as Run
 from .storage.runs.run import list_runs as list_runs
-from .storage.runs.run import resolve_checkpoint as resolve_checkpoint
 from .storage.runs.step_copy import CopyReport as CopyReport
 from .storage.runs.step_states import StepInfo as StepInfo
 from .storage.runs.step_states import StepState as StepState

@@ -1,6 +1,6 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from starlette.types import Scope
 from cairn.installation import installed_version
 from cairn.service.access import (
     Authenticator,
-    Issuer,
+    Caller,
     KeysGuard,
     LoopbackGuard,
     some_key_counts,
@@ -143,9 +143,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     scanner = Scanner(index, roots, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
-        app.state.authenticator = Authenticator(
-            catalog, Issuer(settings).caller if settings.oidc_issuer else None
-        )
+        app.state.authenticator = Authenticator(catalog, _by_token(settings))
         app.state.turns = StoreTurns()
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
         # As many threads as silent stores can hold, and those that all else needs.
@@ -172,6 +170,15 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _by_token(settings: Settings) -> Callable[[str], Caller] | None:
+    """What knows the callers of an issuer's tokens; None without one."""
+    if not settings.oidc_issuer:
+        return None
+    from cairn.service.access import Issuer  # an HTTP client and cryptography: half a second
+
+    return Issuer(settings).caller
 
 
 def _refuse_without_keys(settings: Settings, catalog: Catalog) -> None:

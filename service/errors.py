@@ -157,6 +157,12 @@ class AliasMovedError(ProblemError):
     status, slug, title = 412, "precondition-failed", "Precondition failed"
 
 
+class ResourceChangedError(ProblemError):
+    """What is to be changed is not as the request expects; `.extra["current"]` is it."""
+
+    status, slug, title = 412, "precondition-failed", "Precondition failed"
+
+
 class InvalidRequestError(ProblemError):
     """A well-formed request that asks for something impossible."""
 

@@ -10,6 +10,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
+    WithJsonSchema,
     field_serializer,
     model_validator,
 )
@@ -59,6 +61,16 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _number(value: float) -> float | str:
+    """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
+    return value if isfinite(value) else str(value)
+
+
+def _number_of(given: object) -> object:
+    """What `_number` made its text of."""
+    return float(given) if isinstance(given, str) and given in ("nan", "inf", "-inf") else given
+
+
 # Limits first: behind the validator they would be in no schema.
 Whole = Annotated[int, Field(ge=0, le=LARGEST_NUMBER), BeforeValidator(_whole)]
 """An integer of a request; text is none."""
@@ -68,6 +80,27 @@ Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER), BeforeValidator(_whole)]
 
 PlainText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 """Text of a request, as every database can hold it."""
+
+Name = Annotated[PlainText, Field(min_length=1, max_length=256)]
+"""Of a label or a metric."""
+
+LabelText = Annotated[PlainText, Field(max_length=2000)]
+
+Metric = Annotated[
+    float,
+    BeforeValidator(_number_of),
+    PlainSerializer(_number, when_used="json"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number"}, {"enum": ["nan", "inf", "-inf"], "type": "string"}]}
+    ),
+]
+"""A number; those that JSON has not are text, as they are given out."""
+
+Better = Literal["min", "max"]
+"""Which values of a metric are good: small ones, or large ones."""
+
+MOST_ENTRIES = 100
+"""Labels, or metrics, in one request."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
@@ -216,12 +249,14 @@ class Checkpoint(Response):
     aliases: list[str]
     labels: dict[str, str]
     metrics: dict[str, float]
+    better: dict[str, Better] = Field(
+        description="Of metrics, whether small or large values are good, where somebody said so."
+    )
     deletion: Deletion | None = Field(default=None, description="Of a step in the trash.")
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
-        """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
-        return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
+        return {name: _number(value) for name, value in metrics.items()}
 
 
 class CheckpointList(Page):
@@ -376,6 +411,25 @@ class PromoteRequest(Request):
     reason: PlainText = Field(default="", max_length=2000)
 
 
+class AnnotateRequest(Request):
+    """Set labels and metrics of a step; null removes one, and those that are not named stay."""
+
+    labels: dict[Name, LabelText | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
+    metrics: dict[Name, Metric | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
+    better: dict[Name, Better | None] = Field(
+        default_factory=dict,
+        max_length=MOST_ENTRIES,
+        description="Of metrics, whether small (`min`) or large (`max`) values are good.",
+        examples=[{"eval/loss": "min"}],
+    )
+
+
+class AnnotateRunRequest(Request):
+    """Set labels of a run; null removes one, and those that are not named stay."""
+
+    labels: dict[Name, LabelText | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
+
+
 class RestoreMode(StrEnum):
     """What restoring a step means."""
 
@@ -416,7 +470,7 @@ class KeepBest(Request):
 
     metric: PlainText = Field(min_length=1, max_length=256, examples=["eval/loss"])
     count: Count = 1
-    mode: Literal["min", "max"] = Field(default="min", description="`min`: small ones are good.")
+    mode: Better = Field(default="min", description="`min`: small ones are good.")
 
 
 class RetentionPolicy(Request):

@@ -31,7 +31,9 @@ from .reading.item_arrays import LeafInfo as LeafInfo
 from .reading.reader import CheckpointReader as CheckpointReader
 from .reading.verify import VerifyReport as VerifyReport
 from .reading.verify import verify_step as verify_step
-from .runs.best import best_step as best_step
+from .runs.annotating import annotate as annotate
+from .runs.annotating import annotate_run as annotate_run
+from .runs.annotating import annotate_step as annotate_step
 from .runs.checking import RunReport as RunReport
 from .runs.checking import check_run as check_run
 from .runs.fork import fork_run as fork_run
@@ -42,6 +44,7 @@ from .runs.promotion import delete_alias as delete_alias
 from .runs.promotion import promote_step as promote_step
 from .runs.records.aliases import Alias as Alias
 from .runs.records.aliases import Aliases as Aliases
+from .runs.records.annotations import Annotation as Annotation
 from .runs.records.attempts import Attempt as Attempt
 from .runs.records.layout import CheckpointRef as CheckpointRef
 from .runs.records.layout import parse_ref as parse_ref
@@ -52,6 +55,8 @@ from .runs.records.run_info import Lineage as Lineage
 from .runs.records.run_info import RunInfo as RunInfo
 from .runs.repair import Repair as Repair
 from .runs.repair import repair_run as repair_run
+from .runs.resolving import best_step as best_step
+from .runs.resolving import resolve_checkpoint as resolve_checkpoint
 from .runs.retention import BestSteps as BestSteps
 from .runs.retention import Decision as Decision
 from .runs.retention import RetentionOutcome as RetentionOutcome
@@ -64,7 +69,6 @@ from .runs.rollback import Rollback as Rollback
 from .runs.rollback import roll_back as roll_back
 from .runs.run import Run as Run
 from .runs.run import list_runs as list_runs
-from .runs.run import resolve_checkpoint as resolve_checkpoint
 from .runs.step_copy import CopyReport as CopyReport
 from .runs.step_states import StepInfo as StepInfo
 from .runs.step_states import StepState as StepState

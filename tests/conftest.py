@@ -24,9 +24,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
+
+# How long an example takes says nothing of what is tested, on a machine that others use.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Shapes in signatures are checked while the tests run.
 _SHAPED = ("attention", "mlp", "norms", "positions")

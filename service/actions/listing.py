@@ -229,4 +229,5 @@ def _body(row: RunColumns, run: StoredRun, info: StepInfo) -> Checkpoint:
         aliases=[],
         labels={},
         metrics={},
+        better={},
     )

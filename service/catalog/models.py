@@ -149,6 +149,8 @@ class CheckpointRow(Base):
     labels: Mapped[dict[str, str]] = mapped_column(JSON)
     # A metric that is no finite number is kept as text: JSON has no other place for it.
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
+    # Of metrics, whether small or large values are good, where somebody said so.
+    better: Mapped[dict[str, str]] = mapped_column(JSON)
     # Of a step in the trash, what its tombstone says.
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Of each of its records, what tells whether it has changed since it was read.

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
-from cairn.storage.runs import step_dir
+from cairn.storage.runs import Better, step_dir
 from cairn.storage.store import StoreURI, utc_now
 
 
@@ -90,6 +90,7 @@ class CheckpointColumns(NamedTuple):
     source: str | None
     labels: dict[str, str]
     metrics: dict[str, float | str]
+    better: dict[str, Better]
     deletion: dict[str, Any] | None
 
 
@@ -254,6 +255,7 @@ def checkpoint(
         aliases=named.get((row.step, row.attempt), []),
         labels=row.labels,
         metrics={name: float(value) for name, value in row.metrics.items()},
+        better=row.better,
         deletion=None if row.deletion is None else Deletion.model_validate(row.deletion),
     )
 

@@ -53,7 +53,7 @@ _EMPTY: Final[Mapping[Kind, Columns]] = {
         "model_type": None,
         "source": None,
     },
-    "annotation": Annotation().model_dump(mode="json", include={"labels", "metrics"}),
+    "annotation": {"labels": {}, "metrics": {}, "better": {}},
     "deletion": {"deletion": None},
 }
 
@@ -218,9 +218,10 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
 
 def _annotations(run: Run, names: Iterable[str]) -> Found:
     found, unreadable = judge_records(run.objects, names, Annotation.parse)
-    kept = {"labels", "metrics"}
+    kept = {"labels", "metrics", "better"}  # the last is left out where it is empty
     return {
-        name: one.model_dump(mode="json", include=kept) for name, one in found.items()
+        name: {"better": {}, **one.model_dump(mode="json", include=kept)}
+        for name, one in found.items()
     }, unreadable
 
 

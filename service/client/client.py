@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.client.clean_up import CleanUpConnection
 from cairn.service.client.connection import (
     DEFAULT_ROOT,
     alias_path,
@@ -24,6 +23,7 @@ from cairn.service.client.connection import (
 )
 from cairn.service.client.download import download
 from cairn.service.client.event_stream import follow_operation
+from cairn.service.client.notes import NotesConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.http import etag
 from cairn.service.schemas import (
@@ -52,7 +52,7 @@ from cairn.service.schemas import (
 )
 
 
-class Client(CleanUpConnection):
+class Client(NotesConnection):
     """Asks one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`

@@ -19,6 +19,7 @@ from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
+from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import verify as verify_commands
@@ -94,6 +95,7 @@ app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(annotate_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 

@@ -1,4 +1,6 @@
+from .answers import NOT_CHANGED as NOT_CHANGED
 from .answers import json_answer as json_answer
+from .answers import tagged_answer as tagged_answer
 from .body_limit import BodyLimit as BodyLimit
 from .byte_ranges import ByteRange as ByteRange
 from .byte_ranges import parse_range as parse_range
@@ -6,6 +8,7 @@ from .catalog_turns import CatalogTurns as CatalogTurns
 from .catalog_turns import leave_catalog_turn as leave_catalog_turn
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
+from .entity_tags import body_etag as body_etag
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api
@@ -16,6 +19,8 @@ from .preconditions import Condition as Condition
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency
 from .preconditions import LastSeenDependency as LastSeenDependency
+from .preconditions import Seen as Seen
+from .preconditions import SeenDependency as SeenDependency
 from .problems import answer as answer
 from .problems import install_handlers as install_handlers
 from .problems import problem_from as problem_from

@@ -1,5 +1,9 @@
 """ETags, and the conditions that name them. The client reads this too, and has no framework."""
 
+import hashlib
+
+from pydantic import BaseModel
+
 
 def etag(sequence: int) -> str:
     """The ETag of an alias at a sequence number."""
@@ -10,3 +14,8 @@ def names_etag(if_none_match: str | None, tag: str) -> bool:
     """Whether an `If-None-Match` header, if there is one, names an ETag."""
     given = [part.strip().removeprefix("W/") for part in (if_none_match or "").split(",")]
     return "*" in given or tag in given
+
+
+def body_etag(body: BaseModel) -> str:
+    """The ETag of a resource whose whole body it stands for."""
+    return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'

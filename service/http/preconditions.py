@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header
+from pydantic import BaseModel
 
 from cairn.service.errors import AliasMovedError, InvalidRequestError, PreconditionRequiredError
+from cairn.service.http.entity_tags import body_etag
 
+_TAG = re.compile(r'"[!#-~]*"')
+_TAGS = r'^(\*|"[!#-~]*"(\s*,\s*"[!#-~]*")*)$'
 _ETAG = re.compile(r'^"(0|[1-9][0-9]{0,17})"$')
 
 
@@ -36,6 +40,21 @@ class Expectation:
             )
 
 
+@dataclass(frozen=True)
+class Seen:
+    """How a resource was last seen by who asks for a change.
+
+    Attributes:
+        tags: Its ETags; one of them must be that of now. None: any will do.
+    """
+
+    tags: frozenset[str] | None
+
+    def fits(self, body: BaseModel) -> bool:
+        """Whether a resource with this body is as it was seen."""
+        return self.tags is None or body_etag(body) in self.tags
+
+
 Condition = Annotated[str | None, Header(max_length=2000)]
 IfMatch = Annotated[
     str | None,
@@ -54,6 +73,15 @@ IfNoneMatch = Annotated[
     ),
 ]
 """`If-Match`, `If-None-Match` or `If-Range` on what is read."""
+Tags = Annotated[
+    str | None,
+    Header(
+        alias="If-Match",
+        description="ETag of the resource as last seen, or `*`.",
+        max_length=2000,
+        json_schema_extra={"pattern": _TAGS},
+    ),
+]
 
 
 async def last_seen(if_match: IfMatch = None) -> int:
@@ -96,9 +124,31 @@ async def expectation(if_match: IfMatch = None, if_none_match: IfNoneMatch = Non
     return Expectation(sequence, impossible=bool(if_none_match))
 
 
+async def seen(if_match: Tags = None) -> Seen:
+    """What a change of a resource is based on.
+
+    Raises:
+        PreconditionRequiredError: The header is not given.
+        InvalidRequestError: It has another form.
+    """
+    if not if_match:
+        raise PreconditionRequiredError(
+            "expected If-Match with the ETag of the resource as last seen, or `If-Match: *` to "
+            "change it whatever it is; found none. GET it for its ETag."
+        )
+    given = [part.strip() for part in if_match.split(",")]
+    if given == ["*"]:
+        return Seen(None)
+    odd = [one for one in given if _TAG.fullmatch(one) is None]
+    if odd:
+        raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
+    return Seen(frozenset(given))
+
+
 def _invalid(field: str, detail: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
 
 
 ExpectationDependency = Annotated[Expectation, Depends(expectation)]
+SeenDependency = Annotated[Seen, Depends(seen)]
 LastSeenDependency = Annotated[int, Depends(last_seen)]

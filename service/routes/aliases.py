@@ -8,6 +8,7 @@ from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.dependencies import AliasName, PlaneDependency, Refresh, RootName, RunName
 from cairn.service.http import (
+    NOT_CHANGED,
     Condition,
     LastSeenDependency,
     StoreReadRoute,
@@ -34,7 +35,7 @@ def list_aliases(
 @router.get(
     "/{alias}",
     response_model=Alias,
-    responses={304: {"description": "It is as last seen."}, **problem_responses(404)},
+    responses={304: NOT_CHANGED, **problem_responses(404)},
 )
 def get_alias(
     caller: Reader,

@@ -19,7 +19,10 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http import (
+    NOT_CHANGED,
+    Condition,
     ExpectationDependency,
+    SeenDependency,
     StoreRoute,
     decode_token,
     encode_token,
@@ -27,11 +30,13 @@ from cairn.service.http import (
     json_answer,
     named,
     problem_responses,
+    tagged_answer,
 )
 from cairn.service.schemas import (
     GRACE_SECONDS,
     LONGEST_GRACE_SECONDS,
     Alias,
+    AnnotateRequest,
     AnnounceRequest,
     Checkpoint,
     CheckpointList,
@@ -130,7 +135,11 @@ def announce_checkpoint(
         )
 
 
-@router.get("/" + named("step"), response_model=Checkpoint, responses=problem_responses(404))
+@router.get(
+    "/" + named("step"),
+    response_model=Checkpoint,
+    responses={304: NOT_CHANGED, **problem_responses(404)},
+)
 def get_checkpoint(
     caller: Reader,
     root: RootName,
@@ -138,12 +147,47 @@ def get_checkpoint(
     step: StepNumber,
     plane: PlaneDependency,
     refresh: Refresh = False,
+    if_none_match: Condition = None,
 ) -> Response:
     """One step, whatever its state; of several attempts at it the one that is listed, or the last.
 
     A step that is being written has no size yet, nor anything else that its manifest will tell.
     """
-    return json_answer(actions.get_checkpoint(plane, root, run, step, refresh=refresh))
+    found = actions.get_checkpoint(plane, root, run, step, refresh=refresh)
+    return tagged_answer(found, if_none_match)
+
+
+@router.patch(
+    "/" + named("step"),
+    response_model=Checkpoint,
+    responses=problem_responses(404, 409, 412, 428),
+)
+def annotate_checkpoint(
+    caller: Operator,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    body: AnnotateRequest,
+    seen: SeenDependency,
+    plane: PlaneDependency,
+) -> Response:
+    """Set labels and metrics of a listed step; null removes one, and those not named stay.
+
+    `If-Match` has the ETag of the step as last seen, or `*`. A stale one gets 412, with the step as
+    it is now in `current`.
+    """
+    changed = actions.annotate_checkpoint(
+        plane,
+        caller,
+        root,
+        run,
+        step,
+        labels=body.labels,
+        metrics=body.metrics,
+        better=body.better,
+        seen=seen,
+    )
+    return tagged_answer(changed)
 
 
 @router.post("/{step}:promote", responses=problem_responses(404, 409, 412, 428))

@@ -6,7 +6,7 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from cairn.service import actions
-from cairn.service.access import Reader
+from cairn.service.access import Operator, Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dependencies import (
     PageSize,
@@ -17,14 +17,18 @@ from cairn.service.dependencies import (
     RunName,
 )
 from cairn.service.http import (
+    NOT_CHANGED,
+    Condition,
+    SeenDependency,
     StoreRoute,
     decode_token,
     encode_token,
     json_answer,
     named,
     problem_responses,
+    tagged_answer,
 )
-from cairn.service.schemas import Root, RootList, Run, RunList
+from cairn.service.schemas import AnnotateRunRequest, Root, RootList, Run, RunList
 from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
@@ -66,13 +70,42 @@ def list_runs(
 
 
 @router.get(
-    "/roots/{root}/runs/" + named("run"), response_model=Run, responses=problem_responses(404)
+    "/roots/{root}/runs/" + named("run"),
+    response_model=Run,
+    responses={304: NOT_CHANGED, **problem_responses(404)},
 )
 def get_run(
-    caller: Reader, root: RootName, run: RunName, plane: PlaneDependency, refresh: Refresh = False
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    plane: PlaneDependency,
+    refresh: Refresh = False,
+    if_none_match: Condition = None,
 ) -> Response:
     """One run."""
-    return json_answer(actions.get_run(plane, root, run, refresh=refresh))
+    return tagged_answer(actions.get_run(plane, root, run, refresh=refresh), if_none_match)
+
+
+@router.patch(
+    "/roots/{root}/runs/" + named("run"),
+    response_model=Run,
+    responses=problem_responses(404, 412, 428),
+)
+def annotate_run(
+    caller: Operator,
+    root: RootName,
+    run: RunName,
+    body: AnnotateRunRequest,
+    seen: SeenDependency,
+    plane: PlaneDependency,
+) -> Response:
+    """Set labels of a run; null removes one, and those not named stay.
+
+    `If-Match` has the ETag of the run as last seen, or `*`: the run changes with every save. A
+    stale one gets 412, with the run as it is now in `current`.
+    """
+    changed = actions.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
+    return tagged_answer(changed)
 
 
 def page_of_runs(

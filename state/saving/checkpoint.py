@@ -24,6 +24,7 @@ from cairn.storage.runs import (
     check_step,
     parse_ref,
     read_asset,
+    resolve_step,
 )
 from cairn.storage.training import (
     Positions,
@@ -100,7 +101,8 @@ class StoredCheckpoint:
             if step is None:
                 return ref
             number = check_step(step)
-            if ref.alias is not None or ref.step not in (None, number):
+            named = (ref.alias, ref.best) != (None, None)
+            if named or ref.step not in (None, number):
                 raise ArgumentError(
                     path="step",
                     expected=f"no step= with {os.fspath(reference)!r}, which names one",
@@ -109,7 +111,7 @@ class StoredCheckpoint:
             return replace(ref, step=number)
 
         ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
-        info = agreed_step(lambda: Run.open(ref.run).resolve(ref))
+        info = agreed_step(lambda: resolve_step(Run.open(ref.run), ref))
         return processes.together(lambda: cls(Run(ref.run), info))
 
     def served(self) -> "StoredCheckpoint":

@@ -76,7 +76,7 @@ def is_pretrained(reference: str | os.PathLike[str]) -> bool:
     if "://" in text:
         ref = parse_ref(text)
         objects = ObjectStore.open(ref.run)
-        named = ref.alias is not None or ref.step is not None
+        named = (ref.alias, ref.step, ref.best) != (None, None, None)
         return not named and not objects.read(RUN_FILE) and bool(objects.read("config.json"))
     path = Path(text)
     return path.is_dir() and (path / "config.json").is_file() and not (path / RUN_FILE).exists()

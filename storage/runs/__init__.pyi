@@ -1,4 +1,6 @@
-from .best import best_step as best_step
+from .annotating import annotate as annotate
+from .annotating import annotate_run as annotate_run
+from .annotating import annotate_step as annotate_step
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
 from .fork import abandon_fork as abandon_fork
@@ -13,6 +15,7 @@ from .promotion import promote_step as promote_step
 from .records.aliases import Alias as Alias
 from .records.aliases import Aliases as Aliases
 from .records.annotations import Annotation as Annotation
+from .records.annotations import Better as Better
 from .records.assets import checked_assets as checked_assets
 from .records.assets import put_assets as put_assets
 from .records.assets import read_asset as read_asset
@@ -29,6 +32,7 @@ from .records.index_writer import make_index as make_index
 from .records.layout import ALIASES as ALIASES
 from .records.layout import ANNOTATIONS as ANNOTATIONS
 from .records.layout import ATTEMPTS as ATTEMPTS
+from .records.layout import BEST as BEST
 from .records.layout import COMMIT_FILE as COMMIT_FILE
 from .records.layout import INDEX_FILE as INDEX_FILE
 from .records.layout import ITERATORS as ITERATORS
@@ -70,6 +74,9 @@ from .records.step_index import open_contents as open_contents
 from .records.step_index import whole_contents as whole_contents
 from .repair import Repair as Repair
 from .repair import repair_run as repair_run
+from .resolving import best_step as best_step
+from .resolving import resolve_checkpoint as resolve_checkpoint
+from .resolving import resolve_step as resolve_step
 from .retention import BestSteps as BestSteps
 from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
@@ -83,7 +90,6 @@ from .rollback import roll_back as roll_back
 from .run import Run as Run
 from .run import list_runs as list_runs
 from .run import refuse_headless as refuse_headless
-from .run import resolve_checkpoint as resolve_checkpoint
 from .step_copy import CopyReport as CopyReport
 from .step_files import FilePlace as FilePlace
 from .step_files import file_places as file_places

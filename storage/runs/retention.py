@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from cairn.storage.errors import (
     CorruptionError,
@@ -27,6 +27,7 @@ from cairn.storage.errors import (
 from cairn.storage.runs.records import (
     Annotation,
     Attempt,
+    Better,
     annotation_file,
     newest_number,
     read_records,
@@ -205,6 +206,7 @@ class StepFacts:
         metrics: numbers by name.
         labels: text by name.
         needs: the steps that hold bytes of it.
+        better: of metrics, which values are good, as the step says.
     """
 
     step: int
@@ -213,6 +215,7 @@ class StepFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     needs: frozenset[StepKey] = frozenset()
+    better: Mapping[str, Better] = field(default_factory=dict)
 
     @property
     def key(self) -> StepKey:
@@ -284,8 +287,8 @@ def decide(
         keep([key], reason)
     if not policy.deletes:
         keep(list(reasons), "no rule deletes")
-    for name in _unmet(facts, policy):
-        keep(list(reasons), f"no step carries {name}")
+    for one in _unmet(facts, policy):
+        keep(list(reasons), one.short)
     _keep_needed({one.key: one.needs for one in facts}, reasons)
     return [Decision(*key, tuple(texts)) for key, texts in reasons.items()]
 
@@ -360,8 +363,10 @@ class _Unmet:
     name: str
     known: Collection[str]
 
-    def __str__(self) -> str:
-        return f"the {self.kind} {self.name!r}"
+    @property
+    def short(self) -> str:
+        """In a few words."""
+        return f"no step carries the {self.kind} {self.name!r}"
 
     @property
     def problem(self) -> str:
@@ -377,10 +382,10 @@ class _Unmet:
             hint = f"known are {', '.join(map(repr, shown))}{more}"
         else:
             hint = f"no step has any {self.kind}"
-        return f"no step carries {self}: {hint}"
+        return f"{self.short}: {hint}"
 
     @property
-    def is_misspelt(self) -> bool:
+    def is_wrong_for_good(self) -> bool:
         """Whether it is another's name with some letters wrong; "top1" and "top5" are two names."""
         if self.name in self.known or (self.kind == "label" and "=" in self.name):
             return False  # a number, or another value of the label, may come
@@ -394,16 +399,57 @@ class _Unmet:
         return names[found[0]] if found else None
 
 
+@dataclass(frozen=True)
+class _Contradicted:
+    """A metric of which a policy keeps the best by another direction than steps say.
+
+    Attributes:
+        best: the rule.
+        noted: what steps say is better.
+    """
+
+    best: BestSteps
+    noted: Collection[Better]
+    is_wrong_for_good: ClassVar[bool] = True
+
+    @property
+    def short(self) -> str:
+        """In a few words."""
+        return f"of the metric {self.best.metric!r} steps say that {self._said} is better"
+
+    @property
+    def problem(self) -> str:
+        """In a line, with what the policy has."""
+        return f"{self.short}, and the policy has {self.best.mode!r}"
+
+    @property
+    def _said(self) -> str:
+        return " and ".join(repr(one) for one in sorted(self.noted))
+
+
+def noted_better(facts: Iterable[StepFacts], metric: str) -> set[Better]:
+    """Which values of a metric are good ones, as steps say; they may contradict each other."""
+    return {one.better[metric] for one in facts if metric in one.better}
+
+
 def _letters(name: str) -> str:
     return name.translate(_WITHOUT_DIGITS)
 
 
-def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet]:
-    """What the policy names and none of the steps carries; nothing if there are no steps."""
+def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet | _Contradicted]:
+    """What the policy names and none of the steps carries, or carries otherwise.
+
+    Nothing if there are no steps.
+    """
     if not facts:
         return []
     metrics = {name for one in facts for name in one.metrics}
-    unmet = [
+    unmet: list[_Unmet | _Contradicted] = [
+        _Contradicted(best, noted)
+        for best in policy.keep_best
+        if (noted := noted_better(facts, best.metric)) - {best.mode}
+    ]
+    unmet += [
         _Unmet("metric", best.metric, metrics)
         for best in policy.keep_best
         if not any(_has_metric(one, best.metric) for one in facts)
@@ -418,13 +464,13 @@ def _unmet(facts: Collection[StepFacts], policy: RetentionPolicy) -> list[_Unmet
     return unmet
 
 
-def _refuse(run: Run, unmet: Collection[_Unmet]) -> None:
+def _refuse(run: Run, unmet: Collection[_Unmet | _Contradicted]) -> None:
     if unmet:
         raise PolicyError(
-            "the retention policy names what no step carries",
+            "the retention policy does not fit the steps of the run",
             path=run.uri,
-            expected="metrics and labels of the run's steps",
-            found=f"{len(unmet)} of none, so nothing is deleted",
+            expected="metrics and labels of the run's steps, as they have them",
+            found=f"{len(unmet)} that none has so, and nothing is deleted",
             next_step="Correct these, leave their rules out, or wait until a step has them.",
             problems=[one.problem for one in unmet],
         )
@@ -490,7 +536,16 @@ def step_facts(run: Run, steps: Iterable[StepInfo] | None = None) -> list[StepFa
     for name, info in names.items():
         notes = found.get(name) or Annotation()
         created = from_rfc3339(info.created or "")
-        facts.append(StepFacts(info.step, info.attempt, created, notes.metrics, notes.labels))
+        facts.append(
+            StepFacts(
+                info.step,
+                info.attempt,
+                created,
+                notes.metrics,
+                notes.labels,
+                better=notes.better,
+            )
+        )
     return facts
 
 
@@ -562,7 +617,7 @@ def check_names(run: Run, policy: RetentionPolicy, *, for_later: bool = False) -
         return
     with contextlib.suppress(RunNotFoundError):
         unmet = _unmet(step_facts(Run.open(run.uri)), policy)
-        _refuse(run, [one for one in unmet if one.is_misspelt or not for_later])
+        _refuse(run, [one for one in unmet if one.is_wrong_for_good or not for_later])
 
 
 def apply_retention(

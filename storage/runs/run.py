@@ -55,7 +55,6 @@ from cairn.storage.runs.records import (
     open_contents,
     parse_attempt_file,
     parse_record,
-    parse_ref,
     read_lease,
     read_records,
     read_run_info,
@@ -84,7 +83,6 @@ __all__ = [
     "refuse_headless",
     "refuse_inside_checkpoint",
     "refuse_inside_run",
-    "resolve_checkpoint",
 ]
 
 _NAMED_IN_ERRORS = 5
@@ -564,6 +562,8 @@ class Run:
     def resolve(self, ref: CheckpointRef) -> StepInfo:
         """The step that `ref` names; an alias keeps its step even when that was set aside.
 
+        Of the best by a metric: `resolve_step`.
+
         Raises:
             AliasNotFoundError: there is no such alias.
             StepNotFoundError: there is no such step, or none at all.
@@ -672,21 +672,6 @@ def _steps_text(steps: list[int]) -> str:
         return "no steps"
     shown = ", ".join(map(str, sorted(steps)[-_STEPS_NAMED:]))
     return f"steps {'…, ' if len(steps) > _STEPS_NAMED else ''}{shown}"
-
-
-def resolve_checkpoint(text: StoreURI | str | os.PathLike[str]) -> tuple[Run, StepInfo]:
-    """The run and the step that "run", "run@alias" or "run/steps/N" names.
-
-    Raises:
-        InvalidURIError: the text is malformed.
-        RunNotFoundError: there is no such run.
-        AliasNotFoundError: there is no such alias.
-        StepNotFoundError: there is no such step.
-        StepInFlightError: the step is being written now.
-    """
-    ref = parse_ref(text)
-    run = Run.open(ref.run)
-    return run, run.resolve(ref)
 
 
 def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:

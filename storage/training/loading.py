@@ -8,20 +8,21 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Final, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 import jax
 
 from cairn.storage.errors import InvalidURIError, LeafNotFoundError, PolicyError, TreeMismatchError
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import (
+    BEST,
     CheckpointRef,
     Run,
     StepInfo,
     StepState,
-    best_step,
     check_step,
     parse_ref,
+    resolve_step,
 )
 from cairn.storage.store import StoreURI
 from cairn.storage.training import processes, trees
@@ -32,10 +33,8 @@ from cairn.storage.training.restore import FittedItem, fit_item
 
 __all__ = ["StepChoice", "agreed_step", "load"]
 
-_MODES: Final[tuple[Literal["min", "max"], ...]] = ("min", "max")
-
 StepChoice = SupportsIndex | str | None
-"""A step's number, "best:METRIC:min" or "best:METRIC:max", an alias, or None for the latest."""
+"""A step's number, "best:METRIC" (also with ":min" or ":max"), an alias, or None: the latest."""
 
 
 def load(
@@ -50,13 +49,15 @@ def load(
     """What a step of a run holds, as the target says; all processes of a job must call this.
 
     Args:
-        reference: "run", "run@alias" or "run/steps/N", such as "gs://bucket/runs/my-run".
+        reference: "run", "run@alias", "run@best:METRIC" or "run/steps/N", such as
+            "gs://bucket/runs/my-run".
         target: what was given to `Checkpointer.save`, or the like of it: modules, `nnx.State`,
             optax states, any pytree. A leaf is a `jax.ShapeDtypeStruct` or a `jax.Array` (an array
             of that sharding is made; without sharding on the first local device; weakly typed if
             it is), a NumPy array or scalar, or a Python number. Nothing in the target is changed.
-        step: which, where the reference names only the run: its number, "best:METRIC:min",
-            "best:METRIC:max", or an alias; by default the latest.
+        step: which, where the reference names only the run: its number, an alias, "best:METRIC" (as
+            the steps say which values are good), "best:METRIC:min" or "best:METRIC:max"; by
+            default the latest.
         only: a regular expression: of leaves whose path, such as "model/layers/0/kernel", has a
             match somewhere, and of no others. The rest is as in the target.
         cast: floating leaves may change dtype; all else must be equal.
@@ -73,7 +74,7 @@ def load(
     Raises:
         InvalidURIError: the reference is malformed, or names a step and `step` is given.
         NotFoundError: there is no such run, step, alias or item, or no step has this metric.
-        PolicyError: "best:METRIC" without "min" or "max".
+        PolicyError: "best:METRIC" without "min" or "max", and no step says which is better.
         LeafNotFoundError: `only` matches no leaf.
         TreeMismatchError: leaves are missing, unexpected, or of another shape or dtype, or a
             sharding does not divide its leaf; those of all items are listed.
@@ -125,16 +126,11 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
 
 def _find(ref: CheckpointRef, step: StepChoice) -> StepInfo:
     run = Run.open(ref.run)
-    if step is None:
-        return run.resolve(ref)
-    if isinstance(step, str) and step.startswith("best:"):
-        metric = step.removeprefix("best:")
-        for mode in _MODES:
-            if metric.endswith(f":{mode}"):
-                return best_step(run, metric.removesuffix(f":{mode}"), mode)
-        return best_step(run, metric, None)
-    named = {"alias": step} if isinstance(step, str) else {"step": step}
-    return run.resolve(replace(ref, **named))
+    if isinstance(step, str) and step.startswith(BEST):
+        ref = replace(ref, best=step.removeprefix(BEST))
+    elif step is not None:
+        ref = replace(ref, **({"alias": step} if isinstance(step, str) else {"step": step}))
+    return resolve_step(run, ref)
 
 
 def _named(
@@ -143,7 +139,7 @@ def _named(
     ref = parse_ref(reference)
     if step is None:
         return ref, None
-    if ref.alias is not None or ref.step is not None:
+    if (ref.alias, ref.step, ref.best) != (None, None, None):
         raise InvalidURIError(
             "the step is named twice",
             path="step",

@@ -52,6 +52,17 @@ def test_application_that_answered_has_loaded_no_array_framework(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_server_that_trusts_no_issuer_loads_no_http_client(tmp_path):
+    """It takes half a second of the start."""
+    done = run_python(
+        "import cairn.service.app, sys\n"
+        "cairn.service.app.create_app()\n"
+        "assert not {'httpx', 'jwt'} & set(sys.modules)",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_loads_nothing(tmp_path):
     done = run_python(
         "import cairn.service, sys\n"

@@ -17,6 +17,8 @@ from tests.service.conftest import BASE_URL, PEER
 METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
     "announce_checkpoint",
+    "annotate_checkpoint",
+    "annotate_run",
     "list_workers",
     "take_over_worker",
     "apply_retention",
@@ -120,7 +122,7 @@ def ask(http, method, path, values):
     for name, value in values.items():
         url = url.replace("{" + name + "}", value)
     verb = path.partition("?")[0].rpartition(":")[2].rpartition("/")[2]
-    body = BODIES.get(verb, {}) if method == "post" else None
+    body = BODIES.get(verb, {}) if method in ("post", "patch") else None
     return http.request(method, url, json=body, headers={"If-Match": '"1"'})
 
 
@@ -266,7 +268,7 @@ def test_dtypes_of_exports_are_those_that_conversion_knows():
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v1/roots/default/runs/run/checkpoints/7", "DELETE, GET"),
+        ("PUT", "/v1/roots/default/runs/run/checkpoints/7", "DELETE, GET, PATCH"),
         ("GET", "/v1/roots/default/runs/run/checkpoints/7:promote", "POST"),
         ("DELETE", "/v1/roots/default/runs/run:gc", "POST"),
         ("POST", "/v1/runs", "GET"),

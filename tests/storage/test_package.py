@@ -7,7 +7,8 @@ from cairn import storage
 from cairn.storage import runs
 
 PUBLIC = [
-    "Alias", "AliasNotFoundError", "Aliases", "ArtifactNotFoundError", "Attempt", "BestSteps",
+    "Alias", "AliasNotFoundError", "Aliases", "Annotation", "ArtifactNotFoundError", "Attempt",
+    "BestSteps",
     "CheckpointManager", "CheckpointReader", "CheckpointRef", "Checkpointer", "CopyReport",
     "CorruptionError", "Decision", "DueReason", "FencedError", "Files", "Garbage",
     "InvalidSliceError", "InvalidURIError", "IteratorMismatchError", "LeafInfo",
@@ -20,7 +21,8 @@ PUBLIC = [
     "StepInFlightError", "StepInUseError", "StepInfo", "StepNotFoundError", "StepState",
     "StorageError", "StoreFullError", "StoreURI", "StoreUnavailableError", "TensorSource",
     "Tombstone", "TreeMismatchError", "UnsoundStoreError", "UnsupportedFormatError",
-    "UnsupportedLeafError", "VerifyReport", "Writer", "apply_retention", "best_step",
+    "UnsupportedLeafError", "VerifyReport", "Writer", "annotate", "annotate_run", "annotate_step",
+    "apply_retention", "best_step",
     "check_run",
     "collect_garbage", "confine", "decide", "deletable_step", "delete_alias", "delete_step",
     "find_garbage", "fork_run", "judge_retention", "list_runs", "load", "parse_ref", "parse_uri",

@@ -2,6 +2,7 @@ from .aliases import Alias as Alias
 from .aliases import Aliases as Aliases
 from .aliases import AliasWriter as AliasWriter
 from .annotations import Annotation as Annotation
+from .annotations import Better as Better
 from .assets import put_assets as put_assets
 from .assets import read_asset as read_asset
 from .attempts import Attempt as Attempt
@@ -24,6 +25,7 @@ from .index_writer import make_index as make_index
 from .layout import ALIASES as ALIASES
 from .layout import ANNOTATIONS as ANNOTATIONS
 from .layout import ATTEMPTS as ATTEMPTS
+from .layout import BEST as BEST
 from .layout import COMMIT_FILE as COMMIT_FILE
 from .layout import DAMAGED as DAMAGED
 from .layout import EXPORTS as EXPORTS

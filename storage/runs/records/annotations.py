@@ -1,17 +1,25 @@
 """Labels and metrics of a step: kept beside its manifest, since they change and it may not."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 
 from pydantic import Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
 from cairn.storage.store import Record, is_text
 
-__all__ = ["Annotation"]
+__all__ = ["Annotation", "Better"]
+
+Better = Literal["min", "max"]
+"""Which values of a metric are good ones: small ones, such as a loss's, or large ones."""
+
+MOST_ENTRIES: Final = 1000
+"""Labels, or metrics, that a step may get to by what is noted later: all are read for each list."""
 
 _SHOWN: Final = 200  # characters of a problem
+
+T = TypeVar("T")
 
 
 class Annotation(Record):
@@ -20,12 +28,14 @@ class Annotation(Record):
     Attributes:
         labels: for people and filters.
         metrics: numbers by name; NaN and infinities are kept (a diverged loss is worth knowing).
+        better: of metrics, which values are good ones, where somebody has said so.
     """
 
     FORMAT: ClassVar[str] = "cairn.annotation"
 
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
+    better: dict[str, Better] = Field(default_factory=dict, exclude_if=lambda one: not one)
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -34,43 +44,122 @@ class Annotation(Record):
 
     @classmethod
     def of(
-        cls, labels: Mapping[str, str] | None, metrics: Mapping[str, Any] | None
+        cls,
+        labels: Mapping[str, str] | None,
+        metrics: Mapping[str, Any] | None,
+        better: Mapping[str, Better] | None = None,
     ) -> "Annotation | None":
         """The annotation to write, or None if there is nothing to say.
 
         Raises:
-            UnsupportedFormatError: labels that are no text by name, or metrics that are no numbers
-                by name; all are listed.
+            UnsupportedFormatError: labels that are no text by name, metrics that are no numbers by
+                name, or directions of no metric; all are listed.
         """
-        arguments: list[tuple[str, Any]] = [("labels", labels), ("metrics", metrics)]
-        problems = [
-            f"{name} is {given!r}, expected a mapping or None"[:_SHOWN]
-            for name, given in arguments
-            if given is not None and not isinstance(given, Mapping)
-        ]
-        texts: dict[str, str] = {}
-        numbers: dict[str, float] = {}
-        for name, text in () if problems else (labels or {}).items():
-            if is_text(name) and is_text(text):
-                texts[name] = text
-            else:
-                problems.append(f"labels[{name!r}] is {text!r}, expected text"[:_SHOWN])
-        for name, value in () if problems else (metrics or {}).items():
-            number = _number(value)
-            if is_text(name) and number is not None:
-                numbers[name] = number
-            else:
-                problems.append(f"metrics[{name!r}] is {value!r}, expected one number"[:_SHOWN])
-        if problems:
+        made = cls()._with(labels, metrics, better, removed=False)
+        return made if made != cls() else None
+
+    def changed(
+        self,
+        labels: Mapping[str, str | None] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        better: Mapping[str, Better | None] | None = None,
+    ) -> "Annotation":
+        """The same with these entries; those of None are removed, and all others stay.
+
+        Args:
+            labels: texts by name.
+            metrics: numbers by name. One that is removed takes its direction along.
+            better: of metrics that there are then, which values are good.
+
+        Raises:
+            UnsupportedFormatError: entries that can't be kept; all are listed.
+        """
+        return self._with(labels, metrics, better, removed=True)
+
+    def _with(
+        self,
+        labels: Mapping[str, str | None] | None,
+        metrics: Mapping[str, Any] | None,
+        better: Mapping[str, Better | None] | None,
+        *,
+        removed: bool,
+    ) -> "Annotation":
+        entries = _Entries(removed)
+        texts = entries.merged("labels", self.labels, labels, _text, "text")
+        numbers = entries.merged("metrics", self.metrics, metrics, _number, "one number")
+        known = {name: way for name, way in self.better.items() if name in numbers}
+        ways = entries.merged("better", known, better, _way, "'min' or 'max'")
+        if not entries.problems:
+            entries.problems += [
+                f"better[{name!r}] is {way!r}, expected a metric of that name"[:_SHOWN]
+                for name, way in ways.items()
+                if name not in numbers
+            ]
+        if entries.problems:
             raise UnsupportedFormatError(
                 "labels or metrics that can't be kept",
                 path="labels, metrics",
-                expected='labels such as {"stage": "final"}, metrics such as {"loss": 0.5}',
-                found=f"{len(problems)} that are not",
+                expected='labels such as {"stage": "final"}, metrics such as {"loss": 0.5}, and '
+                'of metrics what is better, such as {"loss": "min"}',
+                found=f"{len(entries.problems)} that are not",
                 next_step="Leave these out, or convert them.",
-                problems=problems,
+                problems=entries.problems,
             )
-        return cls(labels=texts, metrics=numbers) if texts or numbers else None
+        return Annotation(labels=texts, metrics=numbers, better=ways)
+
+
+class _Entries:
+    """Reads what was given, and notes all that can't be kept."""
+
+    def __init__(self, removed: bool) -> None:
+        """`removed`: None stands for an entry to remove."""
+        self.problems: list[str] = []
+        self._removed = removed
+
+    def merged(
+        self,
+        what: str,
+        known: Mapping[str, T],
+        given: object,
+        read: Callable[[Any], T | None],
+        expected: str,
+    ) -> dict[str, T]:
+        """The known entries with the given ones.
+
+        Args:
+            what: the entries are called.
+            known: those that there are.
+            given: those to set.
+            read: makes an entry of what was given, or None of what can't be one.
+            expected: what it makes entries of.
+        """
+        merged = dict(known)
+        if given is None:
+            return merged
+        if not isinstance(given, Mapping):
+            self.problems.append(f"{what} is {given!r}, expected a mapping or None"[:_SHOWN])
+            return merged
+        for name, value in given.items():
+            entry = read(value)
+            if is_text(name) and entry is not None:
+                merged[name] = entry
+            elif is_text(name) and value is None and self._removed:
+                merged.pop(name, None)
+            else:
+                self.problems.append(f"{what}[{name!r}] is {value!r}, expected {expected}"[:_SHOWN])
+        if self._removed and len(merged) > max(MOST_ENTRIES, len(known)):
+            self.problems.append(
+                f"{what} would be {len(merged)} entries, expected {MOST_ENTRIES} at most"
+            )
+        return merged
+
+
+def _text(given: Any) -> str | None:
+    return given if is_text(given) else None
+
+
+def _way(given: Any) -> Better | None:
+    return cast(Better, given) if isinstance(given, str) and given in get_args(Better) else None
 
 
 def _number(given: Any) -> float | None:

@@ -84,6 +84,8 @@ ITERATORS: Final = f"{META_ITEM}/iterators/"
 ATTEMPTS: Final = "attempts/"
 MANIFESTS: Final = "manifests/"
 ANNOTATIONS: Final = "annotations/"
+BEST: Final = "best:"
+"""What the name of the best step by a metric begins with, where an alias could stand."""
 ALIASES: Final = "aliases/"
 TRASH: Final = "trash/"
 EXPORTS: Final = "exports/"
@@ -396,12 +398,13 @@ _STEP = re.compile(r"^(?:0|[1-9][0-9]{0,17})\Z")
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A run, and which of its steps: an alias, a step, or neither (the latest).
+    """A run, and which of its steps: an alias, a step, the best, or none of them (the latest).
 
     Attributes:
         run: the run's folder.
         alias: alias name, or None.
         step: step number, or None.
+        best: the metric that it is the best by, with ":min" or ":max" or as steps say, or None.
 
     Raises:
         InvalidURIError: `step` is no step's number.
@@ -410,12 +413,15 @@ class CheckpointRef:
     run: StoreURI
     alias: str | None = None
     step: int | None = None
+    best: str | None = None
 
     def __post_init__(self) -> None:
         if self.step is not None:
             object.__setattr__(self, "step", check_step(self.step))
 
     def __str__(self) -> str:
+        if self.best is not None:
+            return f"{self.run}@{BEST}{self.best}"
         if self.alias is not None:
             return f"{self.run}@{self.alias}"
         return str(self.run) if self.step is None else f"{self.run}/steps/{self.step}"
@@ -424,27 +430,49 @@ class CheckpointRef:
 def parse_ref(text: StoreURI | str | os.PathLike[str]) -> CheckpointRef:
     """The checkpoint that "run", "run@alias", "run@latest" or "run/steps/N" names.
 
+    Or "run@best:METRIC", "run@best:METRIC:min", "run@best:METRIC:max".
+
     Raises:
         InvalidURIError: the URI or the alias is malformed, or both an alias and a step are given.
     """
     given = str(text) if isinstance(text, StoreURI) else os.fspath(text)
+    head, at, best = given.partition(f"@{BEST}")
+    if at:
+        return CheckpointRef(_run_alone(head, given), best=_metric(best, within=given))
     head, at, alias = given.rpartition("@")
     if at and "/" not in alias:
-        uri = parse_uri(head)
-        if step_of(uri) is not None:
-            raise InvalidURIError(
-                "ambiguous checkpoint",
-                path=repr(given),
-                expected="an alias or a step",
-                found="both",
-                next_step="Leave one of them out.",
-            )
         return CheckpointRef(
-            uri, alias=None if alias == "latest" else check_alias(alias, within=given)
+            _run_alone(head, given),
+            alias=None if alias == "latest" else check_alias(alias, within=given),
         )
     uri = parse_uri(given)
     step = step_of(uri)
     return CheckpointRef(uri) if step is None else CheckpointRef(uri.parent.parent, step=step)
+
+
+def _run_alone(head: str, given: str) -> StoreURI:
+    uri = parse_uri(head)
+    if step_of(uri) is not None:
+        raise InvalidURIError(
+            "ambiguous checkpoint",
+            path=repr(given),
+            expected="an alias or a step",
+            found="both",
+            next_step="Leave one of them out.",
+        )
+    return uri
+
+
+def _metric(text: str, *, within: str) -> str:
+    if not text.removesuffix(":min").removesuffix(":max"):
+        raise InvalidURIError(
+            "no metric",
+            path=repr(within),
+            expected=f"run@{BEST}METRIC, such as run@{BEST}eval/loss",
+            found="none",
+            next_step="Name the metric that it should be the best by.",
+        )
+    return text
 
 
 def step_of(uri: StoreURI) -> int | None:

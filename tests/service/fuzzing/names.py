@@ -30,6 +30,9 @@ def map_path_parameters(context, path_parameters):
     for name, values in KNOWN.items():
         if name in path_parameters and chance.random() < SHARE:
             path_parameters[name] = chance.choice(values)
+    for name, value in path_parameters.items():
+        if isinstance(value, float) and value.is_integer():  # to JSON Schema, 127.0 is an integer
+            path_parameters[name] = int(value)
     return path_parameters
 
 
@@ -51,6 +54,13 @@ def map_case(context, case):
             case.headers[name] = uuid.uuid4().hex
     if positive and isinstance(case.body, dict) and "items" in case.body:
         case.body["items"] = ["model"]
+    if positive and isinstance(case.body, dict) and "better" in case.body:
+        metrics = case.body.get("metrics") or {}
+        case.body["better"] = {  # of metrics that there are then
+            name: way
+            for name, way in case.body["better"].items()
+            if way is None or metrics.get(name) is not None
+        }
     if positive and isinstance(case.body, dict) and "forget" in case.body:
         case.body["forget"] = []
     if positive and isinstance(case.body, dict) and isinstance(case.body.get("policy"), dict):

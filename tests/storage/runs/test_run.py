@@ -25,7 +25,8 @@ from cairn.storage.runs.records.layout import (
 )
 from cairn.storage.runs.records.lease import begin_attempt, release
 from cairn.storage.runs.records.manifest import Manifest
-from cairn.storage.runs.run import Run, list_runs, resolve_checkpoint
+from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.run import Run, list_runs
 from cairn.storage.runs.step_states import StepState
 from cairn.storage.store.opening import open_files
 from cairn.storage.training.checkpointer import Checkpointer

@@ -1,0 +1,123 @@
+"""Labels and metrics of steps, and labels of runs, after they were saved."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.listing import get_checkpoint, get_run
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.errors import ResourceChangedError
+from cairn.service.http import Seen
+from cairn.service.schemas import Checkpoint, Response, Run
+from cairn.storage.runs import Annotation, Better, RunInfo, annotate_run, annotate_step
+
+
+def annotate_checkpoint(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    step: int,
+    *,
+    labels: Mapping[str, str | None],
+    metrics: Mapping[str, float | None],
+    better: Mapping[str, Better | None],
+    seen: Seen,
+) -> Checkpoint:
+    """Set labels and metrics of a listed step; those that are not named stay.
+
+    Args:
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
+        step: A listed step.
+        labels: Texts by name; None removes one.
+        metrics: Numbers by name; None removes one.
+        better: Of metrics, whether small or large values are good.
+        seen: What the change is based on.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError: There is none.
+        StepInFlightError: It is being written.
+        StepChangedError: It is deleted, or about to be.
+        ResourceChangedError: It is not as it was seen.
+        UnsupportedFormatError: Entries that can't be kept; all are listed.
+    """
+    found = plane.run(root, run)
+    known = get_checkpoint(plane, root, run, step, refresh=True)
+
+    def check(noted: Annotation) -> None:
+        _refuse_changed(known.model_copy(update=_noted(noted)), seen)
+
+    detail = {"step": step, "labels": dict(labels), "metrics": _texts(metrics)}
+    detail["better"] = dict(better)
+    with audited(plane, caller, "checkpoint.annotate", root=root, run=run, **detail) as entry:
+        noted = annotate_step(
+            found,
+            step,
+            labels=labels,
+            metrics=metrics,
+            better=better,
+            by=caller.name,
+            check=check,
+        )
+        entry.complete(attempt=known.attempt, after=noted.model_dump(mode="json"))
+    return get_checkpoint(plane, root, run, step, refresh=True)
+
+
+def annotate_run_labels(
+    plane: ControlPlane,
+    caller: Caller,
+    root: str,
+    run: str,
+    labels: Mapping[str, str | None],
+    *,
+    seen: Seen,
+) -> Run:
+    """Set labels of a run; those that are not named stay.
+
+    Args:
+        plane: Where.
+        caller: Who asks.
+        root: Name of the run's root.
+        run: Name of the run.
+        labels: Texts by name; None removes one.
+        seen: What the change is based on.
+
+    Raises:
+        RunNotFoundError: There is none.
+        ResourceChangedError: It is not as it was seen.
+        UnsupportedFormatError: Labels that can't be kept; all are listed.
+    """
+    found = plane.run(root, run)
+    known = get_run(plane, root, run, refresh=True)
+
+    def check(info: RunInfo) -> None:
+        _refuse_changed(known.model_copy(update={"labels": info.labels}), seen)
+
+    with audited(plane, caller, "run.annotate", root=root, run=run, labels=dict(labels)) as entry:
+        info = annotate_run(found, labels, check=check)
+        entry.complete(after=info.labels)
+    return get_run(plane, root, run, refresh=True)
+
+
+def _noted(one: Annotation) -> dict[str, Any]:
+    return {"labels": one.labels, "metrics": one.metrics, "better": one.better}
+
+
+def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    """As they are noted: JSON has no NaN."""
+    kept = {name: value for name, value in metrics.items() if value is not None}
+    numbers: dict[str, Any] = Annotation(metrics=kept).model_dump(mode="json")["metrics"]
+    return dict.fromkeys(metrics) | numbers
+
+
+def _refuse_changed(now: Response, seen: Seen) -> None:
+    if not seen.fits(now):
+        raise ResourceChangedError(
+            "expected it as it was last seen (If-Match), found it changed. `current` is how it is "
+            "now: decide anew, or send `If-Match: *` to set these entries whatever the others are.",
+            extra={"current": now.model_dump(mode="json")},
+        )

@@ -1,0 +1,58 @@
+"""The part of the HTTP client that notes labels and metrics of what was saved."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from cairn.service.client.clean_up import CleanUpConnection
+from cairn.service.client.connection import DEFAULT_ROOT, run_path, step_path
+from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
+
+ANY: Final = {"If-Match": "*"}
+"""Whatever else is noted there: entries are merged."""
+
+
+class NotesConnection(CleanUpConnection):
+    """A connection with the requests that note labels and metrics."""
+
+    def annotate(
+        self,
+        run: str,
+        step: int,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        metrics: Mapping[str, float | None] | None = None,
+        better: Mapping[str, Better | None] | None = None,
+        root: str = DEFAULT_ROOT,
+    ) -> Checkpoint:
+        """Set labels and metrics of a listed step; those that are not named stay.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            labels: Texts by name; None removes one.
+            metrics: Numbers by name, NaN and infinities too; None removes one.
+            better: Of metrics, whether small ("min") or large values ("max") are good.
+            root: Name of the run's root.
+        """
+        body = AnnotateRequest(
+            labels=dict(labels or {}), metrics=dict(metrics or {}), better=dict(better or {})
+        )
+        path = step_path(root, run, step)
+        return self._send(Checkpoint, "PATCH", path, body.model_dump(mode="json"), headers=ANY)
+
+    def annotate_run(
+        self,
+        run: str,
+        labels: Mapping[str, str | None],
+        *,
+        root: str = DEFAULT_ROOT,
+    ) -> Run:
+        """Set labels of a run; those that are not named stay.
+
+        Args:
+            run: Name of the run.
+            labels: Texts by name; None removes one.
+            root: Name of the run's root.
+        """
+        body = AnnotateRunRequest(labels=dict(labels))
+        return self._send(Run, "PATCH", run_path(root, run), body.model_dump(), headers=ANY)

@@ -1,0 +1,134 @@
+"""The command of `cairn` that notes labels and metrics of what was saved."""
+
+from typing import Annotated, Final, cast, get_args
+
+import typer
+
+from cairn.service.client.addresses import Address, find_step
+from cairn.service.client.client import Client
+from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command import completion
+from cairn.service.command.options import RootOption, UrlOption
+from cairn.service.command.printing.documents import JsonOption, print_document
+from cairn.service.schemas import Better
+
+app: Final = typer.Typer()
+
+
+def _labels(texts: list[str] | None) -> dict[str, str]:
+    found = {}
+    for text in texts or ():
+        name, sign, value = text.partition("=")
+        if not name or not sign:
+            raise typer.BadParameter(f"expected NAME=TEXT, found {text!r}")
+        found[name] = value
+    return found
+
+
+def _metrics(texts: list[str] | None) -> dict[str, float]:
+    found = {}
+    for text in texts or ():
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = float(value)
+        except ValueError as exc:
+            raise typer.BadParameter(f"expected NAME=NUMBER, found {text!r}") from exc
+        if not name:
+            raise typer.BadParameter(f"expected NAME=NUMBER, found {text!r}")
+    return found
+
+
+def _better(texts: list[str] | None) -> dict[str, Better]:
+    found = {}
+    for text in texts or ():
+        name, _, way = text.rpartition("=")
+        if not name or way not in get_args(Better):
+            raise typer.BadParameter(f"expected NAME=min or NAME=max, found {text!r}")
+        found[name] = cast(Better, way)
+    return found
+
+
+@app.command()
+def annotate(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
+            autocompletion=completion.checkpoints,
+        ),
+    ],
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=TEXT", help="Set it; may be repeated.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="Set it; may be repeated.")
+    ] = None,
+    better: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=min|max", help="Which values of a metric are good."),
+    ] = None,
+    no_label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Remove it; may be repeated.")
+    ] = None,
+    no_metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Remove it; may be repeated.")
+    ] = None,
+    of_run: Annotated[
+        bool, typer.Option("--run", help="Labels of the run RUN itself, not of a step.")
+    ] = False,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Note labels and metrics of a checkpoint, after its save.
+
+    Those that are not named stay. A store URI (gs://bucket/runs/my-run@production) or a path with
+    ./ or / in front is changed in the store itself, without a control plane and its audit trail.
+    """
+    labels = {**_labels(label), **dict.fromkeys(no_label or ())}
+    metrics = {**_metrics(metric), **dict.fromkeys(no_metric or ())}
+    ways = _better(better)
+    if not (labels or metrics or ways):
+        raise typer.BadParameter("expected something to note, such as --label eval=passed")
+    if of_run and (metrics or ways):
+        raise typer.BadParameter("a run has labels only: leave --run out for metrics of a step")
+    if "://" in checkpoint or checkpoint.startswith((".", "/")):
+        noted = _in_store(checkpoint, labels, metrics, ways, of_run)
+    else:
+        address = Address.parse(checkpoint)
+        if of_run and (address.alias is not None or address.step is not None):
+            raise typer.BadParameter(f"--run takes a RUN alone, found {checkpoint!r}")
+        with Client(url) as client:
+            if of_run:
+                body = client.annotate_run(address.run, labels, root=root).model_dump(mode="json")
+            else:
+                run, step = find_step(client, address, root)
+                body = client.annotate(
+                    run, step, labels=labels, metrics=metrics, better=ways, root=root
+                ).model_dump(mode="json")
+        noted = {name: body[name] for name in ("labels", "metrics", "better") if name in body}
+    if json:
+        print_document(noted)
+        return
+    for name, text in sorted(noted["labels"].items()):
+        print(f"label {name}={text}")
+    for name, value in sorted(noted.get("metrics", {}).items()):
+        way = noted["better"].get(name)
+        print(f"metric {name}={value}" + (f" ({way} is better)" if way else ""))
+
+
+def _in_store(
+    checkpoint: str,
+    labels: dict[str, str | None],
+    metrics: dict[str, float | None],
+    better: dict[str, Better],
+    of_run: bool,
+) -> dict[str, dict[str, object]]:
+    from cairn.storage.runs import Run, annotate_run, annotate_step, parse_ref, resolve_checkpoint
+
+    if of_run:
+        return {"labels": dict(annotate_run(Run.open(parse_ref(checkpoint).run), labels).labels)}
+    run, info = resolve_checkpoint(checkpoint)
+    noted = annotate_step(run, info.step, labels=labels, metrics=metrics, better=better)
+    return {"better": {}, **noted.model_dump(mode="json", include={"labels", "metrics", "better"})}

@@ -1,0 +1,153 @@
+"""What people say of steps and runs that are there already: labels, metrics, what is better."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsIndex
+
+from cairn.storage.errors import PreconditionFailedError
+from cairn.storage.runs.records import (
+    RUN_FILE,
+    Annotation,
+    Better,
+    RunInfo,
+    annotation_file,
+    read_record,
+    write_record,
+)
+from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.runs.run import Run
+from cairn.storage.runs.trash import held
+from cairn.storage.store import StoreURI
+
+__all__ = ["annotate", "annotate_run", "annotate_step"]
+
+
+def annotate(
+    reference: StoreURI | str | os.PathLike[str],
+    *,
+    labels: Mapping[str, str | None] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    better: Mapping[str, Better | None] | None = None,
+    by: str = "",
+) -> Annotation:
+    """Note labels and metrics of a step that was saved, such as what an evaluation found.
+
+    Entries that are not named stay, also those that somebody else notes at the same time.
+
+    Args:
+        reference: "run" (its latest step), "run@alias", "run@best:METRIC" or "run/steps/N".
+        labels: texts by name; None removes one.
+        metrics: numbers by name, NaN and infinities too; None removes one.
+        better: of metrics, whether small ("min") or large values ("max") are good. "best:METRIC"
+            and retention go by it.
+        by: who notes it, told to whoever wants to delete the step at that moment.
+
+    Returns:
+        All that is noted of the step now.
+
+    Raises:
+        InvalidURIError: the reference is malformed.
+        RunNotFoundError, AliasNotFoundError, StepNotFoundError: there is none.
+        StepInFlightError: the step is being written.
+        StepChangedError: it is deleted, or about to be.
+        UnsupportedFormatError: entries that can't be kept; all are listed.
+        CorruptionError: what is noted can't be read.
+    """
+    run, info = resolve_checkpoint(reference)
+    return annotate_step(run, info.step, labels=labels, metrics=metrics, better=better, by=by)
+
+
+def annotate_step(
+    run: Run,
+    step: SupportsIndex,
+    *,
+    labels: Mapping[str, str | None] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    better: Mapping[str, Better | None] | None = None,
+    by: str = "",
+    check: Callable[[Annotation], None] | None = None,
+) -> Annotation:
+    """Set entries of a listed step's annotation; others stay as they are.
+
+    Whoever else does so at the same time is not overwritten: entries are merged with what is there
+    when they are written. The step is held meanwhile, so that nobody notes what is deleted.
+
+    Args:
+        run: the run.
+        step: one of its listed steps.
+        labels: texts by name; None removes one.
+        metrics: numbers by name; None removes one, and what is better of it.
+        better: of metrics, whether small ("min") or large values ("max") are good.
+        by: who asks.
+        check: is told what is there, right before that is written over; what it raises is raised.
+
+    Returns:
+        All that is noted of the step now.
+
+    Raises:
+        StepNotFoundError: the step is not listed.
+        StepInFlightError: it is being written.
+        StepChangedError: it is deleted, or about to be.
+        UnsupportedFormatError: entries that can't be kept; all are listed.
+        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+    """
+    info = run.step(step)
+    key = (info.step, info.attempt)
+    name = annotation_file(*key)
+    found = read_record(run.objects, name, Annotation)
+    noted = Annotation() if found is None else found[0]
+    noted.changed(labels, metrics, better)  # what can't be kept is refused before anything is done
+    with held(run, key, by=by, reason="annotate it"):
+        while True:
+            found = read_record(run.objects, name, Annotation)
+            before = Annotation() if found is None else found[0]
+            if check is not None:
+                check(before)
+            after = before.changed(labels, metrics, better)
+            if after == before:
+                return before
+            generation = None if found is None else found[1]
+            try:
+                return write_record(run.objects, name, after, generation=generation)[0]
+            except PreconditionFailedError:
+                continue  # somebody else was quicker
+
+
+def annotate_run(
+    run: Run,
+    labels: Mapping[str, str | None],
+    *,
+    check: Callable[[RunInfo], None] | None = None,
+) -> RunInfo:
+    """Set labels of a run; others stay as they are.
+
+    Args:
+        run: the run.
+        labels: texts by name; None removes one.
+        check: is told what is there, right before that is written over; what it raises is raised.
+
+    Returns:
+        What the run says of itself now.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        UnsupportedFormatError: labels that can't be kept; all are listed.
+        UnsupportedFormatError, CorruptionError: what the run says of itself can't be read.
+    """
+    Annotation().changed(labels)  # nothing is asked of the store for what can't be kept
+    while True:
+        found = read_record(run.objects, RUN_FILE, RunInfo)
+        if found is None:
+            run.info()  # raises, and says what there is instead
+            continue
+        before, generation = found
+        if check is not None:
+            check(before)
+        changed = Annotation(labels=before.labels).changed(labels)
+        after = before.model_copy(update={"labels": changed.labels})
+        if after == before:
+            return before
+        try:
+            return write_record(run.objects, RUN_FILE, after, generation=generation)[0]
+        except PreconditionFailedError:
+            continue  # somebody else was quicker
