@@ -49,6 +49,7 @@ from cairn.service.routes import (
     operations,
     restore,
     runs,
+    tensors,
     verify,
     workers,
 )
@@ -58,6 +59,7 @@ API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     runs.router,
     checkpoints.router,
+    tensors.router,
     aliases.router,
     restore.router,
     gather.router,

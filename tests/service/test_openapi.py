@@ -42,6 +42,7 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_tensors",
     "metrics",
     "promote_checkpoint",
     "ready",
