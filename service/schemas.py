@@ -252,6 +252,19 @@ class Tensor(Response):
     )
 
 
+class TensorValues(Response):
+    """A part of a leaf, as JSON."""
+
+    item: str
+    path: str
+    dtype: str
+    shape: list[int] = Field(description="Of the part.")
+    values: Any = Field(
+        description="Nested lists of its elements, each exact. What JSON's readers do not keep is "
+        "text: `nan`, `inf`, `-inf`, and integers beyond 2**53 - 1."
+    )
+
+
 class TensorList(Page):
     """Leaves of a checkpoint, by item and path."""
 

@@ -31,6 +31,8 @@ from .promotion import promote as promote
 from .restoring import restore_checkpoint as restore_checkpoint
 from .tensors import list_tensors as list_tensors
 from .tensors import open_step as open_step
+from .tensors import tensor_values as tensor_values
+from .tensors import version_of as version_of
 from .verification import repair_records as repair_records
 from .verification import verify_checkpoint as verify_checkpoint
 from .verification import verify_run as verify_run

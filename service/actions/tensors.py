@@ -1,9 +1,12 @@
-"""Looking into a checkpoint: which leaves it has."""
+"""Looking into a checkpoint: which leaves it has, and any part of their values."""
+
+import hashlib
 
 from cairn.service.actions.open_steps import OpenStep
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.schemas import Tensor
+from cairn.service.schemas import Tensor, TensorValues
 from cairn.storage.errors import LeafNotFoundError
+from cairn.storage.reading import TensorPart
 from cairn.storage.runs import LeafRecord
 
 
@@ -50,6 +53,32 @@ def list_tensors(
         found = [leaf for leaf in found if leaf.path.startswith(prefix)]
     page = [_tensor(leaf) for leaf in found[after : after + limit]]
     return page, len(found) > after + limit
+
+
+def version_of(step: OpenStep, *asked: str) -> str:
+    """What is another for every other content of the answer to a question about a saved step.
+
+    A saved step never changes; its manifest's digest is no other step's.
+    """
+    text = "\0".join([str(step.uri), str(step.manifest_digest), *asked])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def tensor_values(part: TensorPart) -> TensorValues:
+    """A part of a leaf, read now.
+
+    Raises:
+        InvalidSliceError, UnsupportedLeafError: JSON does not hold it.
+        CorruptionError: Stored bytes are not what was saved.
+        StoreUnavailableError: The store does not answer.
+    """
+    return TensorValues(
+        item=part.item,
+        path=part.path,
+        dtype=part.dtype.name,
+        shape=list(part.shape),
+        values=part.plain(),
+    )
 
 
 def _tensor(leaf: LeafRecord) -> Tensor:

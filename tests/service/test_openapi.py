@@ -45,6 +45,7 @@ OPERATION_IDS = {
     "list_tensors",
     "metrics",
     "promote_checkpoint",
+    "read_tensor",
     "ready",
     "repair_records",
     "remove_alias",
@@ -65,6 +66,7 @@ UNKNOWN = {
     "artifact": "default~nothing~7~1~convert-0123456789ab",
     "name": "config.json",
     "key": "a" * 12,
+    "leaf": "nothing/kernel",
 }
 # The same, malformed.
 INVALID = {
@@ -76,6 +78,7 @@ INVALID = {
     "artifact": "%",
     "name": "x" * 300,
     "key": "A" * 12,
+    "leaf": "x" * 4001,
 }
 BODIES = {
     "promote": {"alias": "production"},
