@@ -54,6 +54,7 @@ class OpenSteps:
         """Of at most so many leaves; a step that has more is kept alone."""
         self._leaves = leaves
         self._steps: OrderedDict[tuple[str, str], OpenStep] = OrderedDict()
+        self._opening: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
 
     def open(self, run: Run, info: StepInfo) -> OpenStep:
@@ -69,16 +70,24 @@ class OpenSteps:
             return _opened(run, info)
         key = (str(uri), info.manifest_digest)
         with self._lock:
-            if key in self._steps:
-                self._steps.move_to_end(key)
-                return self._steps[key]
-        found = _opened(run, info)
-        with self._lock:
-            self._steps[key] = found
-            self._steps.move_to_end(key)
-            while len(self._steps) > 1 and self._count() > self._leaves:
-                self._steps.popitem(last=False)
+            opening = self._opening.setdefault(key, threading.Lock())
+        with opening:  # of many that ask at once, one reads
+            with self._lock:
+                known = self._steps.get(key)
+            try:
+                found = known or _opened(run, info)
+            finally:
+                with self._lock:
+                    self._opening.pop(key, None)
+            with self._lock:
+                self._keep(key, found)
         return found
+
+    def _keep(self, key: tuple[str, str], step: OpenStep) -> None:
+        self._steps[key] = step
+        self._steps.move_to_end(key)
+        while len(self._steps) > 1 and self._count() > self._leaves:
+            self._steps.popitem(last=False)
 
     def _count(self) -> int:
         return sum(len(step.contents.leaves) for step in self._steps.values())
@@ -86,6 +95,5 @@ class OpenSteps:
 
 def _opened(run: Run, info: StepInfo) -> OpenStep:
     manifest = run.manifest(info)
-    # A reader of an index keeps what it has read of it, and never more than the index is.
     contents = run.contents(info)
     return OpenStep(run.step_uri(info), manifest, info.manifest_digest, contents)

@@ -28,7 +28,7 @@ from cairn.service.http import (
     problem_responses,
 )
 from cairn.service.schemas import ITEM_PATTERN, TensorList, TensorValues
-from cairn.storage.reading import TensorPart
+from cairn.storage.reading import MOST_READ_BYTES, TensorPart
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["tensors"], route_class=StoreReadRoute
@@ -148,7 +148,7 @@ def read_tensor(
     media_type = "application/octet-stream"
     if request.method == "HEAD":
         return Response(headers=headers, media_type=media_type)
-    if file.nbytes <= WHOLE_BYTES:
+    if file.nbytes <= WHOLE_BYTES and asked.stored_bytes <= MOST_READ_BYTES:
         return Response(b"".join(file.blocks()), headers=headers, media_type=media_type)
     return ValueStream(file.blocks, request, root, headers)
 

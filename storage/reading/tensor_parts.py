@@ -21,12 +21,22 @@ from cairn.storage.reading.array_index import explicit_index
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.safetensors import DTYPES, encode_header
 
-__all__ = ["MOST_JSON_VALUES", "MOST_STEPPED_BYTES", "TensorFile", "TensorPart", "parse_slice"]
+__all__ = [
+    "MOST_JSON_VALUES",
+    "MOST_READ_BYTES",
+    "MOST_STEPPED_BYTES",
+    "TensorFile",
+    "TensorPart",
+    "parse_slice",
+]
 
 BLOCK_BYTES: Final = 4 << 20
 
 MOST_STEPPED_BYTES: Final = 64 << 20
 """A part with steps is held whole."""
+
+MOST_READ_BYTES: Final = 256 << 20
+"""Of the chunks that hold a part which is to be had at once."""
 
 MOST_JSON_VALUES: Final = 1 << 16
 """JSON is for looking at."""
@@ -96,6 +106,8 @@ class TensorPart:
         index: one position, or slice with bounds, per axis of the leaf.
         shape: of the part; () for a single element.
         dtype: of its elements. Typed PRNG keys are the uint32 words that they hold.
+        chunks: shape of the smallest part that can be read; () if nothing is stored.
+        stored_bytes: of the chunks that hold it, and that must be read for it.
     """
 
     reader: CheckpointReader
@@ -104,6 +116,8 @@ class TensorPart:
     index: tuple[int | slice, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+    stored_bytes: int
 
     @classmethod
     def of(cls, reader: CheckpointReader, item: str, path: str, text: str = "") -> TensorPart:
@@ -118,12 +132,9 @@ class TensorPart:
         info = reader.leaf(item, path)
         where = f"{reader.uri / item}: {path}"
         index = explicit_index(parse_slice(text, path=where), info.shape, path=where)
-        shape = tuple(
-            len(range(part.start, part.stop, part.step))
-            for part in index
-            if isinstance(part, slice)
-        )
-        return cls(reader, item, path, index, shape, info.dtype)
+        shape = tuple(len(_range(part)) for part in index if isinstance(part, slice))
+        stored = _touched(index, info.chunks) * info.dtype.itemsize
+        return cls(reader, item, path, index, shape, info.dtype, info.chunks or (), stored)
 
     @property
     def where(self) -> str:
@@ -169,7 +180,7 @@ class TensorPart:
 
         Raises:
             UnsupportedLeafError: the elements are complex.
-            InvalidSliceError: there are too many.
+            InvalidSliceError: there are too many, or they lie in too many chunks.
             CorruptionError, StoreUnavailableError: as `values`.
         """
         count = math.prod(self.shape)
@@ -180,6 +191,14 @@ class TensorPart:
                 expected=f"at most {MOST_JSON_VALUES} elements",
                 found=f"{count}, a part of {list(self.shape)}",
                 next_step="Ask for a smaller slice, or for another format.",
+            )
+        if self.stored_bytes > MOST_READ_BYTES:
+            raise InvalidSliceError(
+                "too many chunks for JSON",
+                path=self.where,
+                expected=f"a part that lies in chunks of {MOST_READ_BYTES} bytes together",
+                found=f"{self.stored_bytes} bytes",
+                next_step=f"Ask for less of it; a chunk is {list(self.chunks)}.",
             )
         if self.dtype.kind == "c":
             raise self._unsupported("JSON", ["bool", "integers", "floating"])
@@ -202,7 +221,8 @@ class TensorPart:
         if 0 in self.shape:
             return iter(())
         if self._has_steps:
-            return iter((self.values(),))
+            flat, count = self.values().reshape(-1), BLOCK_BYTES // self.dtype.itemsize
+            return (flat[start : start + count] for start in range(0, flat.size, count))
         return self.reader.iter_blocks(
             self.item, self.path, max_bytes=BLOCK_BYTES, index=self.index
         )
@@ -253,3 +273,21 @@ class TensorPart:
             found=self.dtype.name,
             next_step=f"Ask for {' or '.join(name for name, has in formats.items() if has)}.",
         )
+
+
+def _touched(index: tuple[int | slice, ...], chunks: tuple[int, ...] | None) -> int:
+    """Elements of the chunks that hold a part; 0 if nothing is stored."""
+    if chunks is None:
+        return 0
+    counts = []
+    for part, chunk in zip(index, chunks, strict=True):
+        wanted = range(part, part + 1) if isinstance(part, int) else _range(part)
+        if not wanted:
+            return 0
+        spanned = wanted[-1] // chunk - wanted[0] // chunk + 1
+        counts.append(min(len(wanted), spanned) * chunk)
+    return math.prod(counts)
+
+
+def _range(part: slice) -> range:
+    return range(part.start, part.stop, part.step)

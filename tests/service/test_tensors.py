@@ -3,6 +3,7 @@ import itertools
 import json
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -213,9 +214,13 @@ def test_few_steps_are_kept_and_each_is_read_once(saved, root, monkeypatch):
     for number in (1, 2, 1, 3, 1, 2):
         assert kept.open(run, run.step(number)).manifest.step == number
     assert asked == [1, 2, 3, 2]
+    kept.open(saved, saved.step(1))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: kept.open(run, run.step(3)), range(4)))
+    assert asked == [1, 2, 3, 2, 1, 3], "of those that ask at once, one reads"
     kept.open(saved, saved.step(1))  # has more leaves than are kept
     assert len(kept.open(saved, saved.step(1)).leaves) > 2
-    assert len(asked) == 5
+    assert len(asked) == 7
 
 
 def read(http, path, text=None, kind="npy", *, url=TENSORS, **parameters):
@@ -544,6 +549,26 @@ def test_too_many_long_answers_at_a_time_are_refused(http, app, root, long_answe
     answer = read(http, "leaf")
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:cairn:problem:not-ready")
     assert read(http, "leaf", "0,:9").status_code == 200
+
+
+def test_short_answer_of_many_chunks_is_no_request_with_a_deadline(http, app, root, monkeypatch):
+    leaf, _ = chunked(root)
+    app.state.streams = StoreTurns(at_once=0, share=4)
+    monkeypatch.setattr("cairn.service.http.store_turns.WAIT_SECONDS", 0.05)
+    for module in ("cairn.service.routes.tensors", "cairn.storage.reading.tensor_parts"):
+        monkeypatch.setattr(f"{module}.MOST_READ_BYTES", 16 * 4096)
+    same(values(read(http, "leaf", "7:9,0")), leaf[7:9, 0])
+    same(values(read(http, "leaf", "::40,0")), leaf[::40, 0])
+    assert read(http, "leaf", "7:17,0").status_code == 503, "waits for a turn of the long ones"
+    assert read(http, "leaf", "::20,0").status_code == 503
+    refused = read(http, "leaf", ":,0", "json")
+    assert problem_of(refused) == (422, "urn:cairn:problem:invalid-slice")
+    assert (
+        "found 262144 bytes. Ask for less of it; a chunk is [8, 1024]" in refused.json()["detail"]
+    )
+    app.state.streams = StoreTurns()
+    same(values(read(http, "leaf", ":,0")), np.ascontiguousarray(leaf[:, 0]))
+    same(values(read(http, "leaf", "::20,0")), np.ascontiguousarray(leaf[::20, 0]))
 
 
 def test_large_part_with_steps_is_refused_by_its_size(http, root, monkeypatch):
