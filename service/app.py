@@ -26,6 +26,8 @@ from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
 from cairn.service.http import (
     AT_ONCE,
+    STREAMS_AT_ONCE,
+    STREAMS_SHARE,
     BodyLimit,
     CatalogTurns,
     StoreTurns,
@@ -49,6 +51,7 @@ from cairn.service.routes import (
     operations,
     restore,
     runs,
+    tensors,
     verify,
     workers,
 )
@@ -58,6 +61,7 @@ API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     runs.router,
     checkpoints.router,
+    tensors.router,
     aliases.router,
     restore.router,
     gather.router,
@@ -145,9 +149,11 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
         app.state.authenticator = Authenticator(catalog, _by_token(settings))
         app.state.turns = StoreTurns()
+        app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
         # As many threads as silent stores can hold, and those that all else needs.
-        current_default_thread_limiter().total_tokens += 2 * AT_ONCE * len(roots)
+        held = (2 * AT_ONCE + STREAMS_AT_ONCE) * len(roots)
+        current_default_thread_limiter().total_tokens += held
         scanner.start()
         if app.state.launch_jobs:
             jobs = await run_in_threadpool(open_jobs, settings)

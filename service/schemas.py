@@ -265,6 +265,47 @@ class CheckpointList(Page):
     checkpoints: list[Checkpoint]
 
 
+class Tensor(Response):
+    """One leaf of a checkpoint."""
+
+    item: str
+    path: str = Field(
+        description="Its keys joined by `/`; a `/` in a key is written `%2F`. In a URL, percent-"
+        "encoded once more."
+    )
+    shape: list[int] = Field(
+        description="Of typed PRNG keys that of the keys, without their words."
+    )
+    dtype: str = Field(description="Such as `bfloat16`; of typed PRNG keys `key<implementation>`.")
+    bytes: int = Field(description="Of all elements, packed where they are smaller than a byte.")
+    spec: list[str | list[str] | None] | None = Field(
+        description="By axis: mesh axis, list of them, or null; null if not sharded by name."
+    )
+    digest: str | None = Field(
+        description="Of its elements, whatever the sharding. Of a leaf of the same shape and dtype "
+        "that has the same, they are equal."
+    )
+
+
+class TensorValues(Response):
+    """A part of a leaf, as JSON."""
+
+    item: str
+    path: str
+    dtype: str
+    shape: list[int] = Field(description="Of the part.")
+    values: Any = Field(
+        description="Nested lists of its elements, each exact. What JSON's readers do not keep is "
+        "text: `nan`, `inf`, `-inf`, and integers beyond 2**53 - 1."
+    )
+
+
+class TensorList(Page):
+    """Leaves of a checkpoint, by item and path."""
+
+    tensors: list[Tensor]
+
+
 class Worker(Response):
     """A process that executes jobs."""
 

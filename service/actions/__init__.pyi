@@ -20,6 +20,7 @@ from .listing import get_run as get_run
 from .listing import list_aliases as list_aliases
 from .listing import list_checkpoints as list_checkpoints
 from .listing import list_runs as list_runs
+from .open_steps import OpenStep as OpenStep
 from .operations import cancel_operation as cancel_operation
 from .operations import get_operation as get_operation
 from .operations import list_operations as list_operations
@@ -30,6 +31,10 @@ from .promotion import alias_history as alias_history
 from .promotion import delete_alias as delete_alias
 from .promotion import promote as promote
 from .restoring import restore_checkpoint as restore_checkpoint
+from .tensors import list_tensors as list_tensors
+from .tensors import open_step as open_step
+from .tensors import tensor_values as tensor_values
+from .tensors import version_of as version_of
 from .verification import repair_records as repair_records
 from .verification import verify_checkpoint as verify_checkpoint
 from .verification import verify_run as verify_run

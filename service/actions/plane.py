@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cairn.service.actions.open_steps import OpenSteps
 from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs import Jobs, Watches
@@ -22,6 +23,7 @@ class ControlPlane:
         index: What brings the catalog up to date with the store.
         engine: The jobs; None: not launched.
         watches: Whoever watches them.
+        steps: What steps hold that were looked into.
     """
 
     settings: Settings
@@ -29,6 +31,7 @@ class ControlPlane:
     index: Index
     engine: Jobs | None
     watches: Watches | None = None
+    steps: OpenSteps = field(default_factory=OpenSteps)
 
     @property
     def catalog(self) -> Catalog:

@@ -27,6 +27,9 @@ from .problems import problem_from as problem_from
 from .problems import problem_responses as problem_responses
 from .query_parameters import refuse_unknown_parameters as refuse_unknown_parameters
 from .store_turns import AT_ONCE as AT_ONCE
+from .store_turns import STREAMS_AT_ONCE as STREAMS_AT_ONCE
+from .store_turns import STREAMS_SHARE as STREAMS_SHARE
 from .store_turns import StoreReadRoute as StoreReadRoute
 from .store_turns import StoreRoute as StoreRoute
 from .store_turns import StoreTurns as StoreTurns
+from .value_streams import ValueStream as ValueStream

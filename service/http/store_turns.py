@@ -27,6 +27,12 @@ SHARE: Final = 8
 WAIT_SECONDS: Final = 5.0
 """How long a request waits for its turn."""
 
+STREAMS_AT_ONCE: Final = 8
+"""Long answers that are made of the values of one root at a time; each holds some 100 MiB."""
+
+STREAMS_SHARE: Final = 4
+"""Of these, the most that are one caller's."""
+
 ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
 
@@ -45,7 +51,9 @@ class _Line:
 class StoreTurns:
     """The lines: one for each root, and before it one for each of its callers."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = AT_ONCE, share: int = SHARE) -> None:
+        """With so many turns of each root, of which one caller has this share at most."""
+        self._at_once, self._share = at_once, share
         self._lines: dict[tuple[str, ...], _Line] = {}
 
     @asynccontextmanager
@@ -62,13 +70,13 @@ class StoreTurns:
         async with AsyncExitStack() as places:
             try:
                 async with asyncio.timeout(WAIT_SECONDS):
-                    await places.enter_async_context(self._place((root, caller), SHARE))
-                    await places.enter_async_context(self._place((root,), AT_ONCE))
+                    await places.enter_async_context(self._place((root, caller), self._share))
+                    await places.enter_async_context(self._place((root,), self._at_once))
             except TimeoutError as exc:
                 raise NotReadyError(
                     f"root {root!r}: the store is slow, and as many requests wait for it already "
-                    f"as may ({AT_ONCE}; {SHARE} of them {caller!r}'s). What the catalog knows can "
-                    "be read meanwhile.",
+                    f"as may ({self._at_once}; {self._share} of them {caller!r}'s). "
+                    "What the catalog knows can be read meanwhile.",
                 ) from exc
             yield
 

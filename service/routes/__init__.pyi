@@ -10,6 +10,7 @@ from . import metrics as metrics
 from . import operations as operations
 from . import restore as restore
 from . import runs as runs
+from . import tensors as tensors
 from . import verify as verify
 from .checkpoints import page_of_checkpoints as page_of_checkpoints
 from .runs import page_of_runs as page_of_runs

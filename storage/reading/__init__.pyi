@@ -3,5 +3,8 @@ from .item_arrays import LeafInfo as LeafInfo
 from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
 from .reader import CheckpointReader as CheckpointReader
+from .tensor_parts import MOST_READ_BYTES as MOST_READ_BYTES
+from .tensor_parts import TensorFile as TensorFile
+from .tensor_parts import TensorPart as TensorPart
 from .verify import VerifyReport as VerifyReport
 from .verify import verify_step as verify_step

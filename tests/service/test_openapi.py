@@ -44,8 +44,10 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_tensors",
     "metrics",
     "promote_checkpoint",
+    "read_tensor",
     "ready",
     "repair_records",
     "remove_alias",
@@ -66,6 +68,7 @@ UNKNOWN = {
     "artifact": "default~nothing~7~1~convert-0123456789ab",
     "name": "config.json",
     "key": "a" * 12,
+    "leaf": "nothing/kernel",
 }
 # The same, malformed.
 INVALID = {
@@ -77,6 +80,7 @@ INVALID = {
     "artifact": "%",
     "name": "x" * 300,
     "key": "A" * 12,
+    "leaf": "x" * 4001,
 }
 BODIES = {
     "promote": {"alias": "production"},

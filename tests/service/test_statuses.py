@@ -124,6 +124,7 @@ REAL = {
     "name": "config.json",
     "worker": "local",
     "key": "a" * 12,
+    "leaf": "model/norm/scale",
 }
 
 

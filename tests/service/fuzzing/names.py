@@ -13,6 +13,7 @@ KNOWN = {
     "run": ["llama-sft", "other", "empty"],
     "step": [3, 6, 9],
     "alias": ["production", "best"],
+    "leaf": ["model/norm/scale", "model/layers/1/mlp/up_proj/kernel"],
     **json.loads(os.environ.get("CAIRN_FUZZED_NAMES", "{}")),
 }
 SHARE = 0.7  # of requests whose names are real ones
@@ -39,16 +40,19 @@ def map_path_parameters(context, path_parameters):
 @schemathesis.hook
 def filter_path_parameters(context, path_parameters):
     """A path that a client would tidy away is another path."""
-    texts = [unquote(str(value)) for value in (path_parameters or {}).values()]
+    given = {name: unquote(str(value)) for name, value in (path_parameters or {}).items()}
+    leaf = given.pop("leaf", "leaf").split("/")  # may have several parts
+    texts = [*given.values(), *leaf]
     return not any(text in ("", ".", "..") or "/" in text or "latest" in text for text in texts)
 
 
 @schemathesis.hook
 def map_case(context, case):
-    """What no schema can say: tokens come from pages, and a key is used once."""
+    """What no schema can say: tokens come from pages, slices fit, and a key is used once."""
     positive = case.meta is not None and case.meta.generation.mode.is_positive
     if positive and case.query:
         case.query.pop("page_token", None)
+        case.query.pop("slice", None)
     for name in list(case.headers or ()):
         if positive and name.lower() == "idempotency-key":
             case.headers[name] = uuid.uuid4().hex
