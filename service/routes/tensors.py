@@ -17,6 +17,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http import (
+    NOT_CHANGED,
     Condition,
     StoreReadRoute,
     ValueStream,
@@ -103,7 +104,7 @@ def list_tensors(
                 }
             },
         },
-        304: {"description": "The client has it already."},
+        304: NOT_CHANGED,
         **problem_responses(404),
     },
 )
