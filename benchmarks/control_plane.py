@@ -66,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=100, help="of each run")
     parser.add_argument("--turns", type=int, default=50, help="requests of each client and row")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="few, then many")
+    parser.add_argument("--alone", type=float, default=3.0, help="seconds of a row in process")
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, help="seconds watched at rest")
     parser.add_argument("--without-mlflow", action="store_true")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
@@ -95,7 +97,7 @@ def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list
     peer: dict[tuple[str, int], Load] = {}
     if not chosen.without_mlflow:
         url = stack.enter_context(_mlflow(folder, chosen.runs, chosen.steps))
-        peer = _loads(url, _mlflow_requests(url, chosen.runs, chosen.steps), chosen.turns)
+        peer = _loads(url, _mlflow_requests(url, chosen.runs, chosen.steps), chosen)
     for kind in ("SQLite", "PostgreSQL", "SQLite, GCS double"):
         place = folder / kind.replace(", ", "-").replace(" ", "-")
         place.mkdir()
@@ -130,7 +132,7 @@ def _server(
             _plain(f"start until {runs * chosen.steps:,} steps are listed, {kind}", until),
         ]
         for (row, clients), found in _loads(
-            url, _requests(url, runs, chosen.steps, alias=kind[:4].lower()), chosen.turns
+            url, _requests(url, runs, chosen.steps, alias=kind[:4].lower()), chosen
         ).items():
             rows.append(_row(f"{row}, {kind}", row, clients, found, peer.get((row, clients))))
         rows += _at_rest(kind, process.pid, chosen.idle)
@@ -210,12 +212,15 @@ def _mlflow_requests(url: str, models: int, versions: int) -> dict[str, Any]:
     }
 
 
-def _loads(url: str, requests: dict[str, Any], turns: int) -> dict[tuple[str, int], Load]:
+def _loads(
+    url: str, requests: dict[str, Any], chosen: argparse.Namespace
+) -> dict[tuple[str, int], Load]:
     found = {}
     for row in ROWS:
         load(url, requests[row], clients=2, turns=3)  # what a first request makes is made
-        for clients in CLIENTS:
-            number = max(3, min(turns, TURNS.get(row, turns)) * CLIENTS[0] // clients)
+        turns = min(chosen.turns, TURNS.get(row, chosen.turns))
+        for clients in chosen.clients:
+            number = max(3, turns * chosen.clients[0] // clients)
             found[row, clients] = load(url, requests[row], clients=clients, turns=number)
     return found
 
@@ -294,12 +299,12 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
     ):
         do(0)
         began, turns = time.perf_counter(), 0
-        while time.perf_counter() - began < 3:
+        while time.perf_counter() - began < chosen.alone:
             turns += 1
             do(turns)
         rate = turns / (time.perf_counter() - began)
         served = next(
-            r for r in rows if r["row"] == f"{row}, SQLite" and r["clients"] == CLIENTS[0]
+            r for r in rows if r["row"] == f"{row}, SQLite" and r["clients"] == chosen.clients[0]
         )
         made.append(
             {

@@ -117,14 +117,15 @@ class Build:
     Args:
         file: The Dockerfile; its folder is the context, as far as .dockerignore lets it in.
         folder: An empty folder that everybody may enter.
+        base: Where the base image's interpreter is (`make_base`).
     """
 
-    def __init__(self, file: Path, folder: Path) -> None:
+    def __init__(self, file: Path, folder: Path, base: Path) -> None:
         self._lines = dockerfile.parse_file(str(file))
         self._folder = folder
         self._context = folder / "context"
         copy_context(file.parent, self._context)
-        self._base = make_base(folder / "base")
+        self._base = base
         self._stages: dict[str, Image] = {}
         self._global: dict[str, str] = {}
 
@@ -248,14 +249,15 @@ def copy_context(source: Path, target: Path) -> None:
 def make_base(folder: Path) -> Path:
     """The interpreter of the base image: the one that runs this, with nothing but pip beside it.
 
-    A copy where it lies in a folder that only root may enter.
+    A copy where it lies in a folder that only root may enter; as it is compiled, since programs of
+    the image keep nothing that they compile.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     source = Path(sys.base_prefix)
     for part in ("bin", "lib"):
         (folder / part).mkdir(parents=True)
     library = folder / "lib" / version
-    ignored = shutil.ignore_patterns("__pycache__", "site-packages", "test", "idlelib", "tkinter")
+    ignored = shutil.ignore_patterns("site-packages", "test", "idlelib", "tkinter")
     shutil.copytree(source / "lib" / version, library, ignore=ignored)
     for shared in (source / "lib").glob("libpython*.so*"):
         shutil.copy(shared, folder / "lib" / shared.name)

@@ -20,7 +20,7 @@ import pytest
 from cairn import Client
 from cairn.service.schemas import OperationState
 from tests.deploy.databases import running_guarded_postgresql
-from tests.deploy.image import Build, free_port
+from tests.deploy.image import Build, free_port, make_base
 from tests.deploy.metrics import WORKER_FAMILIES, families
 from tests.deploy.repository import ROOT, VARIABLES_TO_COME
 from tests.service.jobs import save_llama
@@ -34,12 +34,20 @@ LINES = dockerfile.parse_file(str(DOCKERFILE))
 
 
 @pytest.fixture(scope="module")
-def images():
-    """Every stage, built; packages come from the registry, or pip's cache of it."""
+def base():
+    """The base image's interpreter."""
     # Not below pytest's folder, which only its owner may enter: the image has a user of its own.
+    with tempfile.TemporaryDirectory(prefix="cairn-base-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        yield make_base(Path(folder))
+
+
+@pytest.fixture(scope="module")
+def images(base):
+    """Every stage, built; packages come from the registry, or pip's cache of it."""
     with tempfile.TemporaryDirectory(prefix="cairn-image-", ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)
-        yield Build(DOCKERFILE, Path(folder)).run()
+        yield Build(DOCKERFILE, Path(folder), base).run()
 
 
 @pytest.fixture
@@ -267,7 +275,7 @@ def test_every_kind_of_job_is_there_without_the_packages_of_training(images):
     assert done.returncode == 0, done.stderr
 
 
-def test_an_instruction_that_is_not_understood_is_an_error_here(tmp_path):
+def test_an_instruction_that_is_not_understood_is_an_error_here(tmp_path, base):
     for name in (".dockerignore", "constraints.txt", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("cairn", "service", "state", "storage"):
@@ -276,7 +284,7 @@ def test_an_instruction_that_is_not_understood_is_an_error_here(tmp_path):
     file.write_text("FROM scratch AS one\nONBUILD RUN true\n")
     (tmp_path / "built").mkdir()
     with pytest.raises(NotImplementedError, match="ONBUILD RUN true"):
-        Build(file, tmp_path / "built").run()
+        Build(file, tmp_path / "built", base).run()
 
 
 def test_hadolint_has_nothing_to_say():

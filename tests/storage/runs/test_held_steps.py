@@ -55,14 +55,23 @@ def deleting(made):
 
 
 def every_schedule(goes, needs, orders):
-    """What is broken where one stops and the other goes first for a while, and how that came."""
+    """What is broken where one stops and the other goes first for a while, and how that came.
+
+    Of the orders in which the same looks were made before the other went on, one is enough: what
+    has happened is the same, and what is left is made once the other has ended.
+    """
+    tried = set()
     for order in orders:
         _, alone = carried_out(goes, needs, order, {})
         going = sum(not line.startswith("who") for line in alone)
         _, first = carried_out(goes, needs, order, {0: 1})
         asking = sum(line.startswith("who") for line in first)
-        for stopped in range(going):
-            for calls in range(1, asking + 1):
+        for calls in range(1, asking + 1):
+            looks = sum(line.startswith("who needs it/") for line in first[:calls])
+            if (made := (calls, frozenset(order[:looks]))) in tried:
+                continue
+            tried.add(made)
+            for stopped in range(going):
                 yield carried_out(goes, needs, order, {stopped: 1, stopped + calls: 0})
 
 

@@ -9,6 +9,7 @@ show that the search then finds the bug.
 import functools
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from unittest.mock import patch
 
 import pytest
@@ -35,7 +36,19 @@ from tests.storage.simulated_store import Actor, ModelClock, Scheduler, Simulate
 TTL = 60.0
 JUMP = 200.0
 
-switches = st.dictionaries(st.integers(0, 120), st.integers(0, 11), max_size=5)
+anywhere = st.dictionaries(st.integers(0, 120), st.integers(0, 11), max_size=5)
+
+
+def at_their_moves(chosen):
+    """What the scheduler is told, of moves since the last switch and what is moved then."""
+    moves = accumulate((gap for gap, _ in chosen), lambda last, gap: last + 1 + gap)
+    return dict(zip(moves, (move for _, move in chosen), strict=True))
+
+
+soon_after_each_other = st.lists(st.tuples(st.integers(0, 24), st.integers(0, 11)), max_size=5).map(
+    at_their_moves
+)
+"""Finds sooner what needs several processes stopped close together, and later what does not."""
 
 
 class ModelFiles:
@@ -319,7 +332,7 @@ search = settings(
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.__name__)
 def test_no_interleaving_breaks_a_promise(scenario):
     @search
-    @given(switches)
+    @given(anywhere | soon_after_each_other if scenario is a_deletion else anywhere)
     def run(choices):
         found, made = scenario(choices)
         assert not found, "\n".join([*found, *made.scheduler.history])
@@ -402,6 +415,7 @@ def _others(reasons):
     ids=lambda one: one.__name__,
 )
 def test_without_a_safeguard_the_search_finds_the_bug(safeguard, scenario):
+    switches = soon_after_each_other if scenario is a_deletion else anywhere
     with safeguard():
         broken = find(
             switches,
