@@ -54,6 +54,10 @@ LONG = (
     "tests/state/module/test_generation_real_weights.py",
     "tests/test_benchmarks.py",
     "tests/faults/",
+    "tests/multi_process/",
+    "tests/storage/training/saving/test_arrival.py",
+    "tests/storage/runs/test_protocol.py",
+    "tests/service/fuzzing/",
 )
 """Files whose few tests take long."""
 
