@@ -19,7 +19,7 @@ _has_turn: ContextVar[bool] = ContextVar("has_turn", default=False)
 
 
 class StoreNeededError(Exception):
-    """The catalog alone cannot answer; whoever has a turn asks anew without one."""
+    """The catalog alone cannot answer; whoever has a turn asks anew, in the store's line."""
 
 
 def leave_catalog_turn() -> None:

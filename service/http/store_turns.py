@@ -97,7 +97,8 @@ class StoreTurns:
 class StoreRoute(APIRoute):
     """A route of a run: what changes it, or looks at the store, waits for its turn there.
 
-    What only reads waits for a turn at the catalog, and goes on without one if it needs the store.
+    What only reads waits for a turn at the catalog, and goes on to the store if that knows too
+    little: of many who ask for a run that was made just now, some look, and the others find it.
     """
 
     needs_store: ClassVar[bool] = False
@@ -110,7 +111,10 @@ class StoreRoute(APIRoute):
             with within(ANSWER_SECONDS):
                 looks = request.query_params.get("refresh", "").lower() in _TRUE
                 if request.method in _READS and not looks and not self.needs_store:
-                    return await _from_catalog(handler, request)
+                    known: CatalogTurns = request.app.state.catalog_turns
+                    with suppress(StoreNeededError):
+                        async with known.turn():
+                            return await handler(request)
                 turns: StoreTurns = request.app.state.turns
                 root = request.path_params.get("root", "")
                 caller = request.state.caller.name
@@ -122,17 +126,6 @@ class StoreRoute(APIRoute):
                 return response
 
         return in_turn
-
-
-async def _from_catalog(
-    handler: Callable[[Request], Coroutine[Any, Any, Response]], request: Request
-) -> Response:
-    """The answer of what the catalog knows, or else, out of turn, of what the store knows."""
-    turns: CatalogTurns = request.app.state.catalog_turns
-    with suppress(StoreNeededError):
-        async with turns.turn():
-            return await handler(request)
-    return await handler(request)
 
 
 async def _in_turn(turns: StoreTurns, root: str, caller: str, task: BackgroundTask) -> None:

@@ -1,6 +1,7 @@
 """What the catalog alone answers is read in turn; a slow database keeps nothing else waiting."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -8,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Catalog
+from cairn.service.catalog import Catalog, refresh
 from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
@@ -112,3 +113,14 @@ def test_who_writes_beside_others_waits_and_is_told_if_that_takes_long(http, roo
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
     assert refused.json()["type"] == "urn:cairn:problem:database-busy"
     assert [one["alias"] for one in http.get(f"{RUN}/aliases").json()["aliases"]] == ["a"]
+
+
+def test_many_who_ask_for_a_run_that_was_made_just_now_all_find_it(http, root, monkeypatch):
+    """Some look at the store, which takes its time; none is told that others look already."""
+    look = refresh.take_stamp
+    monkeypatch.setattr(refresh, "take_stamp", lambda uri: time.sleep(0.2) or look(uri))
+    make_run(root / "new", [1])
+    paths = [f"/v1/roots/default/runs/new/{what}" for what in ("aliases", "checkpoints")]
+    with ThreadPoolExecutor(50) as pool:
+        answers = list(pool.map(http.get, paths * 25))
+    assert {answer.status_code for answer in answers} == {200}
