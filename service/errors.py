@@ -18,6 +18,7 @@ ServiceError
     ├── RunExistsError            409
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
+    ├── ResourceChangedError      412
     ├── UnknownKeyError           404
     ├── KeyNameTakenError         409
     ├── InvalidRequestError       422
