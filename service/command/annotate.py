@@ -7,8 +7,7 @@ import typer
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
-from cairn.service.command import completion
-from cairn.service.command.options import RootOption, UrlOption
+from cairn.service.command.options import PlacedArgument, RootOption, UrlOption, is_in_store
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.schemas import Better
 
@@ -50,14 +49,7 @@ def _better(texts: list[str] | None) -> dict[str, Better]:
 
 @app.command()
 def annotate(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
-            autocompletion=completion.checkpoints,
-        ),
-    ],
+    checkpoint: PlacedArgument,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=TEXT", help="Set it; may be repeated.")
     ] = None,
@@ -93,7 +85,7 @@ def annotate(
         raise typer.BadParameter("expected something to note, such as --label eval=passed")
     if of_run and (metrics or ways):
         raise typer.BadParameter("a run has labels only: leave --run out for metrics of a step")
-    if "://" in checkpoint or checkpoint.startswith((".", "/")):
+    if is_in_store(checkpoint):
         noted = _in_store(checkpoint, labels, metrics, ways, of_run)
     else:
         address = Address.parse(checkpoint)
@@ -125,10 +117,10 @@ def _in_store(
     better: dict[str, Better],
     of_run: bool,
 ) -> dict[str, dict[str, object]]:
-    from cairn.storage.runs import Run, annotate_run, annotate_step, parse_ref, resolve_checkpoint
+    from cairn.storage.runs import Run, annotate_run, parse_ref
+    from cairn.storage.runs import annotate as annotate_checkpoint
 
     if of_run:
         return {"labels": dict(annotate_run(Run.open(parse_ref(checkpoint).run), labels).labels)}
-    run, info = resolve_checkpoint(checkpoint)
-    noted = annotate_step(run, info.step, labels=labels, metrics=metrics, better=better)
+    noted = annotate_checkpoint(checkpoint, labels=labels, metrics=metrics, better=better)
     return {"better": {}, **noted.model_dump(mode="json", include={"labels", "metrics", "better"})}

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -40,6 +40,7 @@ from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
     DataOption,
+    PlacedArgument,
     RootOption,
     RunArgument,
     StoreOption,
@@ -47,6 +48,7 @@ from cairn.service.command.options import (
     WatchOption,
     console,
     errors,
+    is_in_store,
 )
 from cairn.service.command.options import report as _report
 from cairn.service.command.printing.documents import JsonOption, print_document, print_line
@@ -66,9 +68,6 @@ from cairn.service.schemas import (
     RunList,
 )
 from cairn.storage.runs import check_run_name
-
-if TYPE_CHECKING:
-    pass
 
 HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, clean up.
 
@@ -364,14 +363,7 @@ def fork(
 
 @app.command()
 def path(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
-            autocompletion=completion.checkpoints,
-        ),
-    ],
+    checkpoint: PlacedArgument,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -381,7 +373,7 @@ def path(
     A store URI (gs://bucket/runs/my-run@production) or a path with ./ or / in front is looked up
     in the store itself, without a control plane.
     """
-    if "://" in checkpoint or checkpoint.startswith((".", "/")):
+    if is_in_store(checkpoint):
         from cairn.storage.runs import resolve_checkpoint
 
         found, info = resolve_checkpoint(checkpoint)

@@ -49,10 +49,23 @@ CheckpointArgument = Annotated[
         autocompletion=completion.checkpoints,
     ),
 ]
+PlacedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
+        autocompletion=completion.checkpoints,
+    ),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),
 ]
+
+
+def is_in_store(checkpoint: str) -> bool:
+    """Whether a `PlacedArgument` is looked up in the store itself, without a control plane."""
+    return "://" in checkpoint or checkpoint.startswith((".", "/"))
 
 
 def _as_size(text: str) -> str:
