@@ -5,6 +5,7 @@ from .deletions import deletion_body as deletion_body
 from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
+from .engine import use_wal as use_wal
 from .models import CheckpointRow as CheckpointRow
 from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow

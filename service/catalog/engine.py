@@ -202,14 +202,23 @@ def _lock(connection: Connection, what: str) -> None:
 def _configure_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions on its own
     cursor = connection.cursor()
-    _use_wal(cursor)
+    use_wal(cursor)
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
-def _use_wal(cursor: Any) -> None:
-    """For this SQLite does not wait by itself, while another process makes the tables."""
+def use_wal(cursor: Any) -> None:
+    """Have a SQLite database keep a log beside it, so that readers and a writer do not wait.
+
+    For this SQLite itself waits for nobody, such as another process that makes the tables.
+
+    Args:
+        cursor: Of the database.
+
+    Raises:
+        sqlite3.OperationalError: Others have it locked for too long, or it can't be had.
+    """
     until = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:

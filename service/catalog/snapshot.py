@@ -53,7 +53,7 @@ _EMPTY: Final[Mapping[Kind, Columns]] = {
         "model_type": None,
         "source": None,
     },
-    "annotation": {"labels": {}, "metrics": {}, "better": {}},
+    "annotation": Annotation().entries(),
     "deletion": {"deletion": None},
 }
 
@@ -218,11 +218,7 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
 
 def _annotations(run: Run, names: Iterable[str]) -> Found:
     found, unreadable = judge_records(run.objects, names, Annotation.parse)
-    kept = {"labels", "metrics", "better"}  # the last is left out where it is empty
-    return {
-        name: {"better": {}, **one.model_dump(mode="json", include=kept)}
-        for name, one in found.items()
-    }, unreadable
+    return {name: one.entries() for name, one in found.items()}, unreadable
 
 
 def _tombstones(run: Run, names: Iterable[str]) -> Found:

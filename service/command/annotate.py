@@ -123,4 +123,4 @@ def _in_store(
     if of_run:
         return {"labels": dict(annotate_run(Run.open(parse_ref(checkpoint).run), labels).labels)}
     noted = annotate_checkpoint(checkpoint, labels=labels, metrics=metrics, better=better)
-    return {"better": {}, **noted.model_dump(mode="json", include={"labels", "metrics", "better"})}
+    return noted.entries()

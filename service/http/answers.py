@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import Response
 from pydantic import BaseModel
 
-from cairn.service.http.entity_tags import body_etag, names_etag
+from cairn.service.http.entity_tags import content_etag, names_etag
 
 NOT_CHANGED: Final[dict[str, Any]] = {"description": "It is as last seen."}
 """OpenAPI declaration of a 304."""
@@ -22,9 +22,9 @@ def json_answer(body: BaseModel) -> Response:
 
 def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response:
     """As `json_answer`, with its ETag; 304 if the client has seen this one."""
-    tag = body_etag(body)
+    answer = json_answer(body)
+    tag = content_etag(bytes(answer.body))
     if names_etag(if_none_match, tag):
         return Response(status_code=304, headers={"ETag": tag})
-    answer = json_answer(body)
     answer.headers["ETag"] = tag
     return answer

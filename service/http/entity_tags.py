@@ -18,4 +18,9 @@ def names_etag(if_none_match: str | None, tag: str) -> bool:
 
 def body_etag(body: BaseModel) -> str:
     """The ETag of a resource whose whole body it stands for."""
-    return f'"{hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]}"'
+    return content_etag(body.model_dump_json().encode())
+
+
+def content_etag(content: bytes) -> str:
+    """The same, of the body as it is sent."""
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 from dbos import DBOS, DBOSClient, DBOSPortableJSONSerializer
@@ -17,6 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from cairn.service.catalog import use_wal
 from cairn.service.errors import SettingsError
 from cairn.service.observing import redact
 from cairn.service.schemas import OperationKind
@@ -48,7 +50,8 @@ class WalConnection(sqlite3.Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.execute("PRAGMA busy_timeout=30000").close()
-        self.execute("PRAGMA journal_mode=WAL").close()
+        with closing(self.cursor()) as cursor:
+            use_wal(cursor)
         self.execute("PRAGMA synchronous=NORMAL").close()
 
 

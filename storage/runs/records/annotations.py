@@ -42,6 +42,11 @@ class Annotation(Record):
         """JSON has no NaN and no infinities: they go as text, which reads back as a number."""
         return {name: value if isfinite(value) else str(value) for name, value in metrics.items()}
 
+    def entries(self) -> dict[str, Any]:
+        """Labels, metrics and what is better, as JSON, each of them also where it is empty."""
+        kept = {"labels", "metrics", "better"}
+        return {"better": {}, **self.model_dump(mode="json", include=kept)}
+
     @classmethod
     def of(
         cls,
