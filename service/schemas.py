@@ -300,10 +300,121 @@ class TensorValues(Response):
     )
 
 
+class Histogram(Response):
+    """How many elements of a tensor lie where."""
+
+    start: float | str = Field(description="Where the first bin begins.")
+    width: float = Field(
+        description="Of each bin, a power of two; 0 of the only one if all elements are `start`."
+    )
+    counts: list[int] = Field(description="Elements of each bin, of at most 64.")
+
+
+class TensorStatistics(Response):
+    """What the elements of a tensor, or of a part of it, are like.
+
+    `nan`, `positive_infinity` and `negative_infinity` count those that are not finite; what follows
+    them is of the others, null if there are none.
+    """
+
+    item: str
+    path: str
+    dtype: str
+    shape: list[int] = Field(description="Of the part.")
+    count: int = Field(description="Elements of the part.")
+    nan: int
+    positive_infinity: int
+    negative_infinity: int
+    zeros: int
+    min: int | float | str | None = Field(
+        description="Exact. Integers beyond 2**53 - 1 are text, for JSON's readers' sake."
+    )
+    max: int | float | str | None = Field(description="As `min`.")
+    mean: float | None
+    std: float | None = Field(description="Of the population: divided by the number of elements.")
+    norm: float | str | None = Field(
+        description="Square root of the sum of squares; `inf` if it is beyond float64."
+    )
+    histogram: Histogram | None
+
+
 class TensorList(Page):
     """Leaves of a checkpoint, by item and path."""
 
     tensors: list[Tensor]
+
+
+class StepName(Response):
+    """Which step."""
+
+    root: str
+    run: str
+    step: int
+    manifest_digest: str | None
+
+
+class EntryDifference(Response):
+    """An entry that two steps do not have in common."""
+
+    path: str = Field(description="Its keys joined by `/`.")
+    change: Literal["changed", "only_this", "only_other"]
+    this: Any = Field(default=None, description="Null also if this step does not have it.")
+    other: Any = Field(default=None, description="Null also if the other does not have it.")
+
+
+class ValueDifference(Response):
+    """How the elements of a leaf differ: those of the other step less those of this."""
+
+    elements: int
+    differing: int = Field(description="NaN equals NaN, and -0.0 equals 0.0.")
+    not_finite: int = Field(description="Of those, whose difference is NaN or infinite.")
+    max_absolute: float | None = Field(description="Of the finite differences.")
+    mean: float | None
+    norm: float | str | None = Field(description="Of the differences; `inf` beyond float64.")
+    relative: float | None = Field(
+        description="`norm` by that of this step's elements; null if these are all 0."
+    )
+
+
+class LeafDifference(Response):
+    """A leaf that is not known to be the same in two steps."""
+
+    item: str
+    path: str
+    change: Literal["values", "dtype", "shape", "only_this", "only_other", "undigested"] = Field(
+        description="What differs; of an `undigested` leaf nobody knows until its values are read."
+    )
+    this: Tensor | None
+    other: Tensor | None
+    values: ValueDifference | None = Field(
+        default=None, description="Null if they were not compared, or can't be."
+    )
+    not_compared: str | None = Field(default=None, description="Why its values were not, if so.")
+
+
+class LeafCounts(Response):
+    """How many leaves of two steps are the same, and how many differ in what."""
+
+    equal: int
+    values: int
+    dtype: int
+    shape: int
+    only_this: int
+    only_other: int
+    undigested: int
+
+
+class StepDiff(Page):
+    """What differs between two steps."""
+
+    this: StepName
+    other: StepName
+    equal: bool = Field(description="Whether all leaves are the same, by their digests.")
+    leaves: LeafCounts
+    config: list[EntryDifference] = Field(description="Of the model's configuration.")
+    metrics: list[EntryDifference]
+    labels: list[EntryDifference]
+    differences: list[LeafDifference] = Field(description="By item and path.")
 
 
 class Worker(Response):

@@ -6,6 +6,9 @@ from .clean_up import collect_garbage as collect_garbage
 from .clean_up import plan_retention as plan_retention
 from .deletion import delete_checkpoint as delete_checkpoint
 from .deletion import undelete_checkpoint as undelete_checkpoint
+from .diffs import Side as Side
+from .diffs import Wanted as Wanted
+from .diffs import diff_steps as diff_steps
 from .exports import StoredFile as StoredFile
 from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file
@@ -33,6 +36,7 @@ from .promotion import promote as promote
 from .restoring import restore_checkpoint as restore_checkpoint
 from .tensors import list_tensors as list_tensors
 from .tensors import open_step as open_step
+from .tensors import tensor_statistics as tensor_statistics
 from .tensors import tensor_values as tensor_values
 from .tensors import version_of as version_of
 from .verification import repair_records as repair_records

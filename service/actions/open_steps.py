@@ -36,6 +36,14 @@ class OpenStep:
         """Every leaf, by item and path."""
         return sorted(self.contents.leaves, key=attrgetter("item", "path"))
 
+    @cached_property
+    def _by_path(self) -> dict[tuple[str, str], LeafRecord]:
+        return {(leaf.item, leaf.path): leaf for leaf in self.leaves}
+
+    def leaf(self, item: str, path: str) -> LeafRecord | None:
+        """A leaf; None if the step has no such one."""
+        return self._by_path.get((item, path))
+
     def reader(self) -> CheckpointReader:
         """What reads its values, for one request: it keeps open whatever it has read.
 

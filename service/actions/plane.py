@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cairn.service.actions.known_statistics import KnownStatistics
 from cairn.service.actions.open_steps import OpenSteps
 from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import NotReadyError, UnknownRootError
@@ -24,6 +25,7 @@ class ControlPlane:
         engine: The jobs; None: not launched.
         watches: Whoever watches them.
         steps: What steps hold that were looked into.
+        statistics: Those of tensors that were asked for.
     """
 
     settings: Settings
@@ -32,6 +34,7 @@ class ControlPlane:
     engine: Jobs | None
     watches: Watches | None = None
     steps: OpenSteps = field(default_factory=OpenSteps)
+    statistics: KnownStatistics = field(default_factory=KnownStatistics)
 
     @property
     def catalog(self) -> Catalog:

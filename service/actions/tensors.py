@@ -4,9 +4,10 @@ import hashlib
 
 from cairn.service.actions.open_steps import OpenStep
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.schemas import Tensor, TensorValues
-from cairn.storage.errors import LeafNotFoundError
-from cairn.storage.reading import TensorPart
+from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
+from cairn.storage import arrays
+from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
+from cairn.storage.reading import MOST_STATISTICS_BYTES, TensorPart, json_number
 from cairn.storage.runs import LeafRecord
 
 
@@ -51,7 +52,7 @@ def list_tensors(
         found = [leaf for leaf in found if leaf.item == item]
     if prefix:
         found = [leaf for leaf in found if leaf.path.startswith(prefix)]
-    page = [_tensor(leaf) for leaf in found[after : after + limit]]
+    page = [tensor_of(leaf) for leaf in found[after : after + limit]]
     return page, len(found) > after + limit
 
 
@@ -81,7 +82,64 @@ def tensor_values(part: TensorPart) -> TensorValues:
     )
 
 
-def _tensor(leaf: LeafRecord) -> Tensor:
+def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> TensorStatistics:
+    """What the elements of a part of a leaf are like; read only if no equal one was asked for.
+
+    Raises:
+        InvalidSliceError: Its chunks are more than an answer may wait for, or it has steps and is
+            too large.
+        UnsupportedLeafError: Its elements have no order.
+        CorruptionError: Stored bytes are not what was saved.
+        StoreUnavailableError: The store does not answer.
+    """
+    leaf = step.leaf(part.item, part.path)
+    digest = leaf.digest if leaf is not None else None
+    content = (
+        digest or (str(step.uri), step.manifest_digest, part.item, part.path),
+        part.dtype.name,
+        () if leaf is None else leaf.shape,
+        repr(part.index),
+    )
+    found = plane.statistics.get(content, lambda: _read_statistics(part))
+    bins = found.histogram
+    return TensorStatistics(
+        item=part.item,
+        path=part.path,
+        dtype=part.dtype.name,
+        shape=list(part.shape),
+        count=found.count,
+        nan=found.nan,
+        positive_infinity=found.positive_infinity,
+        negative_infinity=found.negative_infinity,
+        zeros=found.zeros,
+        min=None if found.min is None else json_number(found.min),
+        max=None if found.max is None else json_number(found.max),
+        mean=found.mean,
+        std=found.std,
+        norm=None if found.norm is None else json_number(found.norm),
+        histogram=None if bins is None else _histogram(bins),
+    )
+
+
+def _histogram(bins: arrays.Histogram) -> Histogram:
+    counts = list(bins.counts)
+    return Histogram(start=json_number(bins.start), width=float(bins.width), counts=counts)
+
+
+def _read_statistics(part: TensorPart) -> arrays.Statistics:
+    if part.stored_bytes > MOST_STATISTICS_BYTES:
+        raise InvalidSliceError(
+            "too large for an answer",
+            path=part.where,
+            expected=f"a part that lies in chunks of {MOST_STATISTICS_BYTES} bytes together",
+            found=f"{part.stored_bytes} bytes",
+            next_step="Ask for a slice of it, or use `cairn tensors --stats` where the store is.",
+        )
+    return part.statistics()
+
+
+def tensor_of(leaf: LeafRecord) -> Tensor:
+    """What is said of a leaf."""
     spec = [list(one) if isinstance(one, tuple) else one for one in leaf.spec or ()]
     return Tensor(
         item=leaf.item,

@@ -1,5 +1,6 @@
 """Bodies of answers, and their ETags."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from fastapi import Response
@@ -11,13 +12,13 @@ NOT_CHANGED: Final[dict[str, Any]] = {"description": "It is as last seen."}
 """OpenAPI declaration of a 304."""
 
 
-def json_answer(body: BaseModel) -> Response:
+def json_answer(body: BaseModel, headers: Mapping[str, str] | None = None) -> Response:
     """An answer with this body, made here: in the thread of its route, and checked once.
 
     The framework would check it anew in another thread, and write it while nothing else can be
     answered. Its route says `response_model`.
     """
-    return Response(body.model_dump_json(), media_type="application/json")
+    return Response(body.model_dump_json(), headers=headers, media_type="application/json")
 
 
 def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import (
+    MAX_STEP,
     PageSize,
     PageToken,
     PlaneDependency,
@@ -16,9 +17,11 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
+from cairn.service.errors import InvalidRequestError
 from cairn.service.http import (
     NOT_CHANGED,
     Condition,
+    LongRead,
     StoreReadRoute,
     ValueStream,
     decode_token,
@@ -28,7 +31,15 @@ from cairn.service.http import (
     names_etag,
     problem_responses,
 )
-from cairn.service.schemas import ITEM_PATTERN, TensorList, TensorValues
+from cairn.service.schemas import (
+    ITEM_PATTERN,
+    NAME_PATTERN,
+    Scope,
+    StepDiff,
+    TensorList,
+    TensorStatistics,
+    TensorValues,
+)
 from cairn.storage.reading import MOST_READ_BYTES, TensorPart
 
 router: Final = APIRouter(
@@ -58,10 +69,32 @@ PartText = Annotated[
     ),
 ]
 Format = Annotated[
-    Literal["npy", "safetensors", "json"],
+    Literal["npy", "safetensors", "json"] | None,
     Query(
-        description="`npy` has no bfloat16, no float8 and no four-bit dtypes, `safetensors` no "
-        "four-bit ones; `json` has all but complex ones, and at most 65,536 elements."
+        description="Default: npy. `npy` has no bfloat16, no float8 and no four-bit dtypes, "
+        "`safetensors` no four-bit ones; `json` has all but complex ones, and at most 65,536 "
+        "elements."
+    ),
+]
+
+OtherStep = Annotated[
+    int, Query(ge=0, le=MAX_STEP, description="The step that this one is compared with.")
+]
+OtherRun = Annotated[
+    str | None, Query(pattern=NAME_PATTERN, description="Run of the other; default: the same.")
+]
+OtherRoot = Annotated[
+    str | None, Query(pattern=NAME_PATTERN, description="Root of the other; default: the same.")
+]
+CompareValues = Annotated[
+    bool, Query(description="Read the values of leaves that differ, and tell how far apart.")
+]
+Stats = Annotated[
+    bool,
+    Query(
+        description="Answer with what the elements are like, as JSON, and not with them: their "
+        "range, mean, deviation, norm, how many are not finite, and a histogram. At most 4 GiB of "
+        "chunks are read for it; what has the same digest is read once."
     ),
 ]
 
@@ -93,8 +126,51 @@ def list_tensors(
 
 
 @router.get(
+    "/" + named("step") + ":diff", response_model=StepDiff, responses=problem_responses(404)
+)
+def diff_checkpoints(
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    other: OtherStep,
+    plane: PlaneDependency,
+    request: Request,
+    other_run: OtherRun = None,
+    other_root: OtherRoot = None,
+    values: CompareValues = False,
+    item: ItemFilter = None,
+    prefix: Prefix = "",
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> Response:
+    """What differs between a listed step and another, of the same run or of another one.
+
+    Leaves are compared by their digests, whatever their sharding; those that are equal are never
+    read. With `values` the differing leaves on the page are, and a page that would need more than
+    4 GiB ends early.
+    """
+    root_of_other = other_root or root
+    caller.require(Scope.READ, root_of_other)
+    this = actions.Side.open(plane, root, run, step)
+    that = actions.Side.open(plane, root_of_other, other_run or run, other)
+    asked = f"{this.name}\n{that.name}\n{item}\n{prefix}"
+    listing = f"diff {hashlib.sha256(asked.encode()).hexdigest()}"
+    (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
+    after = max(0, int(known))
+    wanted = actions.Wanted(item, prefix, values, after, page_size)
+
+    def answer() -> Response:
+        found, more = actions.diff_steps(this, that, wanted)
+        token = encode_token(listing, (after + len(found.differences),)) if more else None
+        return json_answer(found.model_copy(update={"next_page_token": token}))
+
+    return LongRead(answer, request, root) if values else answer()
+
+
+@router.get(
     _TENSORS + "/{leaf:path}",
-    response_model=TensorValues,
+    response_model=TensorValues | TensorStatistics,
     responses={
         200: {
             "description": "The part, as a file or as JSON.",
@@ -118,7 +194,8 @@ def read_tensor(
     request: Request,
     item: LeafItem = "model",
     part: PartText = "",
-    format: Format = "npy",
+    format: Format = None,
+    stats: Stats = False,
     if_none_match: Condition = None,
 ) -> Response:
     """Values of a leaf, or of a part of it. Only the chunks that hold them are read.
@@ -129,19 +206,26 @@ def read_tensor(
     """
     found = actions.open_step(plane, root, run, step)
     asked = TensorPart.of(found.reader(), item, leaf, part)
+    if stats and format not in {None, "json"}:
+        raise InvalidRequestError(f"format={format}: statistics are JSON; leave it away")
+    kind = "stats" if stats else format or "npy"
     headers = {
-        "ETag": f'"{actions.version_of(found, item, leaf, part, format)}"',
+        "ETag": f'"{actions.version_of(found, item, leaf, part, kind)}"',
         "Cache-Control": "private, no-cache",
         "X-Content-Type-Options": "nosniff",
     }
     if names_etag(if_none_match, headers["ETag"]):
         return Response(status_code=304, headers=headers)
-    if format == "json":
-        answer = json_answer(actions.tensor_values(asked))
-        answer.headers.update(headers)
-        return answer
-    file = asked.file(format)
-    name = quote(f"{leaf.rpartition('/')[2] or item}.{format}", safe="")
+    if kind == "stats":
+        return LongRead(
+            lambda: json_answer(actions.tensor_statistics(plane, found, asked), headers),
+            request,
+            root,
+        )
+    if kind == "json":
+        return json_answer(actions.tensor_values(asked), headers)
+    file = asked.file(kind)
+    name = quote(f"{leaf.rpartition('/')[2] or item}.{kind}", safe="")
     headers |= {
         "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
         "Content-Length": str(file.nbytes),

@@ -59,6 +59,9 @@ from .regions import aligned_empty as aligned_empty
 from .regions import boxes_touching as boxes_touching
 from .regions import origin_of as origin_of
 from .regions import overlap as overlap
+from .statistics import Histogram as Histogram
+from .statistics import RunningStatistics as RunningStatistics
+from .statistics import Statistics as Statistics
 from .value_files import CRC_BYTES as CRC_BYTES
 from .value_files import Compression as Compression
 from .value_files import Fingerprints as Fingerprints

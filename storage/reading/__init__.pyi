@@ -3,8 +3,16 @@ from .item_arrays import LeafInfo as LeafInfo
 from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
 from .reader import CheckpointReader as CheckpointReader
+from .step_diff import EntryDifference as EntryDifference
+from .step_diff import LeafDifference as LeafDifference
+from .step_diff import ValueDifference as ValueDifference
+from .step_diff import diff_entries as diff_entries
+from .step_diff import diff_leaves as diff_leaves
+from .step_diff import diff_values as diff_values
 from .tensor_parts import MOST_READ_BYTES as MOST_READ_BYTES
+from .tensor_parts import MOST_STATISTICS_BYTES as MOST_STATISTICS_BYTES
 from .tensor_parts import TensorFile as TensorFile
 from .tensor_parts import TensorPart as TensorPart
+from .tensor_parts import json_number as json_number
 from .verify import VerifyReport as VerifyReport
 from .verify import verify_step as verify_step

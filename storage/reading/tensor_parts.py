@@ -1,6 +1,6 @@
-"""A part of a leaf for other tools: as an npy or a safetensors file, or as values for JSON. No JAX.
+"""A part of a leaf for other tools: as an npy or safetensors file, for JSON, its statistics.
 
-What is given out was read by `CheckpointReader`, and so was compared with its digests.
+No JAX. What is given out was read by `CheckpointReader`, and so was compared with its digests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from cairn.storage.arrays import is_floating
+from cairn.storage.arrays import RunningStatistics, Statistics, is_floating
 from cairn.storage.errors import InvalidSliceError, UnsupportedLeafError
 from cairn.storage.reading.array_index import explicit_index
 from cairn.storage.reading.reader import CheckpointReader
@@ -24,13 +24,18 @@ from cairn.storage.safetensors import DTYPES, encode_header
 __all__ = [
     "MOST_JSON_VALUES",
     "MOST_READ_BYTES",
+    "MOST_STATISTICS_BYTES",
     "MOST_STEPPED_BYTES",
     "TensorFile",
     "TensorPart",
+    "json_number",
     "parse_slice",
 ]
 
 BLOCK_BYTES: Final = 4 << 20
+
+MOST_STATISTICS_BYTES: Final = 4 << 30
+"""Of the chunks whose statistics are to be had at once."""
 
 MOST_STEPPED_BYTES: Final = 64 << 20
 """A part with steps is held whole."""
@@ -48,6 +53,13 @@ _POSITION: Final = re.compile(_NUMBER)
 _SLICE: Final = re.compile(rf"({_NUMBER})?:({_NUMBER})?(?::({_NUMBER})?)?")
 
 _Part = int | slice | EllipsisType
+
+
+def json_number(value: int | float) -> int | float | str:
+    """A number that JSON's readers keep: text if it is not finite, or an integer beyond theirs."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if abs(value) <= _LARGEST else str(value)
 
 
 def parse_slice(text: str, *, path: object) -> tuple[_Part, ...]:
@@ -167,7 +179,7 @@ class TensorPart:
 
         def blocks() -> Iterator[bytes]:
             yield head
-            for block in self._blocks():
+            for block in self.blocks():
                 yield block.tobytes()
 
         return TensorFile(len(head) + self.nbytes, blocks)
@@ -205,19 +217,24 @@ class TensorPart:
         values = self.values().reshape(-1)
         listed: list[Any]
         if is_floating(self.dtype):
-            listed = values.astype(np.float64).tolist()
-            listed = [one if math.isfinite(one) else str(one) for one in listed]
+            with np.errstate(invalid="ignore"):  # a NaN may be a signaling one
+                listed = values.astype(np.float64).tolist()
+            listed = [json_number(one) for one in listed]
         elif self.dtype == np.bool_:
             listed = values.tolist()
         else:
             listed = values.astype(self.dtype if self.dtype.isbuiltin == 1 else np.int64).tolist()
-            listed = [one if abs(one) <= _LARGEST else str(one) for one in listed]
+            listed = [json_number(one) for one in listed]
         flat = np.empty(count, object)
         flat[:] = listed
         return flat.reshape(self.shape).tolist()
 
-    def _blocks(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """The elements in C order."""
+    def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """The elements in C order, some MiB at a time.
+
+        Raises:
+            CorruptionError, StoreUnavailableError: as `values`.
+        """
         if 0 in self.shape:
             return iter(())
         if self._has_steps:
@@ -226,6 +243,28 @@ class TensorPart:
         return self.reader.iter_blocks(
             self.item, self.path, max_bytes=BLOCK_BYTES, index=self.index
         )
+
+    def statistics(self) -> Statistics:
+        """Of its elements, read in bounded memory.
+
+        Raises:
+            UnsupportedLeafError: the elements are complex, and so have no order.
+            InvalidSliceError: it has steps, and is too large for it.
+            CorruptionError, StoreUnavailableError: as `values`.
+        """
+        self._require_room()
+        if self.dtype.kind == "c":
+            raise UnsupportedLeafError(
+                "complex numbers have no order",
+                path=self.where,
+                expected="bool, integers or floating numbers",
+                found=self.dtype.name,
+                next_step="Ask for its values, with format=npy.",
+            )
+        running = RunningStatistics(self.dtype)
+        for block in self.blocks():
+            running.add(block)
+        return running.result()
 
     @property
     def _has_steps(self) -> bool:

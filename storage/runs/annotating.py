@@ -16,10 +16,11 @@ from cairn.storage.runs.records import (
 )
 from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.runs.run import Run
+from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held
 from cairn.storage.store import StoreURI
 
-__all__ = ["annotate", "annotate_run", "annotate_step"]
+__all__ = ["annotate", "annotate_run", "annotate_step", "noted_of"]
 
 
 def annotate(
@@ -94,9 +95,8 @@ def annotate_step(
     info = run.step(step)
     key = (info.step, info.attempt)
     name = annotation_file(*key)
-    found = read_record(run.objects, name, Annotation)
-    noted = Annotation() if found is None else found[0]
-    noted.changed(labels, metrics, better)  # what can't be kept is refused before anything is done
+    # What can't be kept is refused before anything is done.
+    noted_of(run, info).changed(labels, metrics, better)
     with held(run, key, by=by, reason="annotate it"):
         while True:
             found = read_record(run.objects, name, Annotation)
@@ -111,6 +111,17 @@ def annotate_step(
                 return write_record(run.objects, name, after, generation=generation)[0]
             except PreconditionFailedError:
                 continue  # somebody else was quicker
+
+
+def noted_of(run: Run, info: StepInfo) -> Annotation:
+    """The labels and metrics of a step, as they are now.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    found = read_record(run.objects, annotation_file(info.step, info.attempt), Annotation)
+    return Annotation() if found is None else found[0]
 
 
 def annotate_run(

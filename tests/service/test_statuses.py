@@ -15,7 +15,7 @@ from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama
-from tests.service.test_openapi import BODIES, INVALID, UNKNOWN, operations
+from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, operations
 
 RUN = "/v1/roots/default/runs/llama"
 STALE = {"If-Match": '"7"'}
@@ -87,6 +87,7 @@ TABLE = [
 
 
 def address(path, values):
+    path += QUERIES.get(path.rpartition(":")[2], "")
     for name, value in values.items():
         path = path.replace("{" + name + "}", value)
     return path

@@ -464,16 +464,20 @@ def value_files(run):
     return sorted(path for path in folder.rglob("*") if path.is_file() and "d/" in str(path))
 
 
+def damage(run, every=512):
+    for file in value_files(run):
+        content = bytearray(file.read_bytes())
+        for at in range(64, len(content), every):
+            content[at] ^= 1
+        file.write_bytes(content)
+
+
 def test_damaged_chunk_is_corrupt_and_never_values(http, root):
     leaf = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
     run = save(root, {"leaf": leaf})
     asked = list(itertools.product(["", "63", "::9", "8:9,:5"], ["npy", "safetensors", "json"]))
     assert all(read(http, "leaf", *one).status_code == 200 for one in asked)
-    (file,) = value_files(run)
-    content = bytearray(file.read_bytes())
-    for at in range(0, len(content) - 64, 512):
-        content[at + 64] ^= 1
-    file.write_bytes(content)
+    damage(run)
     assert {problem_of(read(http, "leaf", *one)) for one in asked} == {CORRUPT}
 
 
@@ -610,3 +614,96 @@ def test_transposed_and_foreign_arrays_are_read_as_they_were_saved(http, root):
     save(root, {"turned": turned, "foreign": foreign})
     same(values(read(http, "turned", "2:7,::3")), np.ascontiguousarray(turned[2:7, ::3]))
     assert (values(read(http, "foreign", "1:3")) == foreign[1:3]).all()
+
+
+def statistics(http, leaf, **parameters):
+    answer = http.get(f"{TENSORS}/{quote(leaf)}", params={"stats": "1"} | parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("leaf", ["matrix", "sharded", "bfloat16", "float8_e5m2", "int4", "bool"])
+def test_statistics_tell_what_the_elements_are_like(http, saved, leaf):
+    values = LEAVES.get(leaf, LEAVES["matrix"])
+    wide = values.astype(np.float64)
+    found = statistics(http, leaf)
+    assert (found["path"], found["dtype"]) == (leaf, values.dtype.name)
+    assert (found["shape"], found["count"]) == (list(values.shape), values.size)
+    assert (found["min"], found["max"]) == (wide.min(), wide.max())
+    assert found["mean"] == pytest.approx(wide.mean())
+    assert found["std"] == pytest.approx(wide.std())
+    assert found["norm"] == pytest.approx(np.linalg.norm(wide))
+    assert found["zeros"] == np.count_nonzero(wide == 0)
+    assert sum(found["histogram"]["counts"]) == values.size
+
+
+def test_statistics_of_a_slice_are_those_of_its_elements_alone(http, saved):
+    part = LEAVES["matrix"][2:9:3, -1]
+    found = statistics(http, "matrix", slice="2:9:3,-1")
+    assert (found["shape"], found["max"]) == ([3], part.max())
+    assert found["mean"] == pytest.approx(part.mean(dtype=np.float64))
+
+
+def test_statistics_count_what_is_not_finite(http, saved):
+    found = statistics(http, "odd")
+    counted = {name: found[name] for name in ("nan", "positive_infinity", "negative_infinity")}
+    assert counted == dict.fromkeys(counted, 1)
+    assert found["min"] == found["max"] == found["mean"] == float(np.float32(0.1))
+    nothing = statistics(http, "nothing")
+    assert (nothing["count"], nothing["min"], nothing["histogram"]) == (0, None, None)
+    assert statistics(http, "odd", slice=":3")["norm"] is None
+
+
+def test_statistics_of_large_integers_stay_exact(http, root):
+    save(root, {"ids": np.asarray([2**63 - 1, -(2**63)], np.int64)})
+    found = statistics(http, "ids")
+    assert (found["min"], found["max"]) == (str(-(2**63)), str(2**63 - 1))
+    assert found["mean"] == -0.5
+
+
+def test_statistics_are_json_alone(http, saved):
+    assert statistics(http, "matrix", format="json") == statistics(http, "matrix")
+    answer = http.get(f"{TENSORS}/matrix", params={"stats": True, "format": "npy"})
+    assert answer.status_code == 422
+    assert "statistics are JSON" in answer.json()["detail"]
+
+
+def test_complex_elements_have_no_statistics(http, root):
+    save(root, {"wave": np.ones(3, np.complex64)})
+    answer = http.get(f"{TENSORS}/wave", params={"stats": 1})
+    assert problem_of(answer) == (422, "urn:cairn:problem:unsupported-leaf")
+
+
+def test_statistics_are_never_of_damaged_values(http, root):
+    values = np.arange(4096, dtype=np.float32)
+    run = save(root, {"values": values})
+    damage(run)
+    assert problem_of(http.get(f"{TENSORS}/values", params={"stats": 1})) == CORRUPT
+
+
+def test_what_two_steps_share_is_read_once(http, root, monkeypatch):
+    save(root, {"frozen": np.ones(8, np.float32)}, steps=(1, 2))
+    read = []
+    real = TensorPart.statistics
+    monkeypatch.setattr(TensorPart, "statistics", lambda part: read.append(part) or real(part))
+    found = [statistics(http, "frozen") for _ in range(2)]
+    url = TENSORS.replace("/1/", "/2/")
+    other = http.get(f"{url}/frozen", params={"stats": 1}).json()
+    assert [*found, other] == [other] * 3
+    assert len(read) == 1
+    assert statistics(http, "frozen", slice=":4")["count"] == 4
+    assert len(read) == 2
+
+
+def test_statistics_of_too_much_are_refused(http, saved, monkeypatch):
+    monkeypatch.setattr("cairn.service.actions.tensors.MOST_STATISTICS_BYTES", 100)
+    answer = http.get(f"{TENSORS}/matrix", params={"stats": 1})
+    assert answer.status_code == 422
+    assert "Ask for a slice" in answer.json()["detail"]
+
+
+def test_statistics_seen_before_are_not_read_again(http, saved):
+    first = http.get(f"{TENSORS}/matrix", params={"stats": 1})
+    tag = {"If-None-Match": first.headers["ETag"]}
+    assert http.get(f"{TENSORS}/matrix", params={"stats": 1}, headers=tag).status_code == 304
+    assert http.get(f"{TENSORS}/matrix", headers=tag).status_code == 200

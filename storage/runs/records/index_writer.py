@@ -22,6 +22,7 @@ from cairn.storage.runs.records.step_index import (
     VALUE_ROW,
     IndexDirectory,
     StepIndex,
+    digest_of_leaves,
     index_ref,
     shard_grid,
 )
@@ -145,6 +146,7 @@ def _assembled(
     directory = IndexDirectory(
         **manifest.model_dump(exclude=CONTENT_FIELDS),
         **fields,
+        leaves_digest=digest_of_leaves(fields["leaves"]),
         files=places[0],
         values=places[1],
         digests=places[2],

@@ -176,6 +176,8 @@ class IndexRef(_Part):
         nbytes: bytes of all files of the step.
         files: how many there are.
         leaves: how many there are.
+        leaves_digest: another for every other leaf or value, see `digest_of_leaves`; None if a
+            leaf has no digest, and of steps that were saved before there was this.
     """
 
     size: Natural
@@ -185,6 +187,7 @@ class IndexRef(_Part):
     nbytes: Natural
     files: Natural
     leaves: Natural
+    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda one: one is None)
 
 
 CONTENT_FIELDS: Final = {"index", "inline_leaves", "inline_objects", "plain"}

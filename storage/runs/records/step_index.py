@@ -50,6 +50,7 @@ from cairn.storage.runs.records.manifest import (
     Number,
     ObjectRecord,
     Processes,
+    Sha256,
     SharedFiles,
 )
 from cairn.storage.runs.records.placed import place_of
@@ -66,6 +67,7 @@ __all__ = [
     "IndexDirectory",
     "ItemPlaces",
     "StepIndex",
+    "digest_of_leaves",
     "index_ref",
     "open_contents",
     "parse_index",
@@ -104,6 +106,7 @@ class IndexDirectory(Record):
         step, attempt, created, writer, items, iterators, assets, model, environment: as in the
             manifest.
         leaves: every leaf of every item.
+        leaves_digest: of these, as the manifest has it.
         forms: by item and path, the leaves that are stored in another form.
         meta_digest: of the JSON item's canonical form.
         objects: the files that hold no values.
@@ -125,6 +128,7 @@ class IndexDirectory(Record):
     model: ModelInfo | None
     environment: dict[str, Any]
     leaves: tuple[LeafRecord, ...]
+    leaves_digest: Sha256 | None = Field(default=None, exclude_if=lambda one: one is None)
     forms: dict[str, dict[str, StoredForm]] = Field(default_factory=dict)
     meta_digest: str | None
     objects: tuple[ObjectRecord, ...]
@@ -162,7 +166,18 @@ def index_ref(data: bytes, directory: IndexDirectory, offset: int) -> IndexRef:
         nbytes=sum(sizes),
         files=len(sizes),
         leaves=len(directory.leaves),
+        leaves_digest=directory.leaves_digest,
     )
+
+
+def digest_of_leaves(leaves: Iterable[LeafRecord]) -> str | None:
+    """SHA-256 of what each leaf is and holds, however it is stored; None if one has no digest."""
+    lines = []
+    for leaf in leaves:
+        if leaf.digest is None:
+            return None
+        lines.append(repr((leaf.item, leaf.path, leaf.shape, leaf.dtype, leaf.digest)))
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def parse_index(
@@ -379,6 +394,9 @@ class StepIndex(StepContents):
             places = self.item(item)
             for path in leaves:
                 places.refs(path)
+        told = self.directory.leaves_digest
+        if told is not None and told != digest_of_leaves(self.leaves):
+            raise self.damaged(f"leaves whose digest is {told}", f"{digest_of_leaves(self.leaves)}")
 
     def tables(self) -> tuple[Rows, Rows, Rows]:
         """All rows: of files, of values and of digests.

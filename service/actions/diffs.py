@@ -1,0 +1,185 @@
+"""What differs between two steps, of one run or of two."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from cairn.service.actions.open_steps import OpenStep
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.tensors import tensor_of
+from cairn.service.schemas import (
+    EntryDifference,
+    LeafCounts,
+    LeafDifference,
+    StepDiff,
+    StepName,
+    ValueDifference,
+)
+from cairn.storage import reading
+from cairn.storage.reading import CheckpointReader, TensorPart, json_number
+from cairn.storage.runs import Annotation, Manifest, Run, StepInfo, noted_of
+
+MOST_COMPARED_BYTES: Final = 4 << 30
+"""Of the chunks of both steps whose values are compared for one answer."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two steps that are compared.
+
+    Attributes:
+        name: Of it.
+        manifest: Its manifest.
+        noted: Its labels and metrics.
+    """
+
+    plane: ControlPlane
+    name: StepName
+    run: Run
+    info: StepInfo
+    manifest: Manifest
+    noted: Annotation
+
+    @classmethod
+    def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "Side":
+        """A listed step.
+
+        Raises:
+            UnknownRootError, RunNotFoundError, StepNotFoundError, StepInFlightError: There is no
+                such one.
+            CorruptionError, UnsupportedFormatError: A record of it can't be read.
+            StoreUnavailableError: The store does not answer.
+        """
+        found = plane.run(root, run)
+        info = found.step(step)
+        name = StepName(root=root, run=run, step=step, manifest_digest=info.manifest_digest)
+        return cls(plane, name, found, info, found.manifest(info), noted_of(found, info))
+
+    @cached_property
+    def step(self) -> OpenStep:
+        """Its leaves, which are read if they are asked for."""
+        return self.plane.steps.open(self.run, self.info)
+
+    @cached_property
+    def reader(self) -> CheckpointReader:
+        """What reads its values."""
+        return self.step.reader()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which differences of leaves an answer names.
+
+    Attributes:
+        item: Those of this item; None: of all.
+        prefix: Those whose path begins so.
+        values: Whether values are compared.
+        after: How many of these are known already.
+        limit: At most so many.
+    """
+
+    item: str | None
+    prefix: str
+    values: bool
+    after: int
+    limit: int
+
+
+def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
+    """What differs; whether there are more leaves of that kind.
+
+    Equal leaves are never read, and of steps that were saved with equal leaves nothing but their
+    manifests. An answer ends early once much was read for it.
+
+    Raises:
+        CorruptionError: An index, or stored values, are not what was saved.
+        StoreUnavailableError: The store does not answer.
+    """
+    found, equal = _leaves(this, other)
+    counts = Counter[str](one.change for one in found)
+    named = [one for one in found if wanted.item in {None, one.item}]
+    named = [one for one in named if one.path.startswith(wanted.prefix)]
+    page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted.values)
+    ours, theirs = this.noted.entries(), other.noted.entries()
+    answer = StepDiff(
+        this=this.name,
+        other=other.name,
+        equal=not found,
+        leaves=LeafCounts(equal=equal, **{name: counts[name] for name in _CHANGES}),
+        config=_entries(_config(this), _config(other)),
+        metrics=_entries(ours["metrics"], theirs["metrics"]),
+        labels=_entries(ours["labels"], theirs["labels"]),
+        differences=page,
+    )
+    return answer, len(named) > wanted.after + len(page)
+
+
+_CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equal")
+
+
+def _leaves(this: Side, other: Side) -> tuple[list[reading.LeafDifference], int]:
+    """Those that differ, and how many do not."""
+    indexes = this.manifest.index, other.manifest.index
+    digests = {one and one.leaves_digest for one in indexes}
+    if len(digests) == 1 and indexes[0] is not None and None not in digests:
+        return [], indexes[0].leaves
+    return reading.diff_leaves(this.step.leaves, other.step.leaves)
+
+
+def _compared(
+    this: Side, other: Side, differences: Iterable[reading.LeafDifference], values: bool
+) -> list[LeafDifference]:
+    """Them for an answer, up to where too much would be read for it."""
+    page: list[LeafDifference] = []
+    read = 0
+    for one in differences:
+        told = LeafDifference(
+            item=one.item,
+            path=one.path,
+            change=one.change,
+            this=None if one.this is None else tensor_of(one.this),
+            other=None if one.other is None else tensor_of(one.other),
+        )
+        if values and one.has_counterparts:
+            parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
+            needed = sum(part.stored_bytes for part in parts)
+            if read and read + needed > MOST_COMPARED_BYTES:
+                break
+            more = _values(parts[0], parts[1], needed)
+            told = told.model_copy(update=more)
+            read += 0 if "not_compared" in more else needed
+        page.append(told)
+    return page
+
+
+def _values(this: TensorPart, other: TensorPart, needed: int) -> dict[str, Any]:
+    """How the values of a leaf differ, or why they were not compared."""
+    if needed > MOST_COMPARED_BYTES:
+        why = f"{needed} bytes: an answer reads {MOST_COMPARED_BYTES} at most"
+        return {"not_compared": f"{why}; use `cairn diff` where the store is"}
+    found = reading.diff_values(this, other)
+    if found is None:
+        return {"not_compared": f"no numbers hold both {this.dtype.name} and {other.dtype.name}"}
+    change = found.change
+    finite = change.count - change.nan - change.positive_infinity - change.negative_infinity
+    return {
+        "values": ValueDifference(
+            elements=change.count,
+            differing=found.differing,
+            not_finite=change.count - finite,
+            max_absolute=found.max_absolute,
+            mean=change.mean,
+            norm=None if change.norm is None else json_number(change.norm),
+            relative=found.relative,
+        )
+    }
+
+
+def _config(side: Side) -> dict[str, Any]:
+    return {} if side.manifest.model is None else side.manifest.model.config
+
+
+def _entries(this: dict[str, Any], other: dict[str, Any]) -> list[EntryDifference]:
+    return [EntryDifference(**asdict(one)) for one in reading.diff_entries(this, other)]

@@ -1,0 +1,248 @@
+"""What differs between two steps: leaves by their digests, and values where those differ. No JAX.
+
+Values are compared as numbers: a NaN equals a NaN, and -0.0 equals 0.0, whose digests differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from cairn.storage.arrays import RunningStatistics, Statistics, is_floating, path_of
+from cairn.storage.reading.tensor_parts import TensorPart
+from cairn.storage.runs import LeafRecord
+
+__all__ = [
+    "Change",
+    "EntryDifference",
+    "LeafDifference",
+    "ValueDifference",
+    "diff_entries",
+    "diff_leaves",
+    "diff_values",
+]
+
+Change = Literal["values", "dtype", "shape", "only_this", "only_other", "undigested"]
+
+_TILE: Final = 1 << 16  # elements
+_EXACT_BITS: Final = 32  # integers that float64 holds
+
+_Numbers = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class LeafDifference:
+    """A leaf that is not known to be the same in two steps.
+
+    Attributes:
+        item, path: its own.
+        change: what differs: `values` of a leaf of the same shape and dtype; its `dtype`, if the
+            shape is the same; its `shape`; it is in one step only; or nobody knows, since one of
+            the two is `undigested`.
+        this: as it is in the one step; None if it is not.
+        other: as it is in the other step; None if it is not.
+    """
+
+    item: str
+    path: str
+    change: Change
+    this: LeafRecord | None
+    other: LeafRecord | None
+
+    @property
+    def has_counterparts(self) -> bool:
+        """Whether each element has one in the other step."""
+        return self.change in {"values", "dtype", "undigested"}
+
+
+@dataclass(frozen=True)
+class ValueDifference:
+    """How the elements of a leaf differ, other less this.
+
+    Attributes:
+        differing: how many do.
+        change: what the differences are like, of all elements, 0 where they are equal. Those of
+            complex elements are absolute.
+        norm: of the elements of this.
+    """
+
+    differing: int
+    change: Statistics
+    norm: float | None
+
+    @property
+    def max_absolute(self) -> float | None:
+        """The largest absolute difference that is finite; None if none is."""
+        least, most = self.change.min, self.change.max
+        return None if least is None or most is None else float(max(-least, most))
+
+    @property
+    def relative(self) -> float | None:
+        """Norm of the difference, divided by that of this; None if that is 0, or unknown."""
+        return None if not self.norm or self.change.norm is None else self.change.norm / self.norm
+
+
+def diff_leaves(
+    this: Iterable[LeafRecord], other: Iterable[LeafRecord]
+) -> tuple[list[LeafDifference], int]:
+    """The leaves that are not known to be the same, by item and path; how many are.
+
+    Args:
+        this: leaves of the one step.
+        other: those of the other.
+    """
+    ours = {(leaf.item, leaf.path): leaf for leaf in this}
+    theirs = {(leaf.item, leaf.path): leaf for leaf in other}
+    found, equal = [], 0
+    for name in sorted({*ours, *theirs}):
+        change = _change(ours.get(name), theirs.get(name))
+        if change is None:
+            equal += 1
+        else:
+            found.append(LeafDifference(*name, change, ours.get(name), theirs.get(name)))
+    return found, equal
+
+
+def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:
+    """How two leaves of the same shape differ; read in bounded memory.
+
+    Returns:
+        None of dtypes that have no common numbers: another than one another's, unless both are
+        floating or integers of at most 32 bits.
+
+    Raises:
+        ValueError: their shapes differ.
+        CorruptionError: stored bytes are missing, fail their check or are not what was saved.
+        StoreUnavailableError: the store gives no answer.
+    """
+    if this.shape != other.shape:
+        raise ValueError(f"shapes {this.shape} and {other.shape}: expected the same")
+    if this.dtype != other.dtype and not (_is_exact(this.dtype) and _is_exact(other.dtype)):
+        return None
+    complex_ = this.dtype.kind == "c"
+    norm = RunningStatistics(np.dtype(np.float64) if complex_ else this.dtype)
+    change = RunningStatistics(np.dtype(np.float64))
+    differing = 0
+    for ours, theirs in _side_by_side(this.blocks(), other.blocks()):
+        norm.add(np.abs(ours).astype(np.float64) if complex_ else ours)
+        differs, far = _difference(ours, theirs)
+        differing += int(np.count_nonzero(differs))
+        change.add(far)
+    return ValueDifference(differing, change.result(), norm.result().norm)
+
+
+def _change(this: LeafRecord | None, other: LeafRecord | None) -> Change | None:
+    """What differs; None if nothing does."""
+    if other is None:
+        return "only_this"
+    if this is None:
+        return "only_other"
+    if this.shape != other.shape:
+        return "shape"
+    if this.dtype != other.dtype:
+        return "dtype"
+    if this.digest is None or other.digest is None:
+        return "undigested"
+    return None if this.digest == other.digest else "values"
+
+
+def _is_exact(dtype: np.dtype[Any]) -> bool:
+    """Whether float64 holds every element of this dtype."""
+    if dtype.kind == "c":
+        return False
+    return is_floating(dtype) or dtype.itemsize * 8 <= _EXACT_BITS
+
+
+def _side_by_side(
+    these: Iterator[_Numbers], others: Iterator[_Numbers]
+) -> Iterator[tuple[_Numbers, _Numbers]]:
+    """The same elements of both, however each is cut into blocks."""
+    ours = theirs = np.zeros(0)
+    while True:
+        if not ours.size:
+            ours = next(these, ours).reshape(-1)
+        if not theirs.size:
+            theirs = next(others, theirs).reshape(-1)
+        count = min(ours.size, theirs.size, _TILE)
+        if not count:
+            return
+        yield ours[:count], theirs[:count]
+        ours, theirs = ours[count:], theirs[count:]
+
+
+def _difference(ours: _Numbers, theirs: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Which elements differ, and by how much as float64: 0 where they do not."""
+    whole = ours.dtype == theirs.dtype and ours.dtype.kind in "iu" and ours.dtype.itemsize == 8
+    with np.errstate(invalid="ignore", over="ignore"):
+        if whole:
+            differs = ours != theirs
+            up = (theirs.astype(np.uint64) - ours.astype(np.uint64)).astype(np.float64)
+            down = (ours.astype(np.uint64) - theirs.astype(np.uint64)).astype(np.float64)
+            return differs, np.where(theirs >= ours, up, -down)
+        wide = np.complex128 if ours.dtype.kind == "c" else np.float64
+        these, others = ours.astype(wide), theirs.astype(wide)
+        differs = (these != others) & ~(np.isnan(these) & np.isnan(others))
+        far = others - these
+        far[~differs] = 0
+        return differs, np.abs(far) if wide is np.complex128 else far
+
+
+@dataclass(frozen=True)
+class EntryDifference:
+    """An entry of JSON that two steps do not have in common.
+
+    Attributes:
+        path: its keys joined by "/".
+        change: it differs, or is in one step only.
+        this: as it is in the one step; None also if it is not.
+        other: as it is in the other; None also if it is not.
+    """
+
+    path: str
+    change: Literal["changed", "only_this", "only_other"]
+    this: Any
+    other: Any
+
+
+def diff_entries(this: Mapping[str, Any], other: Mapping[str, Any]) -> list[EntryDifference]:
+    """The entries of two JSON objects that differ, by path; a NaN equals a NaN.
+
+    Objects are compared entry by entry, lists as a whole.
+    """
+    found: list[EntryDifference] = []
+    _diff_objects(this, other, (), found)
+    return found
+
+
+def _diff_objects(
+    this: Mapping[str, Any],
+    other: Mapping[str, Any],
+    above: tuple[str, ...],
+    found: list[EntryDifference],
+) -> None:
+    for name in sorted({*this, *other}):
+        ours, theirs = this.get(name), other.get(name)
+        keys = (*above, name)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            _diff_objects(ours, theirs, keys, found)
+        elif name not in other:
+            found.append(EntryDifference(path_of(keys), "only_this", ours, None))
+        elif name not in this:
+            found.append(EntryDifference(path_of(keys), "only_other", None, theirs))
+        elif not _are_equal(ours, theirs):
+            found.append(EntryDifference(path_of(keys), "changed", ours, theirs))
+
+
+def _are_equal(this: Any, other: Any) -> bool:
+    if type(this) is not type(other):
+        return False
+    if isinstance(this, Mapping):
+        return this.keys() == other.keys() and all(
+            _are_equal(this[name], other[name]) for name in this
+        )
+    if isinstance(this, list | tuple):
+        return len(this) == len(other) and all(map(_are_equal, this, other))
+    return bool(this == other or (this != this and other != other))
