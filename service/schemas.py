@@ -350,7 +350,7 @@ class StepName(Response):
     root: str
     run: str
     step: int
-    manifest_digest: str | None
+    manifest_digest: str | None = None
 
 
 class EntryDifference(Response):

@@ -6,6 +6,7 @@ from .clean_up import collect_garbage as collect_garbage
 from .clean_up import plan_retention as plan_retention
 from .deletion import delete_checkpoint as delete_checkpoint
 from .deletion import undelete_checkpoint as undelete_checkpoint
+from .diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .diffs import Side as Side
 from .diffs import Wanted as Wanted
 from .diffs import diff_steps as diff_steps
@@ -24,6 +25,7 @@ from .listing import list_aliases as list_aliases
 from .listing import list_checkpoints as list_checkpoints
 from .listing import list_runs as list_runs
 from .open_steps import OpenStep as OpenStep
+from .open_steps import OpenSteps as OpenSteps
 from .operations import cancel_operation as cancel_operation
 from .operations import get_operation as get_operation
 from .operations import list_operations as list_operations
@@ -36,6 +38,7 @@ from .promotion import promote as promote
 from .restoring import restore_checkpoint as restore_checkpoint
 from .tensors import list_tensors as list_tensors
 from .tensors import open_step as open_step
+from .tensors import statistics_of as statistics_of
 from .tensors import tensor_statistics as tensor_statistics
 from .tensors import tensor_values as tensor_values
 from .tensors import version_of as version_of

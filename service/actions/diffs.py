@@ -1,12 +1,13 @@
 """What differs between two steps, of one run or of two."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from cairn.service.actions.open_steps import OpenStep
+from cairn.service.actions.open_steps import OpenStep, OpenSteps
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.tensors import tensor_of
 from cairn.service.schemas import (
@@ -33,14 +34,32 @@ class Side:
         name: Of it.
         manifest: Its manifest.
         noted: Its labels and metrics.
+        steps: What opens it.
     """
 
-    plane: ControlPlane
     name: StepName
     run: Run
     info: StepInfo
     manifest: Manifest
     noted: Annotation
+    steps: OpenSteps
+
+    @classmethod
+    def of(cls, name: StepName, run: Run, info: StepInfo, steps: OpenSteps) -> "Side":
+        """A listed step.
+
+        Args:
+            name: Of it, without its manifest's digest.
+            run: Its run.
+            info: It, as that has listed it.
+            steps: What opens it, if its leaves are asked for.
+
+        Raises:
+            CorruptionError, UnsupportedFormatError: A record of it can't be read.
+            StoreUnavailableError: The store does not answer.
+        """
+        name = name.model_copy(update={"manifest_digest": info.manifest_digest})
+        return cls(name, run, info, run.manifest(info), noted_of(run, info), steps)
 
     @classmethod
     def open(cls, plane: ControlPlane, root: str, run: str, step: int) -> "Side":
@@ -53,14 +72,13 @@ class Side:
             StoreUnavailableError: The store does not answer.
         """
         found = plane.run(root, run)
-        info = found.step(step)
-        name = StepName(root=root, run=run, step=step, manifest_digest=info.manifest_digest)
-        return cls(plane, name, found, info, found.manifest(info), noted_of(found, info))
+        name = StepName(root=root, run=run, step=step)
+        return cls.of(name, found, found.step(step), plane.steps)
 
     @cached_property
     def step(self) -> OpenStep:
         """Its leaves, which are read if they are asked for."""
-        return self.plane.steps.open(self.run, self.info)
+        return self.steps.open(self.run, self.info)
 
     @cached_property
     def reader(self) -> CheckpointReader:
@@ -77,14 +95,16 @@ class Wanted:
         prefix: Those whose path begins so.
         values: Whether values are compared.
         after: How many of these are known already.
-        limit: At most so many.
+        limit: At most so many; None: all.
+        most_bytes: Of chunks that are read for it; None: any number.
     """
 
     item: str | None
     prefix: str
     values: bool
-    after: int
-    limit: int
+    after: int = 0
+    limit: int | None = None
+    most_bytes: int | None = None
 
 
 def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
@@ -101,7 +121,7 @@ def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]
     counts = Counter[str](one.change for one in found)
     named = [one for one in found if wanted.item in {None, one.item}]
     named = [one for one in named if one.path.startswith(wanted.prefix)]
-    page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted.values)
+    page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted)
     ours, theirs = this.noted.entries(), other.noted.entries()
     answer = StepDiff(
         this=this.name,
@@ -129,10 +149,11 @@ def _leaves(this: Side, other: Side) -> tuple[list[reading.LeafDifference], int]
 
 
 def _compared(
-    this: Side, other: Side, differences: Iterable[reading.LeafDifference], values: bool
+    this: Side, other: Side, differences: Iterable[reading.LeafDifference], wanted: Wanted
 ) -> list[LeafDifference]:
     """Them for an answer, up to where too much would be read for it."""
     page: list[LeafDifference] = []
+    most = math.inf if wanted.most_bytes is None else wanted.most_bytes
     read = 0
     for one in differences:
         told = LeafDifference(
@@ -142,22 +163,22 @@ def _compared(
             this=None if one.this is None else tensor_of(one.this),
             other=None if one.other is None else tensor_of(one.other),
         )
-        if values and one.has_counterparts:
+        if wanted.values and one.has_counterparts:
             parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
             needed = sum(part.stored_bytes for part in parts)
-            if read and read + needed > MOST_COMPARED_BYTES:
+            if read and read + needed > most:
                 break
-            more = _values(parts[0], parts[1], needed)
+            more = _values(parts[0], parts[1], needed, most)
             told = told.model_copy(update=more)
             read += 0 if "not_compared" in more else needed
         page.append(told)
     return page
 
 
-def _values(this: TensorPart, other: TensorPart, needed: int) -> dict[str, Any]:
+def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> dict[str, Any]:
     """How the values of a leaf differ, or why they were not compared."""
-    if needed > MOST_COMPARED_BYTES:
-        why = f"{needed} bytes: an answer reads {MOST_COMPARED_BYTES} at most"
+    if needed > most:
+        why = f"{needed} bytes: an answer reads {most} at most"
         return {"not_compared": f"{why}; use `cairn diff` where the store is"}
     found = reading.diff_values(this, other)
     if found is None:

@@ -100,7 +100,11 @@ def tensor_statistics(plane: ControlPlane, step: OpenStep, part: TensorPart) -> 
         () if leaf is None else leaf.shape,
         repr(part.index),
     )
-    found = plane.statistics.get(content, lambda: _read_statistics(part))
+    return statistics_of(part, plane.statistics.get(content, lambda: _read_statistics(part)))
+
+
+def statistics_of(part: TensorPart, found: arrays.Statistics) -> TensorStatistics:
+    """Statistics as they are told."""
     bins = found.histogram
     return TensorStatistics(
         item=part.item,

@@ -76,17 +76,32 @@ class Connection:
         path = f"{step_path(root, run, step)}:{verb}"
         return self._send(Operation, "POST", path, body, headers=idempotency(idempotency_key))
 
-    def _pages(self, kind: type[Body], path: str, **parameters: Parameter) -> Iterator[Body]:
+    def _pages(
+        self,
+        kind: type[Body],
+        path: str,
+        *,
+        timeout: httpx.Timeout | None = None,
+        **parameters: Parameter,
+    ) -> Iterator[Body]:
         token: str | None = None
         while True:
-            page = self._get(kind, path, **parameters, page_token=token)
+            page = self._get(kind, path, timeout=timeout, **parameters, page_token=token)
             yield page
             token = getattr(page, "next_page_token", None)
             if token is None:
                 return
 
-    def _get(self, kind: type[Body], path: str, **parameters: Parameter) -> Body:
-        return read_body(kind, self._answer("GET", path, params=given(parameters)))
+    def _get(
+        self,
+        kind: type[Body],
+        path: str,
+        *,
+        timeout: httpx.Timeout | None = None,
+        **parameters: Parameter,
+    ) -> Body:
+        more = {} if timeout is None else {"timeout": timeout}
+        return read_body(kind, self._answer("GET", path, params=given(parameters), **more))
 
     def _send(
         self,

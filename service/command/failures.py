@@ -88,6 +88,12 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
     ServerUnreachableError: (ExitStatus.NOT_READY, "unreachable", "No control plane answers"),
     WatchEndedError: (ExitStatus.INTERRUPTED, "watch-ended", "Not watched any more"),
     storage_errors.InvalidURIError: (ExitStatus.USAGE, "invalid-uri", "Invalid name or URI"),
+    storage_errors.InvalidSliceError: (ExitStatus.USAGE, "invalid-slice", "Invalid slice"),
+    storage_errors.UnsupportedLeafError: (
+        ExitStatus.USAGE,
+        "unsupported-leaf",
+        "The leaf can't be had so",
+    ),
     storage_errors.PolicyError: (ExitStatus.USAGE, "invalid-policy", "The policy can't act"),
     storage_errors.NotFoundError: (ExitStatus.NOT_FOUND, "not-found", "Not found"),
     storage_errors.PreconditionFailedError: (

@@ -158,7 +158,8 @@ def diff_checkpoints(
     listing = f"diff {hashlib.sha256(asked.encode()).hexdigest()}"
     (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
     after = max(0, int(known))
-    wanted = actions.Wanted(item, prefix, values, after, page_size)
+    most = actions.MOST_COMPARED_BYTES
+    wanted = actions.Wanted(item, prefix, values, after, page_size, most)
 
     def answer() -> Response:
         found, more = actions.diff_steps(this, that, wanted)

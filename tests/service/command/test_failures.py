@@ -16,6 +16,8 @@ from tests.service.servers import reply, scripted
 USAGE, NOT_FOUND, CONFLICT, REFUSED, NOT_READY, DAMAGED = range(2, 8)
 STATUSES = {
     "InvalidURIError": USAGE,
+    "InvalidSliceError": USAGE,
+    "UnsupportedLeafError": USAGE,
     "PolicyError": USAGE,
     "NotFoundError": NOT_FOUND,
     "RunNotFoundError": NOT_FOUND,

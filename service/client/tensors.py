@@ -1,0 +1,158 @@
+"""The part of the HTTP client that looks into checkpoints."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlencode
+
+import httpx
+
+from cairn.service.client.connection import DEFAULT_ROOT, segment, step_path
+from cairn.service.client.download import download
+from cairn.service.client.notes import NotesConnection
+from cairn.service.schemas import StepDiff, Tensor, TensorList, TensorStatistics, TensorValues
+
+LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
+"""For answers that read some gigabytes first."""
+
+
+class TensorsConnection(NotesConnection):
+    """A connection with the requests that look into checkpoints."""
+
+    def tensors(
+        self,
+        run: str,
+        step: int,
+        *,
+        item: str | None = None,
+        prefix: str = "",
+        root: str = DEFAULT_ROOT,
+        page_size: int = 1000,
+    ) -> Iterator[Tensor]:
+        """The leaves of a checkpoint, by item and path; pages are fetched as needed.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            item: Of this item only.
+            prefix: Those whose path begins so.
+            root: Name of the run's root.
+            page_size: Leaves per request.
+        """
+        path = f"{step_path(root, run, step)}/tensors"
+        for page in self._pages(
+            TensorList, path, item=item, prefix=prefix or None, page_size=page_size
+        ):
+            yield from page.tensors
+
+    def tensor_values(
+        self,
+        run: str,
+        step: int,
+        path: str,
+        *,
+        part: str = "",
+        item: str = "model",
+        root: str = DEFAULT_ROOT,
+    ) -> TensorValues:
+        """A leaf, or a part of it, as nested lists; at most 65,536 elements.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            path: The leaf's, as `tensors` has it.
+            part: As NumPy writes a slice, such as "0:10,:,3"; "": all.
+            item: The leaf's.
+            root: Name of the run's root.
+        """
+        leaf = _leaf_path(root, run, step, path)
+        return self._get(TensorValues, leaf, item=item, slice=part, format="json")
+
+    def tensor_statistics(
+        self,
+        run: str,
+        step: int,
+        path: str,
+        *,
+        part: str = "",
+        item: str = "model",
+        root: str = DEFAULT_ROOT,
+    ) -> TensorStatistics:
+        """What the elements of a leaf, or of a part of it, are like; arguments as above."""
+        leaf = _leaf_path(root, run, step, path)
+        return self._get(TensorStatistics, leaf, timeout=LONG, item=item, slice=part, stats=True)
+
+    def download_tensor(
+        self,
+        run: str,
+        step: int,
+        path: str,
+        target: str | os.PathLike[str],
+        *,
+        part: str = "",
+        item: str = "model",
+        format: Literal["npy", "safetensors"] = "npy",
+        root: str = DEFAULT_ROOT,
+    ) -> int:
+        """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            path: The leaf's.
+            target: The file.
+            part: As for `tensor_values`.
+            item: The leaf's.
+            format: `npy` has no bfloat16 and no float8; `safetensors` has no complex numbers.
+            root: Name of the run's root.
+
+        Raises:
+            ServerUnreachableError: The connection broke again and again, also because stored
+                values are damaged.
+        """
+        asked = urlencode({"item": item, "slice": part, "format": format})
+        return download(self._http, f"{_leaf_path(root, run, step, path)}?{asked}", Path(target))
+
+    def diff(
+        self,
+        run: str,
+        step: int,
+        other: int,
+        *,
+        other_run: str | None = None,
+        values: bool = False,
+        item: str | None = None,
+        prefix: str = "",
+        root: str = DEFAULT_ROOT,
+        other_root: str | None = None,
+    ) -> Iterator[StepDiff]:
+        """What differs between two checkpoints: pages, which all say the same but for the leaves.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            other: The step that it is compared with.
+            other_run: That one's run; None: the same.
+            values: Compare the values of leaves that differ.
+            item: Name leaves of this item only.
+            prefix: Name leaves only whose path begins so.
+            root: Name of the run's root.
+            other_root: Name of the root of the other run; None: the same.
+        """
+        yield from self._pages(
+            StepDiff,
+            f"{step_path(root, run, step)}:diff",
+            timeout=LONG,
+            other=other,
+            other_run=other_run,
+            other_root=other_root,
+            values=values,
+            item=item,
+            prefix=prefix or None,
+            page_size=1000,
+        )
+
+
+def _leaf_path(root: str, run: str, step: int, leaf: str) -> str:
+    return f"{step_path(root, run, step)}/tensors/{segment(leaf)}"

@@ -1,0 +1,82 @@
+"""What the commands that look into checkpoints look into: one of a control plane, or of a store."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from cairn.service.actions import (
+    OpenStep,
+    OpenSteps,
+    Side,
+    Wanted,
+    diff_steps,
+    list_tensors,
+    statistics_of,
+    tensor_values,
+)
+from cairn.service.schemas import StepDiff, StepName, Tensor, TensorStatistics, TensorValues
+from cairn.storage.reading import TensorPart
+from cairn.storage.runs import resolve_checkpoint
+
+_STEPS = OpenSteps()
+
+
+class StoredStep:
+    """A listed step."""
+
+    def __init__(self, checkpoint: str) -> None:
+        """Of a URI or path, with an alias or a step.
+
+        Raises:
+            StorageError: There is none.
+        """
+        self.run, self.info = resolve_checkpoint(checkpoint)
+
+    def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
+        """Its leaves, by item and path."""
+        after, more = 0, True
+        while more:
+            page, more = list_tensors(self._open, item=item, prefix=prefix, after=after, limit=1000)
+            yield from page
+            after += len(page)
+
+    def values(self, path: str, item: str, part: str) -> TensorValues:
+        """A leaf, or a part of it."""
+        return tensor_values(self._part(path, item, part))
+
+    def statistics(self, path: str, item: str, part: str) -> TensorStatistics:
+        """What the elements of a leaf, or of a part of it, are like."""
+        asked = self._part(path, item, part)
+        return statistics_of(asked, asked.statistics())
+
+    def save(
+        self, path: str, item: str, part: str, kind: Literal["npy", "safetensors"], target: Path
+    ) -> int:
+        """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes."""
+        file = self._part(path, item, part).file(kind)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+        try:
+            with partial.open("xb") as stream:
+                for block in file.blocks():
+                    stream.write(block)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return file.nbytes
+
+    def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
+        """What differs from this in another step."""
+        return diff_steps(self._side, other._side, Wanted(item, prefix, values))[0]
+
+    @property
+    def _open(self) -> OpenStep:
+        return _STEPS.open(self.run, self.info)
+
+    @property
+    def _side(self) -> Side:
+        name = StepName(root=str(self.run.uri.parent), run=self.run.uri.name, step=self.info.step)
+        return Side.of(name, self.run, self.info, _STEPS)
+
+    def _part(self, path: str, item: str, part: str) -> TensorPart:
+        return TensorPart.of(self._open.reader(), item, path, part)
