@@ -6,6 +6,7 @@ them in the GCS double. MLflow has as many model versions in as many models, in 
 (SQLite, `mlflow server`).
 
     python -m benchmarks.control_plane [--runs 1000] [--steps 100] [--json results.json]
+    python -m benchmarks.control_plane --looks    # only looks into checkpoints; others stay
 
 Each figure is of one load of a server that runs since its start; loads take turns with MLflow's.
 `ratio` is p99 over MLflow's p99 of the same row and number of clients. Rows "in process" compare
@@ -33,6 +34,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import control_plane_looks
 from benchmarks.control_plane_load import Load, load, request
 from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
 from cairn.service import actions
@@ -70,10 +72,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--alone", type=float, default=3.0, help="seconds of a row in process")
     parser.add_argument("--idle", type=float, default=IDLE_SECONDS, help="seconds watched at rest")
     parser.add_argument("--without-mlflow", action="store_true")
+    parser.add_argument("--looks", action="store_true", help="only looks into checkpoints")
+    parser.add_argument("--looked", type=int, default=1 << 31, help="bytes of their large leaf")
+    parser.add_argument("--leaves", type=int, default=100_000, help="of their other steps")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        rows = _measure(chosen, Path(name), stack)
+        looks = control_plane_looks.rows(Path(name), chosen)
+        if chosen.looks:
+            _replace(chosen.json, looks)
+            _print(looks)
+            return 0
+        rows = [*_measure(chosen, Path(name), stack), *looks]
     report = {
         "device": f"CPU, {os.cpu_count()} cores, {platform.platform()}",
         "runs": chosen.runs,
@@ -85,6 +95,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen.json.write_text(json.dumps(report, indent=1) + "\n")
     _print(rows)
     return 0
+
+
+def _replace(results: Path, rows: list[Row]) -> None:
+    """Write these rows over those of the same names, in the results that there are."""
+    known = json.loads(results.read_text())
+    names = {row["row"] for row in rows}
+    known["rows"] = [row for row in known["rows"] if row["row"] not in names] + rows
+    results.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def _measure(chosen: argparse.Namespace, folder: Path, stack: ExitStack) -> list[Row]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,8 @@ from cairn.storage.runs.run import Run
 from cairn.storage.store.uri import parse_uri
 
 ATTEMPT = 1
+MOST_TURNS_MISSED = 20
+NO_TURN = b"urn:cairn:problem:not-ready"
 Promote = Callable[[int, str], int | None]
 
 
@@ -52,9 +55,15 @@ def by_http(order: dict[str, Any], process: int) -> Promote:
 
     def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
         data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"Content-Type": "application/json", **headers})
-        answer = connection.getresponse()
-        return answer.status, answer.headers.get("ETag"), answer.read()
+        sent = {"Content-Type": "application/json", **headers}
+        for _ in range(MOST_TURNS_MISSED):
+            connection.request(method, path, data, sent)
+            answer = connection.getresponse()
+            told = answer.status, answer.headers.get("ETag"), answer.read()
+            if NO_TURN not in told[2]:
+                break
+            time.sleep(int(answer.headers["Retry-After"]))  # nothing of it was done
+        return told
 
     def promote(step: int, reason: str) -> int | None:
         status, etag, text = ask("GET", f"{run}/aliases/{order['alias']}")
