@@ -252,6 +252,11 @@ class Checkpoint(Response):
     better: dict[str, Better] = Field(
         description="Of metrics, whether small or large values are good, where somebody said so."
     )
+    verified: datetime | None = Field(
+        default=None,
+        description="When every byte of it was last found to be what was saved; null if nobody has "
+        "looked, or the last look found damage.",
+    )
     deletion: Deletion | None = Field(default=None, description="Of a step in the trash.")
 
     @field_serializer("metrics")

@@ -11,6 +11,7 @@ from cairn.service.errors import ResourceChangedError
 from cairn.service.http import Seen
 from cairn.service.schemas import Checkpoint, Response, Run
 from cairn.storage.runs import Annotation, Better, RunInfo, annotate_run, annotate_step
+from cairn.storage.store import from_rfc3339
 
 
 def annotate_checkpoint(
@@ -104,7 +105,9 @@ def annotate_run_labels(
 
 
 def _noted(one: Annotation) -> dict[str, Any]:
-    return {"labels": one.labels, "metrics": one.metrics, "better": one.better}
+    verified = None if one.verified is None else from_rfc3339(one.verified)
+    kept = {"labels": one.labels, "metrics": one.metrics, "better": one.better}
+    return {**kept, "verified": verified}
 
 
 def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:

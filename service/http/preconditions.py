@@ -136,13 +136,10 @@ async def seen(if_match: Tags = None) -> Seen:
             "expected If-Match with the ETag of the resource as last seen, or `If-Match: *` to "
             "change it whatever it is; found none. GET it for its ETag."
         )
-    given = [part.strip() for part in if_match.split(",")]
-    if given == ["*"]:
-        return Seen(None)
-    odd = [one for one in given if _TAG.fullmatch(one) is None]
-    if odd:
+    given = if_match.strip()
+    if re.fullmatch(_TAGS, given) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
-    return Seen(frozenset(given))
+    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))  # they may have commas
 
 
 def _invalid(field: str, detail: str) -> InvalidRequestError:

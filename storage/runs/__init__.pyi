@@ -1,6 +1,7 @@
 from .annotating import annotate as annotate
 from .annotating import annotate_run as annotate_run
 from .annotating import annotate_step as annotate_step
+from .annotating import note_verified as note_verified
 from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
