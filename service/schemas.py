@@ -611,6 +611,11 @@ class RestoreRequest(Request):
         pattern=NAME_PATTERN,
         description="fork: name of the new run, in the same root. rollback: left out.",
     )
+    strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS)]] = Field(
+        default_factory=list,
+        max_length=100,
+        description="rollback: aliases that may go on naming a step that is set aside. fork: none.",
+    )
 
 
 class UndeleteRequest(Request):

@@ -1,10 +1,11 @@
 """Settings of the control plane, read from `CAIRN_*` environment variables."""
 
 import ipaddress
+import math
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import pydantic_settings
@@ -35,6 +36,46 @@ class Grant(BaseModel):
 
     scope: Scope
     roots: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
+class Bound(BaseModel):
+    """Between which values a metric must be, both included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: float = Field(default=-math.inf, allow_inf_nan=False)
+    max: float = Field(default=math.inf, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Self:
+        if not self.model_fields_set or self.min > self.max:
+            raise ValueError("expected min, max or both, and min not above max")
+        return self
+
+
+class Gate(BaseModel):
+    """What a step must be like for an alias to move to it.
+
+    Attributes:
+        alias: Name of the alias, or a pattern as the shell has them.
+        root, run: Names, or patterns, of the roots and runs that it is for.
+        verified: Every byte was compared with what was saved, and none found damaged since.
+        exported: A Hugging Face export of it lies in the store, whose files were checked.
+        labels: Texts by name; `*` is any.
+        metrics: Bounds by name. NaN is in none.
+        webhook: Is asked with a POST, and answers `{"allow": true}`, or false and a `reason`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    alias: str = Field(min_length=1)
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+    verified: bool = False
+    exported: bool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+    metrics: dict[str, Bound] = Field(default_factory=dict)
+    webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
 
 
 class Settings(BaseSettings):
@@ -108,6 +149,13 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="What is granted for each value of that claim: a JSON object "
         '{"value": {"scope": "read", "roots": ["default"]}}; without `roots`, in all.',
+    )
+    gates: tuple[Gate, ...] = Field(
+        default=(),
+        description="What steps must be like for aliases to move to them: a JSON list of "
+        '{"alias": "production", "verified": true, "labels": {"eval": "passed"}, '
+        '"metrics": {"eval/loss": {"max": 2}}, "exported": true, "webhook": "https://…"}; '
+        "`root` and `run` are patterns, by default of all.",
     )
     executor_id: str = Field(
         default="local",
@@ -258,12 +306,18 @@ def load_settings(**given: Any) -> Settings:
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
     except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
-        name = "OIDC_GRANTS" if '"oidc_grants"' in str(exc) else "ROOTS"
-        form = '{"name": "uri"}' if name == "ROOTS" else '{"value": {"scope": "read"}}'
+        name = next((one for one in _JSON if f'"{one.lower()}"' in str(exc)), "ROOTS")
         raise SettingsError(
-            f"CAIRN_{name}: expected a JSON object {form}, found "
+            f"CAIRN_{name}: expected a JSON {_JSON[name]}, found "
             f"{os.environ.get(f'CAIRN_{name}', '')!r} ({exc.__cause__})"
         ) from exc
+
+
+_JSON: Final = {
+    "ROOTS": 'object {"name": "uri"}',
+    "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
+    "GATES": 'list [{"alias": "production", "verified": true}]',
+}
 
 
 @lru_cache(maxsize=256)

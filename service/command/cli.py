@@ -364,6 +364,28 @@ def fork(
 
 
 @app.command()
+def rollback(
+    checkpoint: CheckpointArgument,
+    strand: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS",
+            help="May go on naming a step that is set aside; may be repeated.",
+            autocompletion=completion.aliases,
+        ),
+    ] = None,
+    watch: WatchOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a checkpoint the latest of its run: later ones are set aside, none is deleted."""
+    with Client(url) as client:
+        run, step = find_step(client, Address.parse(checkpoint), root)
+        _report(client, client.roll_back(run, step, strand=strand or (), root=root), watch, json)
+
+
+@app.command()
 def path(
     checkpoint: PlacedArgument,
     root: RootOption = DEFAULT_ROOT,

@@ -142,10 +142,16 @@ async def seen(if_match: Tags = None) -> Seen:
     return Seen(None if given == "*" else frozenset(_TAG.findall(given)))  # they may have commas
 
 
+async def maybe_seen(if_match: Tags = None) -> Seen | None:
+    """As `seen`; None if the header is not given."""
+    return await seen(if_match) if if_match else None
+
+
 def _invalid(field: str, detail: str) -> InvalidRequestError:
     return InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
 
 
 ExpectationDependency = Annotated[Expectation, Depends(expectation)]
+MaybeSeenDependency = Annotated[Seen | None, Depends(maybe_seen)]
 SeenDependency = Annotated[Seen, Depends(seen)]
 LastSeenDependency = Annotated[int, Depends(last_seen)]

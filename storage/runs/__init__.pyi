@@ -28,6 +28,7 @@ from .records.exports import ExportManifest as ExportManifest
 from .records.exports import delete_tries as delete_tries
 from .records.exports import find_export as find_export
 from .records.exports import publish_export as publish_export
+from .records.exports import published_exports as published_exports
 from .records.exports import withdraw_export as withdraw_export
 from .records.index_writer import PlacedShard as PlacedShard
 from .records.index_writer import make_index as make_index
