@@ -198,6 +198,37 @@ class Run(Response):
     )
 
 
+class StepUsage(Response):
+    """What a step takes in the store."""
+
+    step: int
+    attempt: int
+    state: "CheckpointState"
+    created: datetime | None
+    bytes: int = Field(description="Of its files.")
+    added: int = Field(description="Of those that no earlier step has: what its save has written.")
+    own: int = Field(description="Of those that no other step has: what goes with it.")
+
+
+class RunUsage(Response):
+    """What a run takes in the store, counted there now.
+
+    Names of a file that steps have in common count once, for what was saved first: on a disk the
+    sum is what `du` finds of files' sizes.
+    """
+
+    root: str
+    run: str
+    bytes: int = Field(description="Of all files.")
+    files: int = Field(description="Names of files, or objects.")
+    uses: dict[str, int] = Field(
+        description="Bytes by what they are for: `steps`, whatever their state; `exports`; "
+        "`records`; `other`."
+    )
+    garbage: int = Field(description="Bytes that collecting garbage would free now.")
+    steps: list[StepUsage] = Field(description="By when they were saved: the run's growth.")
+
+
 class RunList(Page):
     """Runs by root and name."""
 

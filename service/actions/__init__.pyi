@@ -42,6 +42,8 @@ from .tensors import statistics_of as statistics_of
 from .tensors import tensor_statistics as tensor_statistics
 from .tensors import tensor_values as tensor_values
 from .tensors import version_of as version_of
+from .usage import get_usage as get_usage
+from .usage import usage_of as usage_of
 from .verification import repair_records as repair_records
 from .verification import verify_checkpoint as verify_checkpoint
 from .verification import verify_run as verify_run

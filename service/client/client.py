@@ -46,6 +46,7 @@ from cairn.service.schemas import (
     RootList,
     Run,
     RunList,
+    RunUsage,
     TakenOver,
     Worker,
     WorkerList,
@@ -94,6 +95,10 @@ class Client(TensorsConnection):
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """One run."""
         return self._get(Run, run_path(root, run), refresh=refresh or None)
+
+    def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
+        """What a run takes in the store, to the byte, counted there now."""
+        return self._get(RunUsage, f"{run_path(root, run)}/usage")
 
     def checkpoints(
         self,

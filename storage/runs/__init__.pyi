@@ -108,6 +108,9 @@ from .trash import deletable_step as deletable_step
 from .trash import delete_step as delete_step
 from .trash import read_tombstones as read_tombstones
 from .trash import undelete_step as undelete_step
+from .usage import RunUsage as RunUsage
+from .usage import StepUsage as StepUsage
+from .usage import run_usage as run_usage
 from .writer import Writer as Writer
 from .writer import default_writer_id as default_writer_id
 from .writer import sync_folder as sync_folder

@@ -38,6 +38,7 @@ OPERATION_IDS = {
     "get_checkpoint",
     "get_operation",
     "get_run",
+    "get_usage",
     "health",
     "list_aliases",
     "list_all_runs",
