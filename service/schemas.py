@@ -744,6 +744,32 @@ class VerifyRunRequest(Request):
     )
 
 
+class ScheduledAction(StrEnum):
+    """What is done on a schedule, to each run."""
+
+    VERIFY = "verify"
+    APPLY_RETENTION = "apply_retention"
+    COLLECT_GARBAGE = "collect_garbage"
+
+
+class ScheduleState(Response):
+    """A schedule, and when it is due."""
+
+    name: str
+    cron: str
+    action: ScheduledAction
+    root: str
+    run: str
+    last_due: datetime = Field(description="When it was due last.")
+    next_due: datetime
+
+
+class ScheduleList(Response):
+    """Every schedule, as the settings have them."""
+
+    schedules: list[ScheduleState]
+
+
 class RepairRequest(Request):
     """Rebuild records of a run from the others, or say what that would be."""
 
@@ -832,6 +858,9 @@ class Progress(Response):
     done_bytes: int = 0
     total_bytes: int | None = None
     message: str = ""
+    seconds_left: float | None = Field(
+        default=None, description="Of this piece of work, at its pace; null while there is none."
+    )
 
 
 class Operation(Response):

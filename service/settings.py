@@ -21,12 +21,14 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
-from cairn.service.schemas import Scope
+from cairn.service.schemas import NAME_PATTERN, RetentionPolicy, ScheduledAction, Scope
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
+
+_CRON_FIELDS: Final = 5
 
 
 class Grant(BaseModel):
@@ -76,6 +78,46 @@ class Gate(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, Bound] = Field(default_factory=dict)
     webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+
+
+class Schedule(BaseModel):
+    """What is done to runs again and again.
+
+    Attributes:
+        name: Of it; its operations are asked for by `schedule:<name>`.
+        cron: When, in UTC: minute, hour, day, month and day of the week.
+        action: To each of these runs.
+        root, run: Patterns, as the shell has them.
+        steps: Of `verify`: whose bytes are read.
+        policy: Of `apply_retention`: what stays.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=NAME_PATTERN)
+    cron: str = Field(max_length=100)
+    action: ScheduledAction
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+    steps: Literal["all", "latest", "none"] = "latest"
+    policy: RetentionPolicy | None = None
+
+    @field_validator("cron")
+    @classmethod
+    def _is_cron(cls, value: str) -> str:
+        from croniter import croniter  # not for who has no schedules
+
+        if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
+            raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
+        return value
+
+    @model_validator(mode="after")
+    def _has_its_own(self) -> Self:
+        if (self.policy is not None) != (self.action is ScheduledAction.APPLY_RETENTION):
+            raise ValueError("expected a policy for apply_retention, and for nothing else")
+        if "steps" in self.model_fields_set and self.action is not ScheduledAction.VERIFY:
+            raise ValueError("expected steps for verify, and for nothing else")
+        return self
 
 
 class Settings(BaseSettings):
@@ -157,6 +199,12 @@ class Settings(BaseSettings):
         '"metrics": {"eval/loss": {"max": 2}}, "exported": true, "webhook": "https://…"}; '
         "`root` and `run` are patterns, by default of all.",
     )
+    schedules: tuple[Schedule, ...] = Field(
+        default=(),
+        description="What is done to runs again and again: a JSON list of "
+        '{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}; `action` is verify, '
+        "apply_retention (with a `policy`) or collect_garbage; `root` and `run` are patterns.",
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,
@@ -200,6 +248,14 @@ class Settings(BaseSettings):
                 "or put an authenticating proxy or an SSH tunnel in front of a loopback address."
             )
         return self
+
+    @field_validator("schedules")
+    @classmethod
+    def _distinct(cls, value: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
+        names = [one.name for one in value]
+        if len({*names}) < len(names):
+            raise ValueError("expected names of schedules that differ")
+        return value
 
     @model_validator(mode="after")
     def _whole_issuer(self) -> "Settings":
@@ -316,6 +372,7 @@ def load_settings(**given: Any) -> Settings:
 _JSON: Final = {
     "ROOTS": 'object {"name": "uri"}',
     "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
+    "SCHEDULES": 'list [{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}]',
     "GATES": 'list [{"alias": "production", "verified": true}]',
 }
 

@@ -36,6 +36,8 @@ from .promotion import alias_history as alias_history
 from .promotion import delete_alias as delete_alias
 from .promotion import promote as promote
 from .restoring import restore_checkpoint as restore_checkpoint
+from .schedules import Scheduler as Scheduler
+from .schedules import list_schedules as list_schedules
 from .tensors import list_tensors as list_tensors
 from .tensors import open_step as open_step
 from .tensors import statistics_of as statistics_of

@@ -46,6 +46,7 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_schedules",
     "list_tensors",
     "metrics",
     "promote_checkpoint",
