@@ -381,7 +381,7 @@ def rollback(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Go back to a checkpoint: later ones are set aside, none is deleted."""
+    """Go back to a checkpoint; later ones are set aside."""
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         _report(client, client.roll_back(run, step, strand=strand or (), root=root), watch, json)
