@@ -175,7 +175,7 @@ def diff(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what differs between two checkpoints, of one run or of two.
+    """Show what differs between two checkpoints.
 
     Leaves are compared by their digests, whatever their sharding. Both are written as store URIs or
     paths, or neither is.
