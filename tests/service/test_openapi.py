@@ -47,6 +47,7 @@ OPERATION_IDS = {
     "list_runs",
     "list_tensors",
     "metrics",
+    "plan_checkpoint",
     "promote_checkpoint",
     "read_tensor",
     "ready",
@@ -92,6 +93,7 @@ BODIES = {
     "applyRetention": {"policy": {"keep_last": 1}},
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
+    "plan": {"mesh": {"axes": {"fsdp": 8}}},
 }
 
 
