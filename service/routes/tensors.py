@@ -101,7 +101,7 @@ Stats = Annotated[
     ),
 ]
 
-PlanPageSize = Annotated[int, Query(ge=1, le=1000, description="Leaves at most on this page.")]
+PlanPageSize = Annotated[int, Query(ge=1, le=10_000, description="Leaves at most on this page.")]
 
 WHOLE_BYTES: Final = 8 << 20
 """Answers up to this size are read, and checked, before their status is sent."""

@@ -31,7 +31,8 @@ class PlacedArray(NamedTuple):
         shape: as it is stored, with the words of typed keys.
         entries: mesh axes of each dimension.
         part: shape of what one device holds.
-        itemsize: bytes of an element as it is stored.
+        stored_bits: bits of an element as it is stored.
+        itemsize: bytes of one in memory, in the dtype in which it is stored.
         cast_itemsize: of one as it is made; the same unless it is cast.
         chunks: shape of what can be read at a time; None if that is the leaf.
         shards: shape of what is stored together.
@@ -41,6 +42,7 @@ class PlacedArray(NamedTuple):
     shape: tuple[int, ...]
     entries: Entries
     part: tuple[int, ...]
+    stored_bits: int
     itemsize: int
     cast_itemsize: int
     chunks: tuple[int, ...] | None
@@ -126,7 +128,7 @@ def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
         return 0, 0
     entries = [*array.entries, *[None] * (len(array.shape) - len(array.entries))]
     chunks = array.chunks if array.chunks is not None else array.shape
-    most = in_all = array.itemsize
+    most = in_all = array.stored_bits
     used: set[str] = set()
     for length, chunk, entry in zip(array.shape, chunks, entries, strict=True):
         axes = entry_axes(entry)
@@ -136,7 +138,7 @@ def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
         most *= largest
         in_all *= together
     alike = prod(size // grid.box[axis] for axis, size in grid.sizes.items() if axis not in used)
-    return most, in_all * alike
+    return -(-most // 8), -(-in_all * alike // 8)
 
 
 @lru_cache(maxsize=4096)

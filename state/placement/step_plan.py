@@ -24,7 +24,7 @@ from cairn.state.placement.rules import (
     place,
 )
 from cairn.state.placement.specs import Entries, shard_shape
-from cairn.storage.arrays import dtype_named, keys_of
+from cairn.storage.arrays import FOUR_BITS, dtype_named, keys_of
 from cairn.storage.runs import LeafRecord
 
 __all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable"]
@@ -247,11 +247,15 @@ def _array(leaf: PlannedLeaf) -> PlacedArray:
     words = _words(record)
     is_key = record.dtype.startswith("key<")
     stored = _KEY_WORD_BYTES if is_key else element_bytes(record, record.dtype)
+    # Two in a byte, along an axis that is even in every shard; without one, a byte each.
+    even = any(size % 2 == 0 for size in record.shards or record.shape)
+    packed = record.dtype in FOUR_BITS and even
     return PlacedArray(
         record.item,
         (*record.shape, *words),
         leaf.entries,
         (*leaf.part, *words),
+        4 if packed else 8 * stored,
         stored,
         stored if is_key else element_bytes(record, leaf.dtype),
         record.chunks,

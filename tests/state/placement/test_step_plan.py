@@ -210,6 +210,8 @@ def test_quantized_weights_and_adapters_are_planned_as_they_are_loaded(
     )
     assert not plan.misfits
     assert planned_bytes(plan) == loaded_bytes(state)
+    # Four bits are stored packed, and each leaf here is one chunk.
+    assert plan.cost.read == sum(record.nbytes for record in records)
 
 
 def test_what_does_not_divide_is_named_with_its_axes_and_refused_by_the_load_too(tmp_path):
