@@ -28,6 +28,7 @@ from cairn.storage.training import Checkpointer
 from examples.demo import servers
 
 SLICE_BYTES: Final = 1 << 20
+SLICE: Final = "slice of 1 MiB out of a leaf of 2 GiB"
 STATISTICS_BUDGET: Final = 0.8
 DIFF_SECONDS: Final = 1.0
 PLAN_SECONDS: Final = 2.0
@@ -121,7 +122,7 @@ def _slices(root: Path, url: str, process: int, chosen: argparse.Namespace) -> l
         needed = [TensorPart.of(*_large(root), "full", at()).stored_bytes for _ in range(100)]
         found.append(
             {
-                "row": "slice of 1 MiB out of a leaf of 2 GiB",
+                "row": SLICE,
                 "clients": clients,
                 "p50_ms": round(answers.p50 * 1e3, 2),
                 "p99_ms": round(answers.p99 * 1e3, 2),
