@@ -1,6 +1,6 @@
 """What a step needs on a mesh, before anybody takes one: from its index alone, without JAX."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -85,7 +85,10 @@ def plan_step(
     page = leaves[after:] if limit is None else leaves[after : after + limit]
     taking = {leaf.rule for leaf in plan.leaves}
     idle = [text for text in asked.particular if text not in taking]
-    device = {item: plan.bytes_per_device({item}) for item in ("model", "optimizer")}
+    device = {
+        "model": plan.bytes_per_device(placement.MODEL_ITEMS),
+        "optimizer": plan.bytes_per_device({"optimizer"}),
+    }
     total = plan.bytes_per_device()
     fits = not plan.misfits and not asked.problems
     load = _load_call(step.manifest, uri, wanted, asked) if fits else None
@@ -138,7 +141,7 @@ def _asked(step: OpenStep, wanted: PlanRequest) -> _Asked:
         catch_all = zip(wanted.rules, matches.catch_all, strict=True)
         asked.particular = [text for (text, _), every in catch_all if not every]
     elif config is None:
-        asked.notes.append(f"{why}: without rules every leaf is whole on every device")
+        asked.notes.append(f"{why}: without rules its leaves are whole on every device")
     return asked
 
 
@@ -293,7 +296,12 @@ def _notes(
     if wanted.dtype == "float64":
         found.append("float64 needs jax_enable_x64")
     if "fields" in items:
-        found.append("call load_state on the class that adds the fields")
+        found.append(
+            "call load_state on the class that adds the fields; those that are Python numbers "
+            "count as arrays"
+        )
+    if _is_state(manifest) and not _is_loadable(items):
+        found.append("load_state loads the item model, with or without optimizer and fields")
     if not _is_state(manifest):
         found.append(
             "load_state can't load it: give cairn.load a target of jax.ShapeDtypeStruct with "
@@ -309,11 +317,14 @@ def _is_state(manifest: Manifest) -> bool:
     return named and META_ITEM in manifest.items and manifest.plain is None
 
 
+def _is_loadable(items: Collection[str]) -> bool:
+    """Whether `load_state` loads these items, and no others."""
+    return "model" in items and set(items) <= set(_STATE_ITEMS)
+
+
 def _load_call(manifest: Manifest, uri: str, wanted: PlanRequest, asked: _Asked) -> str | None:
     """Python that loads a step as it is planned."""
-    if not _is_state(manifest) or "model" not in asked.items:
-        return None
-    if not set(asked.items) <= set(_STATE_ITEMS):
+    if not _is_state(manifest) or not _is_loadable(asked.items):
         return None
     sizes = asked.grid.sizes
     arguments = [repr(uri), "auto_shard_model=True"]

@@ -204,8 +204,6 @@ class _Planner:
 
     def _beside(self, record: LeafRecord) -> tuple[LeafPlace, str]:
         """The place and the dtype of a leaf of another item than the model's."""
-        if self._layout.find is None and not self._layout.named:
-            return LeafPlace(REPLICATED, ()), record.dtype
         path = tuple(record.path.split("/"))
         found = mirror(path, record.shape, self._parameters, self._grid.sizes)
         parameter = None if found.parameter is None else self._records[found.parameter]

@@ -19,13 +19,19 @@ from cairn.state.errors import ArgumentError
 from cairn.state.optimizers import init_optimizer
 from cairn.state.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
+from cairn.state.placement import load_cost
 from cairn.state.placement.decoder_axes import decoder_axes
 from cairn.state.placement.process_grid import ProcessGrid
 from cairn.state.placement.rules import FoundRule, axis_units, place
 from cairn.state.placement.specs import entry_axes, shard_shape
 from cairn.state.placement.step_plan import Layout, plan_step
+from cairn.state.sharding.mesh import make_mesh
+from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.resolving import resolve_checkpoint
+from cairn.storage.training import restore
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.loading import load
 
 P = PartitionSpec
 CONFIG = DecoderConfig(
@@ -236,7 +242,10 @@ def test_what_does_not_divide_is_named_with_its_axes_and_refused_by_the_load_too
 def test_a_model_of_which_nothing_is_known_is_whole_on_every_device():
     records = [leaf("model", "w", (512, 512)), leaf("optimizer", "0/mu/w", (512, 512))]
     plan = plan_step(records, ProcessGrid({"fsdp": 4}), Layout(), items={"model", "optimizer"})
-    assert {(one.rule, one.entries) for one in plan.leaves} == {("replicated", ())}
+    assert {(one.rule, one.entries) for one in plan.leaves} == {
+        ("replicated", ()),
+        ("mirrors its parameter", ()),
+    }
     assert plan.bytes_per_device() == 2 * 512 * 512 * 4
 
 
@@ -361,3 +370,118 @@ def test_moments_with_a_dtype_of_their_own_are_not_cast(tmp_path):
         named.path: str(named.leaf.dtype) for named in named_leaves(init_optimizer(tx, halves))
     }
     assert {one.record.path: one.dtype for one in plan.leaves} == expected
+
+
+LARGE = {f"w{n}": (512, 64 * (n + 1)) for n in range(6)}  # 128 KiB to 768 KiB
+
+
+@pytest.fixture
+def large(tmp_path):
+    """A run of some larger leaves."""
+    tree = {name: np.ones(shape, np.float32) for name, shape in LARGE.items()}
+    with Checkpointer(str(tmp_path / "large")) as checkpointer:
+        checkpointer.save(1, {"model": tree}, meta={}).wait()
+    return tmp_path / "large"
+
+
+def test_as_much_waits_on_the_host_as_was_planned(large, monkeypatch):
+    window = 1 << 20
+    monkeypatch.setattr(restore, "HOST_BYTES", window)
+    monkeypatch.setattr(load_cost, "HOST_BYTES", window)
+    places = restore._places
+    monkeypatch.setattr(restore, "_places", lambda *asked: places(*asked)._replace(on_cpu=False))
+    here, most = 0, 0
+
+    class Counted(restore.PlacedLeaf):
+        def __init__(self, *arguments):
+            nonlocal here, most
+            super().__init__(*arguments)
+            here += self._nbytes()
+            most = max(most, here)
+
+        def _nbytes(self):
+            return sum(region.values.nbytes for region in self.regions)
+
+        def value(self, **options):
+            nonlocal here
+            here -= self._nbytes()
+            return super().value(**options)
+
+    monkeypatch.setattr(restore, "PlacedLeaf", Counted)
+    mesh = make_mesh((2, 4), ("a", "b"))
+    spec = PartitionSpec(None, "b")
+    target = {
+        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+        for name, shape in LARGE.items()
+    }
+    load(str(large), {"model": target})
+    layout = Layout(lambda path: FoundRule("w", (None, "b")))
+    plan = plan_step(contents(large), ProcessGrid({"a": 2, "b": 4}), layout, items={"model"})
+    nbytes = sum(4 * rows * columns for rows, columns in LARGE.values())
+    assert window < most < nbytes
+    assert plan.cost.host == most + nbytes  # no more can be held by reads
+
+
+def test_as_much_is_read_as_was_planned(tmp_path, monkeypatch):
+    tree = {"w": np.ones((2048, 3072), np.float32), "odd": np.ones((1031, 1033), np.float32)}
+    with Checkpointer(str(tmp_path / "run")) as checkpointer:
+        checkpointer.save(1, {"model": tree}, meta={}).wait()
+    read, chunks = 0, []
+    real = local_shards._read_all
+
+    def counted(file, buffers, offset):
+        nonlocal read
+        chunks.extend(one for one in buffers if len(one) > 1024)
+        read += sum(len(one) for one in buffers if len(one) > 1024)  # not checksums
+        return real(file, buffers, offset)
+
+    monkeypatch.setattr(local_shards, "_read_all", counted)
+    mesh = make_mesh((8,), ("a",))
+    specs = {"w": P(None, "a"), "odd": P()}
+    target = {
+        name: jax.ShapeDtypeStruct(
+            array.shape, np.float32, sharding=NamedSharding(mesh, specs[name])
+        )
+        for name, array in tree.items()
+    }
+    load(str(tmp_path / "run"), {"model": target})
+    layout = Layout(lambda path: FoundRule(path, tuple(specs[path])))
+    plan = plan_step(contents(tmp_path / "run"), ProcessGrid({"a": 8}), layout, items={"model"})
+    assert len(chunks) > len(tree)
+    assert plan.cost.read == plan.cost.read_in_all == read
+
+
+def test_keys_are_split_by_their_own_shape_and_hold_all_their_words():
+    record = LeafRecord(
+        item="model", path="k", shape=(8,), dtype="key<rbg>", chunks=(8, 4), shards=(8, 4)
+    )
+    layout = Layout(lambda path: FoundRule("k", ("a",)))
+    plan = plan_step([record], ProcessGrid({"a": 4}), layout, items={"model"})
+    assert (plan.leaves[0].part, plan.leaves[0].bytes_per_device) == ((2,), 2 * 4 * 4)
+    assert plan.cost.read == 8 * 4 * 4
+
+
+def test_the_optimizer_of_a_model_that_is_whole_goes_where_a_load_puts_it():
+    records = [leaf("model", "w", (4, 4)), leaf("optimizer", "history", (1024, 64))]
+    plan = plan_step(records, ProcessGrid({"fsdp": 4}), Layout(), items={"model", "optimizer"})
+    assert {one.record.path: (one.rule, one.part) for one in plan.leaves} == {
+        "w": ("replicated", (4, 4)),
+        "history": ("automatic", (256, 64)),
+    }
+
+
+def test_what_is_merged_has_places_of_its_own():
+    records = [
+        leaf("merged", "model/layers/0/mlp/up_proj/kernel", (8, 16)),
+        leaf("model", "model/layers/0/mlp/up_proj/kernel/array/qvalue", (8, 16), "int4"),
+        leaf("model", "model/layers/0/mlp/up_proj/kernel/array/scale", (2, 16)),
+    ]
+    grid = ProcessGrid({"dp": 1, "fsdp": 4, "tp": 2, "sp": 1})
+    plan = plan_step(records, grid, Layout(named=True), items={"merged", "model"})
+    found = [(one.record.item, one.entries, one.dtype) for one in plan.leaves]
+    assert found == [
+        ("merged", ("fsdp", "tp"), "float32"),
+        ("model", ("fsdp", "tp"), "int4"),
+        ("model", (None, "tp"), "float32"),  # two groups over four devices: whole
+    ]
+    assert not plan.misfits
