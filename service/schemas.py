@@ -23,6 +23,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 # As `parse_size` reads it, which has the better words for what it refuses.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
+AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+MOST_AXES = 16
 GRACE_SECONDS = 7 * 24 * 3600.0
 LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
@@ -451,6 +453,138 @@ class StepDiff(Page):
     metrics: list[EntryDifference]
     labels: list[EntryDifference]
     differences: list[LeafDifference] = Field(description="By item and path.")
+
+
+AxisName = Annotated[PlainText, Field(pattern=AXIS_PATTERN)]
+
+SpecEntry = AxisName | Annotated[list[AxisName], Field(max_length=MOST_AXES)] | None
+"""Of one dimension: a mesh axis, several that split it together, or null."""
+
+PlacementRule = Annotated[
+    tuple[
+        Annotated[PlainText, Field(max_length=2000)],
+        Annotated[list[SpecEntry], Field(max_length=64)],
+    ],
+    Field(strict=False),  # JSON has no tuples
+]
+
+
+class PlanMesh(Request):
+    """A mesh of devices."""
+
+    axes: dict[AxisName, Count] = Field(
+        min_length=1,
+        max_length=MOST_AXES,
+        description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
+        "most. Of `dp`, `fsdp`, `tp` and `sp` those that are left out have size 1, unless there "
+        "are rules.",
+        examples=[{"fsdp": 64, "tp": 4}],
+    )
+    processes: Count = Field(
+        default=1,
+        description="How many processes share the devices, each as many, in the order of the "
+        "mesh: each has a box of it.",
+    )
+
+
+class PlanRequest(Request):
+    """Which mesh a checkpoint is to be loaded on, and how."""
+
+    mesh: PlanMesh
+    rules: list[PlacementRule] | None = Field(
+        default=None,
+        max_length=1000,
+        description="Pairs of a regular expression, searched in a leaf's path, and its mesh axes "
+        "by dimension; the first match counts. Null: by the axis names of the model's family.",
+        examples=[[["embedding", ["tp", "fsdp"]], ["kernel", [["dp", "fsdp"], "tp"]], [".*", []]]],
+    )
+    dtype: Dtype | None = Field(
+        default=None, description="Cast floating parameters to it, as `param_dtype` does."
+    )
+    items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Those to load; null: all that belong to the training state.",
+    )
+
+
+class Misfit(Response):
+    """Why a leaf cannot be placed as it is asked for."""
+
+    detail: str
+    dimension: int | None = Field(description="Of the leaf, if it is one that does not fit.")
+    length: int | None = Field(description="Of that dimension.")
+    axes: list[str] = Field(description="The mesh axes that would split it.")
+    parts: int | None = Field(description="Into how many parts; null if the mesh lacks an axis.")
+
+
+class PlannedLeaf(Response):
+    """Where a leaf goes."""
+
+    item: str
+    path: str
+    shape: list[int]
+    dtype: str = Field(description="In which it is made.")
+    spec: list[str | list[str] | None] = Field(
+        description="Mesh axes of each dimension, without those of size 1 and trailing nulls; and "
+        "without those that do not fit."
+    )
+    part: list[int] = Field(description="Shape of what each device holds.")
+    bytes: int
+    bytes_per_device: int
+    rule: str = Field(
+        description="By what it goes there: the rule's expression, `axes (…)`, `mirrors its "
+        "parameter`, `factored from its parameter`, `automatic`, `replicated` or `scalar`."
+    )
+    misfits: list[Misfit]
+    unmatched: str | None = Field(
+        description="Why a large leaf is whole on every device although nobody asked for that."
+    )
+
+
+class DeviceBytes(Response):
+    """What each device holds."""
+
+    model: int
+    optimizer: int
+    other: int
+    total: int
+
+
+class StepPlan(Page):
+    """What a checkpoint needs on a mesh. Everything but `leaves` is the same on each page."""
+
+    step: StepName
+    mesh: dict[str, int] = Field(description="Devices along each axis.")
+    devices: int
+    processes: int
+    fits: bool = Field(description="Whether it can be loaded so.")
+    misfits: int = Field(description="Leaves that do not fit; they are the first in the list.")
+    problems: list[str] = Field(description="Why it can't be loaded so, besides leaves.")
+    placed_by: Literal["rules", "axis_names", "nothing"] = Field(
+        description="`nothing`: neither are there rules, nor is the model's family known, and all "
+        "leaves are whole on every device."
+    )
+    notes: list[str] = Field(description="What to know of these numbers, for people.")
+    bytes: int = Field(description="Of all leaves, as they are made.")
+    bytes_per_device: DeviceBytes
+    host_bytes: int = Field(
+        description="The most that waits in the memory of a process for its transfer to devices, "
+        "with what its reads are held in. On devices of the CPU, which hold the leaves there, "
+        "these come on top."
+    )
+    read_bytes: int = Field(
+        description="Of stored chunks that a process reads, at most; before decompression, less."
+    )
+    read_bytes_in_all: int = Field(description="That all processes read together.")
+    idle_rules: list[str] = Field(description="Rules that take no leaf.")
+    load: str | None = Field(
+        description="Python that loads it so; null if it does not fit, or `load_state` can't."
+    )
+    leaves: list[PlannedLeaf] = Field(
+        description="Those that do not fit first, then by item and path."
+    )
 
 
 class Worker(Response):

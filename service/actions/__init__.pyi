@@ -32,6 +32,7 @@ from .operations import list_operations as list_operations
 from .operations import resume_operation as resume_operation
 from .operations import watch_operation as watch_operation
 from .plane import ControlPlane as ControlPlane
+from .plans import plan_step as plan_step
 from .promotion import alias_history as alias_history
 from .promotion import delete_alias as delete_alias
 from .promotion import promote as promote

@@ -22,6 +22,7 @@ from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
+from cairn.service.command import plan as plan_commands
 from cairn.service.command import tensors as tensor_commands
 from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
@@ -99,6 +100,7 @@ app.add_typer(adoption_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
+app.add_typer(plan_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 

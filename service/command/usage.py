@@ -22,7 +22,7 @@ def usage(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a run takes in the store, and what each step has added.
+    """Show what a run takes in the store, and each of its steps.
 
     Of a file that steps have in common only the first one has the bytes. A store URI, or a path
     with ./ or / in front, is counted in the store itself.

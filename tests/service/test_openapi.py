@@ -49,6 +49,7 @@ OPERATION_IDS = {
     "list_schedules",
     "list_tensors",
     "metrics",
+    "plan_checkpoint",
     "promote_checkpoint",
     "read_tensor",
     "ready",
@@ -94,6 +95,7 @@ BODIES = {
     "applyRetention": {"policy": {"keep_last": 1}},
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
+    "plan": {"mesh": {"axes": {"fsdp": 8}}},
 }
 
 
