@@ -2,8 +2,8 @@
 
 A step with one leaf of 2 GiB in float32 and one of 512 MiB in bfloat16, and three with 100,000
 leaves of 32 bytes: two equal ones and one that differs in a leaf. All of them are saved as a
-trainer saves them, those of the large leaves are not in the page cache, and each server is a fresh one. The plan is of the
-records of `large_step.py`.
+trainer saves them, the files of the large leaves are not in the page cache, and each server is a
+fresh one. The plan is of the records of `large_step.py`.
 """
 
 from __future__ import annotations
