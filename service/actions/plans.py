@@ -10,6 +10,7 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import (
     DeviceBytes,
     Misfit,
+    PlacedBy,
     PlacementRule,
     PlannedLeaf,
     PlanRequest,
@@ -46,7 +47,7 @@ class _Asked:
 
     grid: ProcessGrid
     layout: Layout
-    placed_by: Any
+    placed_by: PlacedBy
     items: list[str]
     particular: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
