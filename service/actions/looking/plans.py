@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cairn.service.actions.open_steps import OpenStep
-from cairn.service.actions.rule_matching import Matches, match_rules
+from cairn.service.actions.looked_into import OpenStep
+from cairn.service.actions.looking.rule_matching import Matches, match_rules
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import (
     DeviceBytes,
