@@ -509,6 +509,9 @@ class PlanRequest(Request):
     )
 
 
+PlacedBy = Literal["rules", "axis_names", "nothing"]
+
+
 class Misfit(Response):
     """Why a leaf cannot be placed as it is asked for."""
 
@@ -562,7 +565,7 @@ class StepPlan(Page):
     fits: bool = Field(description="Whether it can be loaded so.")
     misfits: int = Field(description="Leaves that do not fit; they are the first in the list.")
     problems: list[str] = Field(description="Why it can't be loaded so, besides leaves.")
-    placed_by: Literal["rules", "axis_names", "nothing"] = Field(
+    placed_by: PlacedBy = Field(
         description="`nothing`: neither are there rules, nor is the model's family known, and all "
         "leaves are whole on every device."
     )

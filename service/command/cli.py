@@ -22,9 +22,6 @@ from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
-from cairn.service.command import plan as plan_commands
-from cairn.service.command import tensors as tensor_commands
-from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.failures import (
@@ -39,6 +36,9 @@ from cairn.service.command.failures import (
     usage_problem,
 )
 from cairn.service.command.keys import keys_app
+from cairn.service.command.looking import plan as plan_commands
+from cairn.service.command.looking import tensors as tensor_commands
+from cairn.service.command.looking import usage as usage_commands
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,

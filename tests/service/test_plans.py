@@ -1,5 +1,6 @@
 """`POST …:plan`: what a step needs on a mesh, and the load that it says."""
 
+import ast
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from cairn.service.actions import rule_matching
+from cairn.service.actions.looking import rule_matching
 from cairn.state import (
     DecoderConfig,
     DecoderForCausalLM,
@@ -235,6 +236,20 @@ def test_expressions_that_take_for_ever_are_refused_and_stop_nobody(http, monkey
     assert time.monotonic() - began < 5
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("rules: expected regular expressions")
+
+
+def test_a_rule_stays_text_in_the_load_that_is_told(http):
+    pattern = "x'), __import__('os') #\n\""
+    found = plan(
+        http, {"fsdp": 2}, rules=[[pattern.replace("(", "[(]").replace(")", "[)]"), []], ["", []]]
+    )
+    tree = ast.parse(found["load"])
+    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]
+    rules = next(one.value for one in call.keywords if one.arg == "partition_rules")
+    assert [ast.literal_eval(pair.elts[0]) for pair in rules.elts] == [
+        pattern.replace("(", "[(]").replace(")", "[)]"),
+        "",
+    ]
 
 
 def test_rules_that_take_no_leaf_are_told(http):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
+from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
@@ -20,7 +21,6 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.command.served_steps import ServedStep
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
 from cairn.service.sizes import Size
 
@@ -64,7 +64,7 @@ def plan(
     """
     wanted = _request(mesh, processes, rules, dtype, item)
     if is_in_store(checkpoint):
-        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+        from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
         found = StoredStep(checkpoint).plan(wanted)
     else:
