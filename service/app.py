@@ -151,6 +151,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         app.state.turns = StoreTurns()
         app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
+        app.state.search_turns = CatalogTurns(catalog.reads_at_once)
         # As many threads as silent stores can hold, and those that all else needs.
         held = (2 * AT_ONCE + STREAMS_AT_ONCE) * len(roots)
         current_default_thread_limiter().total_tokens += held

@@ -18,6 +18,7 @@ from .exports import get_artifact as get_artifact
 from .keys import create_key as create_key
 from .keys import list_keys as list_keys
 from .keys import revoke_key as revoke_key
+from .listing import EVERYTHING as EVERYTHING
 from .listing import get_alias as get_alias
 from .listing import get_checkpoint as get_checkpoint
 from .listing import get_run as get_run
