@@ -41,6 +41,7 @@ from cairn.service.observing import ObservedRequests, ServerMetrics, traced
 from cairn.service.routes import (
     aliases,
     artifacts,
+    audit,
     checkpoints,
     clean_up,
     convert,
@@ -72,6 +73,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     workers.router,
     keys.router,
     artifacts.router,
+    audit.router,
 )
 
 

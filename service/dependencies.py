@@ -49,7 +49,6 @@ Filter = Annotated[
         description="Only entries of which this holds, in a part of the language of AIP-160: "
         "conditions on fields joined by `AND` or `OR`, `NOT`, parentheses; `FIELD:*` asks whether "
         "there is a value.",
-        examples=['labels.stage = "final" AND metrics.loss < 0.5 AND step >= 1000'],
     ),
 ]
 OrderBy = Annotated[
@@ -58,7 +57,6 @@ OrderBy = Annotated[
         max_length=LONGEST_ORDER,
         description="Fields, with `desc` or without, and with commas between them. Entries that do "
         "not have one come last.",
-        examples=["metrics.loss desc, step"],
     ),
 ]
 PageToken = Annotated[

@@ -1,5 +1,6 @@
 from .annotating import annotate_checkpoint as annotate_checkpoint
 from .annotating import annotate_run_labels as annotate_run_labels
+from .audit_trail import list_audit_events as list_audit_events
 from .auditing import audited as audited
 from .clean_up import apply_retention as apply_retention
 from .clean_up import collect_garbage as collect_garbage

@@ -234,7 +234,7 @@ def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnEl
     column = of.columns[path.field]
     if not field.keyed:
         present: ColumnElement[bool] = column.is_not(None)
-        return present
+        return and_(present, column != "") if field.kind is Kind.TEXT else present
     if path.key is None:
         return has_entries(column)
     return text_entry(column, path.key, dialect).is_not(None)  # NaN is a value, too

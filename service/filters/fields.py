@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Final, get_args
 
-from cairn.service.schemas import Better, CheckpointState
+from cairn.service.schemas import AuditOutcome, Better, CheckpointState
 
 
 class Kind(Enum):
@@ -81,5 +81,5 @@ AUDIT_FIELDS: Final[Mapping[str, Field]] = {
     "action": Field(Kind.TEXT),
     "root": Field(Kind.TEXT),
     "run": Field(Kind.TEXT),
-    "outcome": Field(Kind.TEXT),
+    "outcome": Field(Kind.CHOICE, choices=get_args(AuditOutcome)),
 }

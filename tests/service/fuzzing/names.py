@@ -19,11 +19,8 @@ KNOWN = {
 # By the last part of a path, what can be asked of its list.
 FILTERS = {
     "checkpoints": ["step >= 6", 'labels.stage = "final" OR NOT metrics.loss < 0.5', "aliases:*"],
-    "runs": [
-        "latest_step > 3 AND labels:*",
-        "aliases:production",
-        "created > 2026-01-01T00:00:00Z",
-    ],
+    "runs": ["latest_step > 3 AND labels:*", "aliases:production", "NOT created:*"],
+    "audit-events": ["root = default AND NOT outcome:*", 'action = "alias.promote"'],
 }
 ORDERS = {
     "checkpoints": ["metrics.loss desc, step", "labels.stage", "created"],
