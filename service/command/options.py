@@ -36,6 +36,15 @@ RootOption = Annotated[
         autocompletion=completion.roots,
     ),
 ]
+FilterOption = Annotated[
+    str,
+    typer.Option(
+        "--filter", metavar="FILTER", help="Only those of which it holds, as in: step >= 100."
+    ),
+]
+OrderOption = Annotated[
+    str, typer.Option("--order-by", metavar="FIELDS", help="Such as: created desc, step.")
+]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
