@@ -78,7 +78,7 @@ HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, 
 `cairn serve` runs the control plane; the other commands ask it, at --url, else CAIRN_URL, else
 port 8321 of this machine.
 
-A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
+A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC or RUN/steps/N.
 """
 EPILOG: Final = "\n".join(
     ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))

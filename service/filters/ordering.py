@@ -11,7 +11,7 @@ from cairn.service.filters.expressions import Path
 from cairn.service.filters.fields import Field
 from cairn.service.filters.texts import Text
 
-LONGEST_ORDER: Final = 500
+LONGEST_ORDER: Final = 2000
 MOST_TERMS: Final = 4
 
 

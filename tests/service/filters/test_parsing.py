@@ -187,7 +187,7 @@ def test_order_is_read_as_it_is_written():
         ("metrics", r"at character 8: expected the name of one of them: metrics.NAME"),
         ("aliases", r"at character 1: expected a field: step, "),
         ("step, attempt, state, created, bytes", r"at character 32: expected at most 4 fields"),
-        ("step " * 200, r"expected 500 characters at most, found 1000"),
+        ("step " * 500, r"expected 2000 characters at most, found 2500"),
     ],
 )
 def test_what_is_no_order_is_refused_where_it_is_not(text, complaint):
