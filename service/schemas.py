@@ -505,6 +505,19 @@ class NewKey(Response):
     details: Key
 
 
+class EventKind(StrEnum):
+    """What happened."""
+
+    STEP_DURABLE = "step.durable"
+    ALIAS_MOVED = "alias.moved"
+    ALIAS_DELETED = "alias.deleted"
+    JOB_ENDED = "job.ended"
+    VERIFY_FAILED = "verify.failed"
+    INDEX_BEHIND = "index.behind"
+    RUN_STALLED = "run.stalled"
+    WEBHOOK_TEST = "webhook.test"
+
+
 class AnnounceRequest(Request):
     """A step that a job has saved."""
 

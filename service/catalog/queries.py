@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.events import COLUMNS, EventColumns
+from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import Better, step_dir
 from cairn.storage.store import StoreURI, utc_now
@@ -226,6 +227,36 @@ def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
     """Aliases of a run, by name."""
     found = connection.execute(_ALIASES, {"run": run.id})
     return [Alias(**row._asdict()) for row in found]
+
+
+def events(
+    connection: Connection,
+    *,
+    after: int = 0,
+    roots: Iterable[str] | None = None,
+    run: str | None = None,
+    kind: str | None = None,
+    limit: int = 1000,
+) -> list[EventColumns]:
+    """The next events, in the order in which they became known.
+
+    Args:
+        connection: To the catalog.
+        after: Id of the last one that is known already; 0: from the first.
+        roots: Only of these roots; None: of all.
+        run: Only of runs of this name; "": of the roots themselves; None: of all.
+        kind: Only of this kind; None: of all.
+        limit: At most this many.
+    """
+    page = select(*COLUMNS).where(EventRow.id > after)
+    if roots is not None:
+        page = page.where(EventRow.root.in_(list(roots)))
+    if run is not None:
+        page = page.where(EventRow.run == run)
+    if kind is not None:
+        page = page.where(EventRow.kind == kind)
+    found = connection.execute(page.order_by(EventRow.id).limit(limit))
+    return [EventColumns._make(row) for row in found]
 
 
 def checkpoint(
