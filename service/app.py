@@ -24,6 +24,7 @@ from cairn.service.actions import ControlPlane
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
+from cairn.service.events import Sender
 from cairn.service.http import (
     AT_ONCE,
     STREAMS_AT_ONCE,
@@ -44,6 +45,7 @@ from cairn.service.routes import (
     checkpoints,
     clean_up,
     convert,
+    events,
     gather,
     health,
     keys,
@@ -53,6 +55,7 @@ from cairn.service.routes import (
     runs,
     tensors,
     verify,
+    webhooks,
     workers,
 )
 from cairn.service.settings import Settings, is_loopback, load_settings
@@ -71,6 +74,8 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     operations.router,
     workers.router,
     keys.router,
+    events.router,
+    webhooks.router,
     artifacts.router,
 )
 
@@ -142,6 +147,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     catalog = await run_in_threadpool(open_catalog)
     jobs: Jobs | None = None
     watches: Watches | None = None
+    sender: Sender | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -167,11 +173,15 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                     metrics=app.state.metrics.jobs,
                 )
                 jobs.worker = await run_in_threadpool(start)
+                sender = Sender(settings, catalog, jobs)
+                sender.start()
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
         yield
     finally:
         if watches is not None:
             await watches.close()
+        if sender is not None:
+            await run_in_threadpool(sender.close)
         if jobs is not None:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)

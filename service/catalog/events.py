@@ -67,7 +67,7 @@ class EventColumns(NamedTuple):
     at: datetime
 
 
-COLUMNS: Final = tuple(getattr(EventRow, name) for name in EventColumns._fields)
+event_columns: Final = tuple(getattr(EventRow, name) for name in EventColumns._fields)
 
 
 def tell(connection: Connection, happening: Happening) -> int | None:

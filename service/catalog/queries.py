@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.events import COLUMNS, EventColumns
+from cairn.service.catalog.events import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import Better, step_dir
@@ -248,7 +248,7 @@ def events(
         kind: Only of this kind; None: of all.
         limit: At most this many.
     """
-    page = select(*COLUMNS).where(EventRow.id > after)
+    page = select(*event_columns).where(EventRow.id > after)
     if roots is not None:
         page = page.where(EventRow.root.in_(list(roots)))
     if run is not None:
