@@ -81,6 +81,28 @@ def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int
         return {(one, DeliveryState(state)): n for one, state, n in connection.execute(query)}
 
 
+def count_dead(catalog: Catalog) -> int:
+    """How many events were given up, and not asked for anew."""
+    query = select(func.count()).where(DeliveryRow.state == DeliveryState.DEAD.value)
+    with catalog.query() as connection:
+        return connection.scalar(query) or 0
+
+
+def waiting_since(catalog: Catalog) -> datetime | None:
+    """Since when the oldest event waits that some webhook was not told of; None: none does.
+
+    Also one that nobody has looked at yet for a webhook that may want it.
+    """
+    pending = select(DeliveryRow.event_id).where(DeliveryRow.state == DeliveryState.PENDING.value)
+    seen = select(func.min(WebhookRow.position)).scalar_subquery()
+    with catalog.query() as connection:
+        found = [
+            connection.scalar(select(func.min(EventRow.at)).where(which))
+            for which in (EventRow.id.in_(pending), EventRow.id > seen)
+        ]
+    return min((one for one in found if one is not None), default=None)
+
+
 def wants(webhook: WebhookRow, event: EventColumns) -> bool:
     """Whether it is told of an event; of a test only the webhook that is tested is."""
     return (

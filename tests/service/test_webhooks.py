@@ -398,3 +398,23 @@ def test_callers_of_one_root_read_its_events_alone_and_make_no_webhook(root, tmp
         body = {**body, "roots": ["c"]}
         answer = http.post("/v1/webhooks", json=body, headers=bearer(whole))
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body.roots")
+
+
+def readings(http):
+    told = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
+    return [float(told[f"cairn_webhook_{name}"]) for name in ("dead", "wait_seconds")]
+
+
+def test_metrics_tell_of_events_that_wait_and_of_those_that_were_given_up(served, monkeypatch):
+    assert readings(served) == [0, 0]
+    with receiving(lambda _: 500) as receiver:
+        webhook, _ = subscribe(served, receiver.url)
+        promote(served, 3)
+        receiver.wait(lambda: deliveries(served, webhook, state="dead"))
+        assert readings(served) == [1, 0]
+        monkeypatch.setattr(retries, "RETRY_SECONDS", (60.0,))
+        promote(served, 6, 1)
+        receiver.wait(lambda: deliveries(served, webhook, state="pending"))
+        dead, waits = readings(served)
+        assert dead == 1
+        assert 0 < waits < 30
