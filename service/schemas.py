@@ -523,7 +523,10 @@ class Event(Response):
 
     id: int = Field(description="Grows: who has read one has missed none before it.")
     uid: str = Field(description="`webhook-id` of every message about it.")
-    kind: EventKind
+    kind: str = Field(
+        description=f"What happened: {', '.join(EventKind)}; more may be added.",
+        examples=["alias.moved"],
+    )
     root: str = Field(description="Name of the root; empty: it is of none.")
     run: str = Field(description="Name of the run; empty: it is of none.")
     sequence: int = Field(description="Of the events of this run, from 1 on.")

@@ -21,14 +21,14 @@ from cairn.service.schemas import EventKind
 from cairn.storage.store import utc_now
 
 _UID_BYTES: Final = 16
+_AT_ONCE: Final = 500  # named in one statement
 _LAST: Final = select(func.coalesce(func.max(EventRow.sequence), 0)).where(
     EventRow.root == bindparam("of_root"), EventRow.run == bindparam("of_run")
 )
-_SAME: Final = select(EventRow.id).where(
+_KNOWN: Final = select(EventRow.kind, EventRow.identity).where(
     EventRow.root == bindparam("of_root"),
     EventRow.run == bindparam("of_run"),
-    EventRow.kind == bindparam("of_kind"),
-    EventRow.identity == bindparam("of_identity"),
+    EventRow.identity.in_(bindparam("identities", expanding=True)),
 )
 _ADD: Final = insert(EventRow)
 
@@ -70,39 +70,52 @@ class EventColumns(NamedTuple):
 event_columns: Final = tuple(getattr(EventRow, name) for name in EventColumns._fields)
 
 
-def tell(connection: Connection, happening: Happening) -> int | None:
-    """Write an event, unless it is there; its id.
+def tell(connection: Connection, happening: Happening) -> None:
+    """Write an event, unless it is there.
 
     Args:
         connection: For writing, with its run's lock (`Catalog.write`).
         happening: What happened.
     """
-    identity = _identity(happening.key)
-    place = {"of_root": happening.root, "of_run": happening.run}
-    asked = {**place, "of_kind": happening.kind.value}
-    if connection.execute(_SAME, {**asked, "of_identity": identity}).first() is not None:
-        return None
+    tell_all(connection, happening.root, happening.run, [happening])
+
+
+def tell_all(connection: Connection, root: str, run: str, happenings: Iterable[Happening]) -> None:
+    """Write events of one run, in this order; those that are there are left out.
+
+    Args:
+        connection: For writing, with the run's lock (`Catalog.write`).
+        root: Name of the root of all.
+        run: Name of the run of all.
+        happenings: What happened.
+    """
+    told = {(one.kind.value, _identity(one.key)): one for one in happenings}
+    place = {"of_root": root, "of_run": run}
+    identities = [identity for _, identity in told]
+    for start in range(0, len(identities), _AT_ONCE):
+        asked = {**place, "identities": identities[start : start + _AT_ONCE]}
+        for kind, identity in connection.execute(_KNOWN, asked):
+            told.pop((kind, identity), None)
+    if not told:
+        return
     # Ids are given in the order of commits: whoever reads on from one misses none (PostgreSQL gives
     # them at the insert). Nothing else is locked after this.
     lock(connection, "cairn events")
-    values = {
-        "uid": f"evt_{secrets.token_hex(_UID_BYTES)}",
-        "kind": happening.kind.value,
-        "root": happening.root,
-        "run": happening.run,
-        "sequence": (connection.scalar(_LAST, place) or 0) + 1,
-        "identity": identity,
-        "detail": dict(happening.detail),
-        "at": utc_now(),
-    }
-    (row,) = connection.execute(_ADD, values).inserted_primary_key or (None,)
-    return row
-
-
-def tell_all(connection: Connection, happenings: Iterable[Happening]) -> None:
-    """As `tell`, in this order."""
-    for one in happenings:
-        tell(connection, one)
+    last, now = connection.scalar(_LAST, place) or 0, utc_now()
+    values = [
+        {
+            "uid": f"evt_{secrets.token_hex(_UID_BYTES)}",
+            "kind": kind,
+            "root": root,
+            "run": run,
+            "sequence": last + number,
+            "identity": identity,
+            "detail": dict(one.detail),
+            "at": now,
+        }
+        for number, ((kind, identity), one) in enumerate(told.items(), 1)
+    ]
+    connection.execute(_ADD, values)
 
 
 def _identity(key: tuple[str | int | None, ...]) -> str:

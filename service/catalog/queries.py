@@ -212,6 +212,18 @@ def _run_page(after: bool, until: bool) -> Select[Any]:
 
 
 @cache
+def _event_page(in_roots: bool, of_run: bool, of_kind: bool) -> Select[Any]:
+    page = select(*event_columns).where(EventRow.id > bindparam("after"))
+    if in_roots:
+        page = page.where(EventRow.root.in_(bindparam("roots", expanding=True)))
+    if of_run:
+        page = page.where(EventRow.run == bindparam("of_run"))
+    if of_kind:
+        page = page.where(EventRow.kind == bindparam("of_kind"))
+    return page.order_by(EventRow.id).limit(bindparam("limit"))
+
+
+@cache
 def _checkpoint_page(in_state: bool, before: bool) -> Select[Any]:
     page = _CHECKPOINTS
     if in_state:
@@ -248,15 +260,16 @@ def events(
         kind: Only of this kind; None: of all.
         limit: At most this many.
     """
-    page = select(*event_columns).where(EventRow.id > after)
-    if roots is not None:
-        page = page.where(EventRow.root.in_(list(roots)))
-    if run is not None:
-        page = page.where(EventRow.run == run)
-    if kind is not None:
-        page = page.where(EventRow.kind == kind)
-    found = connection.execute(page.order_by(EventRow.id).limit(limit))
-    return [EventColumns._make(row) for row in found]
+    asked = {
+        "after": after,
+        "limit": limit,
+        "roots": None if roots is None else list(roots),
+        "of_run": run,
+        "of_kind": kind,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    page = _event_page(roots is not None, run is not None, kind is not None)
+    return [EventColumns._make(row) for row in connection.execute(page, given)]
 
 
 def checkpoint(

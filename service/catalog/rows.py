@@ -204,7 +204,7 @@ def write_run(
         since = utc_now() - FRESH
         happened = [one for one in happened if one.when is not None and one.when >= since]
     session.flush()
-    tell_all(session.connection(), happened)
+    tell_all(session.connection(), root, uri.name, happened)
     run.stamp, run.due = stamp, snapshot.due
     if changed or session.is_modified(run):
         run.revision = _new_revision()
@@ -328,7 +328,8 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
     else:
         connection.execute(_MOVE_ALIAS, {"row": row_id, **values})
     before = None if seen is None else Seen(seen, step)
-    tell_all(connection, alias_moved(Subject(root, run, found.created), alias, before))
+    happened = alias_moved(Subject(root, run, found.created), alias, before)
+    tell_all(connection, root, run, happened)
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:

@@ -152,7 +152,7 @@ def _print_deliveries(deliveries: Iterable[Delivery]) -> None:
     rows = (
         (
             one.id,
-            one.event.kind.value,
+            one.event.kind,
             "/".join(filter(None, (one.event.root, one.event.run))),
             one.event.at,
             one.state.value,

@@ -209,8 +209,9 @@ def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
     with catalog.write(("", "")) as session:
         require_webhook(session, webhook)
         connection = session.connection()
-        event = tell(connection, happening)
-        (found,) = queries.events(connection, after=(event or 0) - 1, limit=1)
+        tell(connection, happening)
+        newest = connection.scalar(select(func.max(EventRow.id))) or 0  # it has their lock
+        (found,) = queries.events(connection, after=newest - 1, limit=1)
         made = connection.execute(_ADD, _row(webhook, found, now))
         return _require(session, webhook, (made.inserted_primary_key or (0,))[0])
 

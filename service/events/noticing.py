@@ -10,7 +10,7 @@ from typing import Final
 
 from sqlalchemy import select
 
-from cairn.service.catalog import Catalog, EventRow, Happening, queries, tell
+from cairn.service.catalog import Catalog, EventRow, Happening, rows, tell
 from cairn.service.jobs import DamagedError, Jobs, OperationNotFoundError
 from cairn.service.schemas import EventKind, Operation, OperationKind, OperationState
 from cairn.storage.store import StoreURI, from_rfc3339, rfc3339
@@ -63,9 +63,9 @@ class Noticing:
     def index(self, now: datetime) -> None:
         """Tell of roots whose last look is long ago, or failed; once until there is another."""
         with self._catalog.read() as session:
-            known = queries.root_sums(session)
+            known = {root: rows.find_root(session, root) for root in self._roots}
         for root, uri in self._roots.items():
-            found = known.get(root)
+            found = known[root]
             if found is None or found.uri != str(uri):
                 continue
             lag = None if found.scanned is None else (now - found.scanned).total_seconds()

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog import Catalog, WebhookRow
-from cairn.service.errors import ServiceError, TargetRefusedError
+from cairn.service.errors import SettingsError, TargetRefusedError
 from cairn.service.events.deliveries import (
     Due,
     event_body,
@@ -95,7 +95,8 @@ class Sender:
                 self._stop.wait(ASK_SECONDS)
                 continue
             if time.monotonic() - noticed > NOTICE_SECONDS:
-                self._tried(self._notice)
+                self._tried(lambda: self._noticing.index(utc_now()))
+                self._tried(lambda: self._noticing.jobs(utc_now()))
                 noticed = time.monotonic()
             self._tried(self._hand_out)
             self._stop.wait(LOOK_SECONDS)
@@ -109,19 +110,14 @@ class Sender:
             self._name.acquire(self._lose_name)
         except JobsBusyError:
             return False
-        except ServiceError as exc:
-            logger.warning("events are not delivered: %s", exc)
+        except SettingsError:
+            logger.warning("events wait: the catalog's database does not answer")
             return False
         self._has_name = True
         return True
 
     def _lose_name(self) -> None:
         self._has_name = False
-
-    def _notice(self) -> None:
-        now = utc_now()
-        self._noticing.index(now)
-        self._noticing.jobs(now)
 
     def _hand_out(self) -> None:
         """Give each webhook that something waits for a thread, unless it has one."""

@@ -7,10 +7,10 @@ from fastapi import APIRouter, Query, Response
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.http import decode_token, encode_token, json_answer
+from cairn.service.http import StoreRoute, decode_token, encode_token, json_answer
 from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, EventKind, EventList
 
-router: Final = APIRouter(prefix="/events", tags=["events"])
+router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
 
 After = Annotated[
     int, Query(ge=0, le=LARGEST_NUMBER, description="Id of the last event that is known already.")

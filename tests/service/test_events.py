@@ -1,13 +1,15 @@
 """What happens to checkpoints becomes events: one for each, in order, with what tells of it."""
 
 import shutil
+import threading
 from datetime import timedelta
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from cairn.service.catalog import queries, rows
+from cairn.service.catalog import Catalog, Happening, queries, rows, tell
 from cairn.service.catalog.refresh import Index
+from cairn.service.schemas import EventKind
 from cairn.storage.runs import Run
 from cairn.storage.runs.records.aliases import AliasWriter
 from tests.service.stores import add_steps, begin_saving, make_run, trash
@@ -192,7 +194,7 @@ def test_a_writer_that_is_gone_in_the_middle_of_a_save_stalls_its_run(looked, ru
 
 
 def test_an_event_and_what_it_tells_of_are_written_together_or_not_at_all(looked, monkeypatch):
-    def failing(connection, happenings):
+    def failing(*_):
         raise OperationalError("INSERT", {}, Exception("disk is full"))
 
     real = rows.tell_all
@@ -202,3 +204,41 @@ def test_an_event_and_what_it_tells_of_are_written_together_or_not_at_all(looked
     monkeypatch.setattr(rows, "tell_all", real)
     refresh(looked)
     assert told(looked)[2:] == [("alias.moved", 1, None)]
+
+
+def test_a_run_of_many_steps_is_told_whole_in_order_and_once(looked, root):
+    make_run(root / "long", range(1, 1203))
+    for _ in range(2):
+        looked.get("/v1/runs", params={"refresh": "true"})
+    found = events(looked, run="long", limit=2000)
+    assert [one.detail["step"] for one in found] == [*range(1, 1203)]
+    assert [one.sequence for one in found] == [*range(1, 1203)]
+    assert [one.id for one in found] == sorted(one.id for one in found)
+
+
+def test_whoever_reads_on_from_an_event_misses_none_that_was_begun_before_it(database_url):
+    catalog = Catalog.open(database_url)
+
+    def write(run, wait):
+        one = Happening(EventKind.RUN_STALLED, "default", run, (run,), {})
+        with catalog.connect(("default", run)) as connection:
+            tell(connection, one)
+            wait()
+
+    def seen():
+        with catalog.query() as connection:
+            return [one.run for one in queries.events(connection)]
+
+    begun, end = threading.Event(), threading.Event()
+    first = threading.Thread(target=write, args=("a", lambda: (begun.set(), end.wait(30))))
+    second = threading.Thread(target=write, args=("b", lambda: None))
+    first.start()
+    assert begun.wait(30)
+    second.start()
+    second.join(0.5)
+    assert seen() == []  # the second waits: else it would be seen first, and the first missed
+    end.set()
+    first.join(30)
+    second.join(30)
+    assert seen() == ["a", "b"]
+    catalog.close()
