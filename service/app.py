@@ -45,8 +45,8 @@ from cairn.service.routes import (
     checkpoints,
     clean_up,
     convert,
-    events,
     gather,
+    happened,
     health,
     keys,
     metrics,
@@ -74,7 +74,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     operations.router,
     workers.router,
     keys.router,
-    events.router,
+    happened.router,
     webhooks.router,
     artifacts.router,
 )

@@ -10,7 +10,13 @@ from .diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .diffs import Side as Side
 from .diffs import Wanted as Wanted
 from .diffs import diff_steps as diff_steps
+from .events import create_webhook as create_webhook
+from .events import delete_webhook as delete_webhook
+from .events import list_deliveries as list_deliveries
 from .events import list_events as list_events
+from .events import list_webhooks as list_webhooks
+from .events import redeliver as redeliver
+from .events import send_test as send_test
 from .exports import StoredFile as StoredFile
 from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file
@@ -46,11 +52,5 @@ from .tensors import version_of as version_of
 from .verification import repair_records as repair_records
 from .verification import verify_checkpoint as verify_checkpoint
 from .verification import verify_run as verify_run
-from .webhooks import create_webhook as create_webhook
-from .webhooks import delete_webhook as delete_webhook
-from .webhooks import list_deliveries as list_deliveries
-from .webhooks import list_webhooks as list_webhooks
-from .webhooks import redeliver as redeliver
-from .webhooks import send_test as send_test
 from .workers import list_workers as list_workers
 from .workers import take_over_worker as take_over_worker

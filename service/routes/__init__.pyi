@@ -3,7 +3,6 @@ from . import artifacts as artifacts
 from . import checkpoints as checkpoints
 from . import clean_up as clean_up
 from . import convert as convert
-from . import events as events
 from . import gather as gather
 from . import health as health
 from . import keys as keys
@@ -13,6 +12,7 @@ from . import restore as restore
 from . import runs as runs
 from . import tensors as tensors
 from . import verify as verify
-from . import webhooks as webhooks
 from .checkpoints import page_of_checkpoints as page_of_checkpoints
+from .events import happened as happened
+from .events import webhooks as webhooks
 from .runs import page_of_runs as page_of_runs
