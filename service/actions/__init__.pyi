@@ -7,6 +7,13 @@ from .clean_up import collect_garbage as collect_garbage
 from .clean_up import plan_retention as plan_retention
 from .deletion import delete_checkpoint as delete_checkpoint
 from .deletion import undelete_checkpoint as undelete_checkpoint
+from .events import create_webhook as create_webhook
+from .events import delete_webhook as delete_webhook
+from .events import list_deliveries as list_deliveries
+from .events import list_events as list_events
+from .events import list_webhooks as list_webhooks
+from .events import redeliver as redeliver
+from .events import send_test as send_test
 from .exports import StoredFile as StoredFile
 from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file

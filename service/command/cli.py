@@ -65,6 +65,7 @@ from cairn.service.command.printing.listings import (
     name_problems,
 )
 from cairn.service.command.upkeep import upkeep_app
+from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
     CheckpointList,
@@ -219,6 +220,7 @@ def work(
 
 app.add_typer(workers_app, name="workers")
 app.add_typer(keys_app, name="keys")
+app.add_typer(webhooks_app, name="webhooks")
 
 
 @app.command()
