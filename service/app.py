@@ -41,6 +41,7 @@ from cairn.service.observing import ObservedRequests, ServerMetrics, traced
 from cairn.service.routes import (
     aliases,
     artifacts,
+    audit,
     checkpoints,
     clean_up,
     convert,
@@ -74,6 +75,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     workers.router,
     keys.router,
     artifacts.router,
+    audit.router,
 )
 
 
@@ -154,6 +156,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         app.state.turns = StoreTurns()
         app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
+        app.state.search_turns = CatalogTurns(catalog.reads_at_once)
         # As many threads as silent stores can hold, and those that all else needs.
         held = (2 * AT_ONCE + STREAMS_AT_ONCE) * len(roots)
         current_default_thread_limiter().total_tokens += held

@@ -6,6 +6,7 @@ from fastapi import Depends, Header, Path, Query, Request
 from pydantic import BeforeValidator, WithJsonSchema
 
 from cairn.service.actions import ControlPlane
+from cairn.service.filters import LONGEST_FILTER, LONGEST_ORDER
 from cairn.service.observing import RequestMetrics, ServerMetrics
 from cairn.service.schemas import ALIAS_PATTERN, LARGEST_NUMBER, LONGEST_ALIAS, NAME_PATTERN
 
@@ -41,9 +42,26 @@ StepNumber = Annotated[
     Path(ge=0, le=MAX_STEP, description="A training step."),
 ]
 PageSize = Annotated[int, Query(ge=1, le=1000, description="Entries at most on this page.")]
+Filter = Annotated[
+    str,
+    Query(
+        max_length=LONGEST_FILTER,
+        description="Only entries of which this holds, in a part of the language of AIP-160: "
+        "conditions on fields joined by `AND` or `OR`, `NOT`, parentheses; `FIELD:*` asks whether "
+        "there is a value.",
+    ),
+]
+OrderBy = Annotated[
+    str,
+    Query(
+        max_length=LONGEST_ORDER,
+        description="Fields, with `desc` or without, and with commas between them. Entries that do "
+        "not have one come last.",
+    ),
+]
 PageToken = Annotated[
     str | None,
-    Query(max_length=1024, description="`next_page_token` of the page before; opaque."),
+    Query(max_length=8192, description="`next_page_token` of the page before; opaque."),
 ]
 IdempotencyKey = Annotated[
     str | None,

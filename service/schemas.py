@@ -678,6 +678,36 @@ class NewKey(Response):
     details: Key
 
 
+AuditOutcome = Literal["done", "refused", "failed", "outside"]
+"""What became of something that was asked."""
+
+
+class AuditEvent(Response):
+    """Something that was asked of this control plane, or was noticed to have gone around it."""
+
+    id: int
+    at: datetime
+    caller: str | None = Field(description="Null: nobody knows.")
+    action: str = Field(description="Such as `checkpoint.delete`.", examples=["alias.promote"])
+    root: str | None = Field(description="Null: none in particular, as below.")
+    run: str | None
+    detail: dict[str, Any] = Field(
+        description="What was asked for; once it is known, what was before and what came of it."
+    )
+    outcome: AuditOutcome | None = Field(
+        description="`refused`: the request was at fault; `failed`: the service was; `outside`: it "
+        "went around this control plane. Null: it is under way, or its process died."
+    )
+    completed: datetime | None
+    request_id: str | None
+
+
+class AuditEventList(Page):
+    """Entries of the audit trail, newest first."""
+
+    audit_events: list[AuditEvent]
+
+
 class AnnounceRequest(Request):
     """A step that a job has saved."""
 

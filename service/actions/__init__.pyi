@@ -1,5 +1,6 @@
 from .annotating import annotate_checkpoint as annotate_checkpoint
 from .annotating import annotate_run_labels as annotate_run_labels
+from .audit_trail import list_audit_events as list_audit_events
 from .auditing import audited as audited
 from .clean_up import apply_retention as apply_retention
 from .clean_up import collect_garbage as collect_garbage
@@ -14,6 +15,7 @@ from .exports import get_artifact as get_artifact
 from .keys import create_key as create_key
 from .keys import list_keys as list_keys
 from .keys import revoke_key as revoke_key
+from .listing import EVERYTHING as EVERYTHING
 from .listing import get_alias as get_alias
 from .listing import get_checkpoint as get_checkpoint
 from .listing import get_run as get_run

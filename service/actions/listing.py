@@ -5,24 +5,34 @@ What the catalog does not know is looked for in the store before it is said not 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import deletion_body, queries, read_deletions
 from cairn.service.catalog.queries import RunColumns
+from cairn.service.filters import Search
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Run
 from cairn.storage.errors import AliasNotFoundError, RunNotFoundError
 from cairn.storage.runs import Run as StoredRun
 from cairn.storage.runs import StepInfo, StepState
 from cairn.storage.store import StoreURI, from_rfc3339
 
-Key = tuple[str | int, ...]
+Key = tuple[Any, ...]
 """Where a page begins: after the entry of this key; (): at the first."""
+
+EVERYTHING: Final = Search()
 
 
 def list_runs(
-    plane: ControlPlane, roots: Mapping[str, StoreURI], *, after: Key, limit: int, refresh: bool
+    plane: ControlPlane,
+    roots: Mapping[str, StoreURI],
+    search: Search = EVERYTHING,
+    *,
+    after: Key,
+    limit: int,
+    refresh: bool,
 ) -> tuple[list[Run], Key]:
     """The next runs, by root and name; after which key there are more, () if there are none.
 
@@ -31,14 +41,17 @@ def list_runs(
     Args:
         plane: Where.
         roots: Those that are meant.
-        after: Root and name of the last one that is known already.
+        search: Which of their runs, and in what other order.
+        after: Key of the last one that is known already; without another order its root and name.
         limit: At most so many.
-        refresh: Look at the store first.
+        refresh: Look at the store first: at this page, or if some are searched for, at all runs.
 
     Raises:
         NotReadyError: A root is being read for the first time.
         StoreUnavailableError: The store is needed, and does not answer.
     """
+    if search:
+        return _search_runs(plane, roots, search, after=after, limit=limit, refresh=refresh)
     if refresh:
         for root, uri in roots.items():
             plane.index.refresh_root(root, uri)
@@ -53,6 +66,26 @@ def list_runs(
     with plane.catalog.query() as connection:
         found = queries.runs(connection, roots, after=after, until=until, limit=limit + 1)
     return [queries.run(run) for run in found[:limit]], _end(found, limit) or until
+
+
+def _search_runs(
+    plane: ControlPlane,
+    roots: Mapping[str, StoreURI],
+    search: Search,
+    *,
+    after: Key,
+    limit: int,
+    refresh: bool,
+) -> tuple[list[Run], Key]:
+    if refresh:  # any run may have become one that is searched for
+        for root, uri in roots.items():
+            plane.index.scan(root, uri)
+    else:
+        plane.index.ensure_scanned(roots)
+    with plane.catalog.query() as connection:
+        found = queries.search_runs(connection, roots, search, after=after, limit=limit + 1)
+    end = found[limit - 1][1] if len(found) > limit else ()
+    return [queries.run(run) for run, _ in found[:limit]], end
 
 
 def _end(found: Sequence[RunColumns], limit: int) -> Key:
@@ -75,20 +108,23 @@ def list_checkpoints(
     plane: ControlPlane,
     root: str,
     run: str,
+    search: Search = EVERYTHING,
     *,
     state: CheckpointState | None,
-    before: Key,
+    after: Key,
     limit: int,
     refresh: bool,
-) -> tuple[list[Checkpoint], bool]:
-    """The next checkpoints of a run, highest step first; whether there are more.
+) -> tuple[list[Checkpoint], Key]:
+    """The next checkpoints of a run, highest step first; after which key there are more, or ().
 
     Args:
         plane: Where.
         root: Name of the run's root.
         run: Name of the run.
+        search: Which of its checkpoints, and in what other order.
         state: Only those in this state; None: in any.
-        before: Step and attempt of the last one that is known already.
+        after: Key of the last one that is known already; without another order its step and
+            attempt.
         limit: At most so many.
         refresh: Look at the store first.
 
@@ -96,11 +132,19 @@ def list_checkpoints(
         RunNotFoundError: There is no such run.
         StoreUnavailableError: The store is needed, and does not answer.
     """
+    more = limit + 1
     with _found(plane, root, run, refresh=refresh) as (connection, known):
-        found = queries.checkpoints(connection, known, state=state, before=before, limit=limit + 1)
+        if search:
+            searched = queries.search_checkpoints(
+                connection, known, search, state=state, after=after, limit=more
+            )
+            found, keys = [one for one, _ in searched], [key for _, key in searched]
+        else:
+            found = queries.checkpoints(connection, known, state=state, before=after, limit=more)
+            keys = [(one.step, one.attempt) for one in found]
         named = queries.alias_names(connection, known, found)
         page = [queries.checkpoint(known, one, named) for one in found[:limit]]
-    return page, len(found) > limit
+    return page, keys[limit - 1] if len(found) > limit else ()
 
 
 def get_checkpoint(

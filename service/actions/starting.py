@@ -6,11 +6,13 @@ from typing import Any, Final
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.jobs import start_export
+from cairn.service.jobs import IdempotencyKeyReusedError, start_export
 from cairn.service.schemas import Operation
 from cairn.storage.runs import Run
 
 _PLACE: Final = ("root", "run", "by")
+_NONE: Final = object()
+_LONGEST: Final = 80  # letters of a field that is named
 
 
 def start(
@@ -36,16 +38,50 @@ def start(
 
     Raises:
         NotReadyError: Jobs were not launched.
-        IdempotencyKeyReusedError: The key was used for another request.
+        IdempotencyKeyReusedError: The key was used for another request; says for which, if the
+            caller may know.
     """
     jobs = plane.jobs
     detail = {name: value for name, value in request.items() if name not in _PLACE}
     with audited(
         plane, caller, action, root=request["root"], run=request["run"], **detail
     ) as entry:
-        if exported is None:
-            operation = jobs.start(kind, request, idempotency_key=idempotency_key)
-        else:
-            operation = start_export(jobs, exported, request, idempotency_key=idempotency_key)
+        try:
+            if exported is None:
+                operation = jobs.start(kind, request, idempotency_key=idempotency_key)
+            else:
+                operation = start_export(jobs, exported, request, idempotency_key=idempotency_key)
+        except IdempotencyKeyReusedError as exc:
+            if not caller.sees(exc.used.request["root"]):
+                raise
+            found = reuse(exc.used, kind, request)
+            raise IdempotencyKeyReusedError(exc.key, exc.used, found) from exc
         entry.complete(operation=operation.id)
     return operation
+
+
+def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:
+    """How a request is another one than that of an operation."""
+    before = {"kind": used.kind.value, **_flat(used.request)}
+    now = {"kind": kind, **_flat(request)}
+    different = [
+        f"{name} {_shown(now, name)} where it was {_shown(before, name)}"
+        for name in sorted({*before, *now}, key=[*before, *now].index)
+        if before.get(name, _NONE) != now.get(name, _NONE)
+    ]
+    place = "/".join(str(used.request[name]) for name in ("root", "run"))
+    step = f"/steps/{used.request['step']}" if "step" in used.request else ""
+    return f"another one than its {used.kind.value} of {place}{step}: {', '.join(different)}"
+
+
+def _flat(request: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Its fields, also those in others, by their whole names."""
+    found: dict[str, Any] = {}
+    for name, value in request.items():
+        inner = _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {}
+        found |= inner or {f"{within}{name}": value}
+    return found
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return repr(fields[name])[:_LONGEST] if name in fields else "not given"

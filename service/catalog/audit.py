@@ -5,16 +5,32 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AuditRow
+from cairn.service.catalog.searching import AUDIT, Key, searched_page
+from cairn.service.filters import Search
+from cairn.service.schemas import AuditEvent
 
 logger = logging.getLogger(__name__)
 
 _BEGIN: Final = insert(AuditRow)
 _COMPLETE: Final = update(AuditRow).where(AuditRow.id == bindparam("row"))
+_EVENTS: Final = select(
+    AuditRow.id,
+    AuditRow.at,
+    AuditRow.actor.label("caller"),
+    AuditRow.action,
+    AuditRow.root,
+    AuditRow.run,
+    AuditRow.detail,
+    AuditRow.outcome,
+    AuditRow.completed,
+    AuditRow.request_id,
+)
+_MAYBE_NONE: Final = ("caller", "root", "run")
 
 Outcome = Literal["done", "refused", "failed"]
 
@@ -102,3 +118,23 @@ class AuditEntry:
                 "%s of %s/%s: %s, which could not be noted",
                 *(begun["action"], begun["root"], begun["run"], outcome),
             )
+
+
+def audit_events(
+    connection: Connection, search: Search, *, after: Key, limit: int
+) -> list[AuditEvent]:
+    """The next entries that are searched for, newest first.
+
+    Args:
+        connection: To the catalog.
+        search: Which entries.
+        after: Id of the last one that is known, alone; (): from the newest.
+        limit: At most this many.
+    """
+    dialect = connection.dialect.name
+    page = searched_page(_EVENTS, AUDIT, search, after=after, limit=limit, dialect=dialect)
+    return [_event(row._asdict()) for row in connection.execute(page)]
+
+
+def _event(row: Mapping[str, Any]) -> AuditEvent:
+    return AuditEvent.model_validate({**row, **{name: row[name] or None for name in _MAYBE_NONE}})

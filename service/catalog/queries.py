@@ -9,6 +9,8 @@ from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
+from cairn.service.filters import Search
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
 from cairn.storage.runs import Better, step_dir
 from cairn.storage.store import StoreURI, utc_now
@@ -103,6 +105,7 @@ _RUN: Final = _RUNS.where(
 _CHECKPOINTS: Final = select(
     *(getattr(CheckpointRow, name) for name in CheckpointColumns._fields)
 ).where(CheckpointRow.run_id == bindparam("run"))
+_IN_STATE: Final = CheckpointRow.state == bindparam("in_state")
 _STEP: Final = _CHECKPOINTS.where(CheckpointRow.step == bindparam("of_step"))
 _ALIAS_NAMES: Final = (
     select(AliasRow.step, AliasRow.attempt, AliasRow.alias)
@@ -174,6 +177,55 @@ def checkpoints(
     return [CheckpointColumns._make(row) for row in found.all()]
 
 
+def search_runs(
+    connection: Connection, roots: Iterable[str], search: Search, *, after: Key, limit: int
+) -> list[tuple[RunColumns, Key]]:
+    """The next runs that are searched for, each with its key.
+
+    Args:
+        connection: To the catalog.
+        roots: Names of those that are meant.
+        search: Which runs, in what order.
+        after: Key of the last one that is known; (): from the first.
+        limit: At most this many.
+    """
+    entries = _RUNS.where(RunRow.root.in_(list(roots)))
+    dialect = connection.dialect.name
+    page = searched_page(entries, RUNS, search, after=after, limit=limit, dialect=dialect)
+    width = len(RunColumns._fields)
+    return [(RunColumns._make(row[:width]), tuple(row[width:])) for row in connection.execute(page)]
+
+
+def search_checkpoints(
+    connection: Connection,
+    run: RunColumns,
+    search: Search,
+    *,
+    state: CheckpointState | None,
+    after: Key,
+    limit: int,
+) -> list[tuple[CheckpointColumns, Key]]:
+    """The next checkpoints that are searched for, each with its key.
+
+    Args:
+        connection: To the catalog.
+        run: Whose checkpoints.
+        search: Which of them, in what order.
+        state: Only those in this state; None: in any.
+        after: Key of the last one that is known; (): from the first.
+        limit: At most this many.
+    """
+    entries = _CHECKPOINTS if state is None else _CHECKPOINTS.where(_IN_STATE)
+    dialect = connection.dialect.name
+    page = searched_page(entries, CHECKPOINTS, search, after=after, limit=limit, dialect=dialect)
+    given = {"run": run.id, "in_state": state and state.value}
+    width = len(CheckpointColumns._fields)
+    return [
+        (CheckpointColumns._make(row[:width]), tuple(row[width:]))
+        for row in connection.execute(page, given)
+    ]
+
+
 def attempts(connection: Connection, run: RunColumns, step: int) -> list[CheckpointColumns]:
     """Every attempt at one step."""
     found = connection.execute(_STEP, {"run": run.id, "of_step": step})
@@ -188,11 +240,12 @@ def alias_names(
     Args:
         connection: To the catalog.
         run: Whose aliases.
-        found: Checkpoints, by step, up or down.
+        found: Checkpoints.
     """
     if not found:
         return {}
-    first, last = sorted((found[0].step, found[-1].step))
+    steps = [one.step for one in found]
+    first, last = min(steps), max(steps)
     named: dict[tuple[int, int], list[str]] = {}
     asked = {"run": run.id, "first": first, "last": last}
     for step, attempt, alias in connection.execute(_ALIAS_NAMES, asked):
@@ -215,7 +268,7 @@ def _run_page(after: bool, until: bool) -> Select[Any]:
 def _checkpoint_page(in_state: bool, before: bool) -> Select[Any]:
     page = _CHECKPOINTS
     if in_state:
-        page = page.where(CheckpointRow.state == bindparam("in_state"))
+        page = page.where(_IN_STATE)
     if before:
         key = tuple_(CheckpointRow.step, CheckpointRow.attempt)
         page = page.where(key < tuple_(bindparam("before_step"), bindparam("before_attempt")))

@@ -1,31 +1,35 @@
-"""How a shell names a checkpoint: `run`, `run@alias` or `run/steps/N`."""
+"""How a shell names a checkpoint: `run`, `run@alias`, `run@best:METRIC` or `run/steps/N`."""
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from cairn.service.client.best_step import BEST, best_step
 from cairn.service.client.client import Client
 from cairn.service.errors import AddressError, NoCheckpointError
 
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ADDRESS: Final = re.compile(
-    rf"(?P<run>{_NAME})(?:@(?P<alias>{_NAME})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
+    rf"(?P<run>{_NAME})"
+    rf"(?:@{BEST}(?P<best>(?s:.+))|@(?P<alias>{_NAME})|/steps/(?P<step>0|[1-9][0-9]{{0,15}}))?"
 )
 
 
 @dataclass(frozen=True)
 class Address:
-    """A checkpoint of a run; neither alias nor step: its latest.
+    """A checkpoint of a run; by nothing else: its latest.
 
     Attributes:
         run: Name of the run.
         alias: Name of an alias, or None.
         step: A step, or None.
+        best: The metric that it is the best by, with `:min` or `:max` or as steps say, or None.
     """
 
     run: str
     alias: str | None = None
     step: int | None = None
+    best: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Address":
@@ -35,28 +39,40 @@ class Address:
             AddressError: It is none.
         """
         found = _ADDRESS.fullmatch(text)
-        if found is None:
+        if found is None or found["best"] in (":min", ":max"):
             raise AddressError(
-                f"{text!r}: expected RUN, RUN@ALIAS or RUN/steps/N, with names of letters, digits, "
-                "'.', '_' and '-', found another form. `cairn runs` lists what exists."
+                f"{text!r}: expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N, with names of "
+                "letters, digits, '.', '_' and '-', found another form. `cairn runs` lists what "
+                "exists."
             )
         step = found["step"]
-        return cls(found["run"], found["alias"], None if step is None else int(step))
+        number = None if step is None else int(step)
+        return cls(found["run"], found["alias"], number, found["best"])
 
     def __str__(self) -> str:
         """As it is written."""
         if self.step is not None:
             return f"{self.run}/steps/{self.step}"
+        if self.best is not None:
+            return f"{self.run}@{BEST}{self.best}"
         return self.run if self.alias is None else f"{self.run}@{self.alias}"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it names a run and nothing else."""
+        return self.alias is None and self.step is None and self.best is None
 
 
 def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
     """The run and step that an address means now.
 
     Raises:
-        NoCheckpointError: The run has no checkpoint yet.
+        AddressError: It is the best by a metric of which nobody said which values are good.
+        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric.
         ProblemResponseError: There is no such run or alias.
     """
+    if address.best is not None:
+        return address.run, best_step(client, address.run, address.best, root)
     if address.step is not None:
         return address.run, address.step
     if address.alias is not None:

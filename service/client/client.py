@@ -31,6 +31,8 @@ from cairn.service.schemas import (
     AliasHistory,
     AliasList,
     Artifact,
+    AuditEvent,
+    AuditEventList,
     Checkpoint,
     CheckpointList,
     Health,
@@ -79,17 +81,32 @@ class Client(TensorsConnection):
         return self._get(RootList, "/v1/roots").roots
 
     def runs(
-        self, *, root: str | None = None, page_size: int = 100, refresh: bool = False
+        self,
+        *,
+        root: str | None = None,
+        filter: str = "",
+        order_by: str = "",
+        page_size: int = 100,
+        refresh: bool = False,
     ) -> Iterator[Run]:
         """Every run, by root and name; pages are fetched as needed.
 
         Args:
             root: Of this root only.
+            filter: Those of which this holds, such as `labels.team = "nlp" AND latest_step > 1000`.
+            order_by: Another order, such as `created desc`.
             page_size: Runs per request.
             refresh: Have the server look at the store first, here as below.
         """
         path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
-        for page in self._pages(RunList, path, page_size=page_size, refresh=refresh or None):
+        for page in self._pages(
+            RunList,
+            path,
+            filter=filter or None,
+            order_by=order_by or None,
+            page_size=page_size,
+            refresh=refresh or None,
+        ):
             yield from page.runs
 
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
@@ -105,7 +122,9 @@ class Client(TensorsConnection):
         run: str,
         *,
         root: str = DEFAULT_ROOT,
-        state: str = "listed",
+        state: str | None = None,
+        filter: str = "",
+        order_by: str = "",
         page_size: int = 100,
         refresh: bool = False,
     ) -> Iterator[Checkpoint]:
@@ -114,14 +133,21 @@ class Client(TensorsConnection):
         Args:
             run: Name of the run.
             root: Name of its root.
-            state: One state, or `all`.
+            state: One state, or `all`; None: listed ones, or all if the filter asks about `state`.
+            filter: Those of which this holds, such as `metrics.loss < 0.5 AND step >= 1000`.
+            order_by: Another order, such as `metrics.loss, step desc`.
             page_size: Checkpoints per request.
             refresh: Have the server look at the store first.
         """
         path = f"{run_path(root, run)}/checkpoints"
-        look = refresh or None
         for page in self._pages(
-            CheckpointList, path, page_size=page_size, state=state, refresh=look
+            CheckpointList,
+            path,
+            state=state,
+            filter=filter or None,
+            order_by=order_by or None,
+            page_size=page_size,
+            refresh=refresh or None,
         ):
             yield from page.checkpoints
 
@@ -238,6 +264,18 @@ class Client(TensorsConnection):
     def revoke_key(self, key: str) -> None:
         """Have the key of an id count no more, for good."""
         self._answer("DELETE", f"/v1/keys/{segment(key)}")
+
+    def audit_events(self, *, filter: str = "", page_size: int = 100) -> Iterator[AuditEvent]:
+        """What was asked of the server, newest first; pages are fetched as needed.
+
+        Args:
+            filter: Entries of which this holds, such as `caller = "ci" AND action = alias.promote`.
+            page_size: Entries per request.
+        """
+        for page in self._pages(
+            AuditEventList, "/v1/audit-events", filter=filter or None, page_size=page_size
+        ):
+            yield from page.audit_events
 
     def restore(
         self,

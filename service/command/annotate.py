@@ -89,7 +89,7 @@ def annotate(
         noted = _in_store(checkpoint, labels, metrics, ways, of_run)
     else:
         address = Address.parse(checkpoint)
-        if of_run and (address.alias is not None or address.step is not None):
+        if of_run and not address.is_run:
             raise typer.BadParameter(f"--run takes a RUN alone, found {checkpoint!r}")
         with Client(url) as client:
             if of_run:

@@ -20,6 +20,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
+from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
 from cairn.service.command import verify as verify_commands
@@ -43,6 +44,8 @@ from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
     DataOption,
+    FilterOption,
+    OrderOption,
     PlacedArgument,
     RootOption,
     RunArgument,
@@ -77,7 +80,7 @@ HELP: Final = """Checkpoints of JAX training jobs: find, promote, fork, export, 
 `cairn serve` runs the control plane; the other commands ask it, at --url, else CAIRN_URL, else
 port 8321 of this machine.
 
-A CHECKPOINT is written RUN (its latest step), RUN@ALIAS or RUN/steps/N.
+A CHECKPOINT is written RUN (its latest step), RUN@ALIAS, RUN@best:METRIC or RUN/steps/N.
 """
 EPILOG: Final = "\n".join(
     ("\b", "Exit status:", *(f"  {status:<5}{text}" for status, text in MEANINGS.items()))
@@ -101,14 +104,15 @@ app.add_typer(annotate_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(audit_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 
 STATES: Final = (*(state.value for state in CheckpointState), "all")
 
 
-def _known_state(state: str) -> str:
-    if state not in STATES:
+def _known_state(state: str | None) -> str | None:
+    if state is not None and state not in STATES:
         raise typer.BadParameter(f"expected one of {', '.join(STATES)}, found {state!r}")
     return state
 
@@ -227,6 +231,8 @@ def runs(
             autocompletion=completion.roots,
         ),
     ] = None,
+    filter: FilterOption = "",
+    order_by: OrderOption = "",
     refresh: Annotated[bool, typer.Option("--refresh", help="Look at the store first.")] = False,
     url: UrlOption = None,
     json: JsonOption = False,
@@ -234,9 +240,12 @@ def runs(
     """List runs.
 
     The server looks at the store every few seconds: a run that nobody has announced is listed then.
+
+    A FILTER joins conditions with AND, OR, NOT: labels.team = "nlp" AND latest_step > 1000. Fields:
+    root, name, created, bytes, latest_step, checkpoint_count, labels.NAME, aliases:NAME.
     """
     with Client(url) as client:
-        found = list(client.runs(root=root, refresh=refresh))
+        found = list(client.runs(root=root, filter=filter, order_by=order_by, refresh=refresh))
     if json:
         print_document(RunList(runs=found))
         return
@@ -248,23 +257,30 @@ def runs(
 def checkpoints(
     run: RunArgument,
     state: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="STATE",
-            help=", ".join(STATES) + ".",
+            help=", ".join(STATES) + "; default: listed, or all if FILTER asks about state.",
             callback=_known_state,
             autocompletion=lambda: list(STATES),
         ),
-    ] = CheckpointState.LISTED.value,
+    ] = None,
+    filter: FilterOption = "",
+    order_by: OrderOption = "",
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run, highest step first."""
+    """List the checkpoints of a run, highest step first.
+
+    A FILTER joins conditions with AND, OR, NOT: labels.stage = "final" AND metrics.loss < 0.5.
+    Fields: step, attempt, state, created, bytes, leaves, model_type, labels.NAME, metrics.NAME,
+    better.NAME, aliases:NAME.
+    """
     check_run_name(run)
     with Client(url) as client:
         problems = [client.run(run, root=root, refresh=True)]
-        found = client.checkpoints(run, root=root, state=state)
+        found = client.checkpoints(run, root=root, state=state, filter=filter, order_by=order_by)
         if json:
             listed = CheckpointList(checkpoints=list(found)).model_dump(mode="json")
             print_document({**listed, "problems": problems[0].problems})

@@ -36,6 +36,15 @@ RootOption = Annotated[
         autocompletion=completion.roots,
     ),
 ]
+FilterOption = Annotated[
+    str,
+    typer.Option(
+        "--filter", metavar="FILTER", help="Only those of which it holds, as in: step >= 100."
+    ),
+]
+OrderOption = Annotated[
+    str, typer.Option("--order-by", metavar="FIELDS", help="Such as: created desc, step.")
+]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="URI", help="Folder or URI of the root `default`.")
 ]
@@ -45,7 +54,7 @@ CheckpointArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN, RUN@ALIAS or RUN/steps/N.",
+        help="RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N.",
         autocompletion=completion.checkpoints,
     ),
 ]
@@ -53,7 +62,7 @@ PlacedArgument = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="RUN, RUN@ALIAS, RUN/steps/N; or URI or path.",
+        help="RUN, RUN@ALIAS, RUN@best:METRIC, RUN/steps/N; or URI or path.",
         autocompletion=completion.checkpoints,
     ),
 ]
@@ -65,7 +74,8 @@ RunArgument = Annotated[
 
 def is_in_store(checkpoint: str) -> bool:
     """Whether a `PlacedArgument` is looked up in the store itself, without a control plane."""
-    return "://" in checkpoint or checkpoint.startswith((".", "/"))
+    place = checkpoint.partition("@")[0]  # a metric may have any letters
+    return "://" in place or place.startswith((".", "/"))
 
 
 def _as_size(text: str) -> str:

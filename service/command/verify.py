@@ -48,7 +48,7 @@ def verify(
     was saved; standard error names each record, file and leaf.
     """
     address = Address.parse(checkpoint)
-    alone = address.alias is None and address.step is None and not checkpoint.endswith("@latest")
+    alone = address.is_run and not checkpoint.endswith("@latest")
     if (all_steps or records) and not alone:
         option = "--all" if all_steps else "--records"
         raise typer.BadParameter(f"{option} takes a RUN alone, found {checkpoint!r}")

@@ -3,34 +3,41 @@
 import base64
 import binascii
 import json
+import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import LARGEST_NUMBER, is_plain
 
-Key = Sequence[str | int]
+Key = tuple[Any, ...]
+"""Of an entry of a list: parts of text, whole numbers, numbers, times, or None."""
+
+_NOT_ONE: Final = object()
 
 
-def encode_token(listing: str, last: Key) -> str:
+def encode_token(listing: str, last: Sequence[Any]) -> str:
     """The token of the page after `last`.
 
     Args:
         listing: What is listed, filters included; the token is good for nothing else.
         last: Sort key of the last entry given out.
     """
-    body = json.dumps([listing, *last], separators=(",", ":"))
+    parts = [one.isoformat() if isinstance(one, datetime) else one for one in last]
+    body = json.dumps([listing, *parts], separators=(",", ":"), ensure_ascii=False)
     return base64.urlsafe_b64encode(body.encode()).decode().rstrip("=")
 
 
 def decode_token(
-    listing: str, token: str | None, *, kinds: tuple[type, ...]
-) -> tuple[str | int, ...]:
+    listing: str, token: str | None, *, kinds: Sequence[type | tuple[type, ...]]
+) -> Key:
     """The sort key that a token names; empty without a token.
 
     Args:
         listing: As given to `encode_token`.
         token: From the client.
-        kinds: Type of each part of the key.
+        kinds: Type of each part of the key, or several.
 
     Raises:
         InvalidRequestError: The token is not one, or belongs to another list.
@@ -42,19 +49,31 @@ def decode_token(
         body = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (binascii.Error, UnicodeDecodeError, ValueError, RecursionError):
         body = None
-    fits = (
-        isinstance(body, list)
-        and len(body) == 1 + len(kinds)
-        and body[0] == listing
-        and all(type(part) is kind for part, kind in zip(body[1:], kinds, strict=True))
-        and is_plain(body)
-        and all(abs(part) <= LARGEST_NUMBER for part in body if isinstance(part, int))
+    if isinstance(body, list) and len(body) == 1 + len(kinds) and body[0] == listing:
+        key = tuple(map(_read, body[1:], kinds))
+        if _NOT_ONE not in key:
+            return key
+    detail = (
+        "expected the next_page_token of a page of this very list, with the same filters and the "
+        "same order; found another text. Start again without it."
     )
-    if not isinstance(body, list) or not fits:
-        detail = (
-            "expected the next_page_token of a page of this very list, with the same filters; "
-            "found another text. Start again without it."
-        )
-        field = "query.page_token"
-        raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
-    return tuple(body[1:])
+    field = "query.page_token"
+    raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
+
+
+def _read(part: Any, kind: type | tuple[type, ...]) -> Any:
+    """A part of a key, or `_NOT_ONE`."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if datetime in kinds and isinstance(part, str):
+        try:
+            moment = datetime.fromisoformat(part)
+            return _NOT_ONE if moment.tzinfo is None else moment.astimezone(UTC)
+        except (ValueError, OverflowError):
+            return _NOT_ONE
+    fits = (
+        type(part) in kinds
+        and is_plain(part)
+        and not (isinstance(part, int) and abs(part) > LARGEST_NUMBER)
+        and not (isinstance(part, float) and math.isnan(part))
+    )
+    return part if fits else _NOT_ONE

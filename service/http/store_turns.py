@@ -37,6 +37,7 @@ ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
 
 _READS: Final = frozenset({"GET", "HEAD"})
+_SEARCHES: Final = frozenset({"filter", "order_by"})
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
 
 
@@ -98,7 +99,8 @@ class StoreRoute(APIRoute):
     """A route of a run: what changes it, or looks at the store, waits for its turn there.
 
     What only reads waits for a turn at the catalog, and goes on to the store if that knows too
-    little: of many who ask for a run that was made just now, some look, and the others find it.
+    little: of many who ask for a run that was made just now, some look, and the others find it. Who
+    searches a list has the database look at all of it, maybe, and waits in a line of its own.
     """
 
     needs_store: ClassVar[bool] = False
@@ -111,7 +113,9 @@ class StoreRoute(APIRoute):
             with within(ANSWER_SECONDS):
                 looks = request.query_params.get("refresh", "").lower() in _TRUE
                 if request.method in _READS and not looks and not self.needs_store:
-                    known: CatalogTurns = request.app.state.catalog_turns
+                    searches = not _SEARCHES.isdisjoint(request.query_params)
+                    state = request.app.state
+                    known: CatalogTurns = state.search_turns if searches else state.catalog_turns
                     with suppress(StoreNeededError):
                         async with known.turn():
                             return await handler(request)

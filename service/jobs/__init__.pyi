@@ -3,6 +3,7 @@ from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
 from .dbos_engine import upgrade_jobs as upgrade_jobs
+from .errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError
 from .errors import OperationNotFoundError as OperationNotFoundError
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError

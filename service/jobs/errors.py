@@ -10,13 +10,14 @@ ServiceError
     ├── JobEngineError             500
     ├── WorkerNotFoundError        404
     ├── WorkerAliveError           409
-    └── IdempotencyKeyReusedError  422
+    └── IdempotencyKeyReusedError  422 (.key, .used)
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from cairn.service.errors import ProblemError, ServiceError
+from cairn.service.schemas import Operation
 
 
 class JobsBusyError(ServiceError):
@@ -68,6 +69,17 @@ class JobEngineError(ProblemError):
 
 
 class IdempotencyKeyReusedError(ProblemError):
-    """The same key came with another request."""
+    """The same key came with another request.
+
+    Attributes:
+        used: The operation that it names. Its request is not told: who asks may not use its root.
+    """
 
     status, slug, title = 422, "idempotency-key-reused", "Idempotency-Key was used before"
+
+    def __init__(self, key: str | None, used: Operation, found: str = "another one") -> None:
+        self.key, self.used = key, used
+        super().__init__(
+            f"Idempotency-Key {key!r}: expected the request of operation {used.id} again, found "
+            f"{found}. Use a new key for a new request."
+        )

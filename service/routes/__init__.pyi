@@ -1,5 +1,6 @@
 from . import aliases as aliases
 from . import artifacts as artifacts
+from . import audit as audit
 from . import checkpoints as checkpoints
 from . import clean_up as clean_up
 from . import convert as convert

@@ -1,5 +1,6 @@
 """Checkpoints of a run: lists, promotion, deletion."""
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, BackgroundTasks, Query, Response
@@ -9,6 +10,8 @@ from cairn.service.access import Operator, Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dependencies import (
     MAX_STEP,
+    Filter,
+    OrderBy,
     PageSize,
     PageToken,
     PlaneDependency,
@@ -18,6 +21,7 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
+from cairn.service.filters import CHECKPOINT_FIELDS, Search
 from cairn.service.http import (
     NOT_CHANGED,
     Condition,
@@ -49,8 +53,15 @@ router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["checkpoints"], route_class=StoreRoute
 )
 
+_LAST: Final[Mapping[str, type]] = {"step": int, "attempt": int}
+"""What settles the order in the end."""
+
 StateFilter = Annotated[
-    CheckpointState | Literal["all"], Query(description="Steps of this state only, or `all`.")
+    CheckpointState | Literal["all"] | None,
+    Query(
+        description="Steps of this state only, or `all`. Default: `listed`; `all` where the filter "
+        "asks about `state`."
+    ),
 ]
 AttemptFilter = Annotated[
     int | None,
@@ -69,13 +80,24 @@ def list_checkpoints(
     root: RootName,
     run: RunName,
     plane: PlaneDependency,
-    state: StateFilter = CheckpointState.LISTED,
+    state: StateFilter = None,
+    filter: Filter = "",
+    order_by: OrderBy = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Checkpoints of a run, highest step first."""
-    found = page_of_checkpoints(plane, root, run, state, page_size, page_token, refresh=refresh)
+    """Checkpoints of a run, highest step first, or in the order that is asked for.
+
+    Fields: `step`, `attempt`, `state`, `created`, `bytes`, `leaves`, `model_type`, `labels.NAME`,
+    `metrics.NAME`, `better.NAME`; in filters also `aliases`.
+    """
+    search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
+    if state is None:
+        state = "all" if search.names("state") else CheckpointState.LISTED
+    found = page_of_checkpoints(
+        plane, root, run, state, page_size, page_token, search=search, refresh=refresh
+    )
     return json_answer(found)
 
 
@@ -87,6 +109,7 @@ def page_of_checkpoints(
     page_size: int,
     page_token: str | None,
     *,
+    search: Search = actions.EVERYTHING,
     refresh: bool = False,
 ) -> CheckpointList:
     """A page of a run's checkpoints, highest step first.
@@ -98,20 +121,23 @@ def page_of_checkpoints(
         state: Steps of this state only, or `all`.
         page_size: At most so many.
         page_token: That of the page before; None: the first page.
+        search: Which of them, and in what other order.
         refresh: Look at the store first.
     """
-    listing = f"checkpoints of {root}/{run}, {state}"
-    page, more = actions.list_checkpoints(
+    listing = f"checkpoints of {root}/{run}, {state}{search.mark}"
+    page, last = actions.list_checkpoints(
         plane,
         root,
         run,
+        search,
         state=None if state == "all" else CheckpointState(state),
-        before=decode_token(listing, page_token, kinds=(int, int)),
+        after=decode_token(
+            listing, page_token, kinds=search.key_kinds({"step": int, "attempt": int})
+        ),
         limit=page_size,
         refresh=refresh,
     )
-    last = (page[-1].step, page[-1].attempt) if more else None
-    token = None if last is None else encode_token(listing, last)
+    token = encode_token(listing, last) if last else None
     return CheckpointList(checkpoints=page, next_page_token=token)
 
 

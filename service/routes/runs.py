@@ -9,6 +9,8 @@ from cairn.service import actions
 from cairn.service.access import Operator, Reader
 from cairn.service.actions import ControlPlane
 from cairn.service.dependencies import (
+    Filter,
+    OrderBy,
     PageSize,
     PageToken,
     PlaneDependency,
@@ -16,6 +18,7 @@ from cairn.service.dependencies import (
     RootName,
     RunName,
 )
+from cairn.service.filters import RUN_FIELDS, Search
 from cairn.service.http import (
     NOT_CHANGED,
     Condition,
@@ -34,6 +37,9 @@ from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
+_LAST: Final[Mapping[str, type]] = {"root": str, "name": str}
+"""What settles the order in the end."""
+
 
 @router.get("/roots")
 def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
@@ -46,13 +52,21 @@ def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
 def list_all_runs(
     caller: Reader,
     plane: PlaneDependency,
+    filter: Filter = "",
+    order_by: OrderBy = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Runs of every root, by root and name."""
+    """Runs of every root, by root and name, or in the order that is asked for.
+
+    Fields: `root`, `name`, `created`, `bytes`, `latest_step`, `checkpoint_count`, `labels.NAME`; in
+    filters also `aliases`.
+    """
+    search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = caller.visible(plane.roots)
-    return json_answer(page_of_runs(plane, roots, page_size, page_token, refresh=refresh))
+    found = page_of_runs(plane, roots, page_size, page_token, search=search, refresh=refresh)
+    return json_answer(found)
 
 
 @router.get("/roots/{root}/runs", response_model=RunList, responses=problem_responses(404))
@@ -60,13 +74,18 @@ def list_runs(
     caller: Reader,
     root: RootName,
     plane: PlaneDependency,
+    filter: Filter = "",
+    order_by: OrderBy = "",
     page_size: PageSize = 50,
     page_token: PageToken = None,
     refresh: Refresh = False,
 ) -> Response:
-    """Runs of one root, by name."""
+    """Runs of one root, by name, or in the order that is asked for; fields as above."""
+    search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = {root: plane.root(root)}
-    found = page_of_runs(plane, roots, page_size, page_token, of=root, refresh=refresh)
+    found = page_of_runs(
+        plane, roots, page_size, page_token, of=root, search=search, refresh=refresh
+    )
     return json_answer(found)
 
 
@@ -132,6 +151,7 @@ def page_of_runs(
     page_token: str | None,
     *,
     of: str | None = None,
+    search: Search = actions.EVERYTHING,
     refresh: bool = False,
 ) -> RunList:
     """A page of runs.
@@ -142,9 +162,12 @@ def page_of_runs(
         page_size: At most so many.
         page_token: That of the page before; None: the first page.
         of: The root whose page it is; None: that of all.
+        search: Which of them, and in what other order.
         refresh: Look at the store first.
     """
-    listing = "runs" if of is None else f"runs of {of}"
-    after = decode_token(listing, page_token, kinds=(str, str))
-    runs, last = actions.list_runs(plane, roots, after=after, limit=page_size, refresh=refresh)
+    listing = ("runs" if of is None else f"runs of {of}") + search.mark
+    after = decode_token(listing, page_token, kinds=search.key_kinds(_LAST))
+    runs, last = actions.list_runs(
+        plane, roots, search, after=after, limit=page_size, refresh=refresh
+    )
     return RunList(runs=runs, next_page_token=encode_token(listing, last) if last else None)

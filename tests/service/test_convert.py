@@ -173,6 +173,24 @@ def test_idempotency_key_names_the_operation_for_good(http):
     other = http.post(CONVERT, json={}, headers=key)
     assert other.status_code == 422
     assert other.json()["type"] == "urn:cairn:problem:idempotency-key-reused"
+    assert other.json()["detail"] == (
+        f"Idempotency-Key 'export-1': expected the request of operation {first.json()['id']} "
+        "again, found another one than its convert of default/llama/steps/1: options.dtype None "
+        "where it was 'float64'. Use a new key for a new request."
+    )
+
+
+def test_a_key_that_was_used_for_another_path_or_kind_is_told_for_which(http):
+    key = {"Idempotency-Key": "export-3"}
+    assert http.post(CONVERT, json={"dtype": "float16"}, headers=key).status_code == 202
+    verify = http.post(CONVERT.replace(":convert", ":verify"), headers=key)
+    assert verify.status_code == 422
+    assert "kind 'verify' where it was 'convert'" in verify.json()["detail"]
+    run = CONVERT.partition("/checkpoints")[0]
+    collect = http.post(f"{run}:gc", json={}, headers=key)
+    assert collect.status_code == 422
+    assert "its convert of default/llama/steps/1: kind 'gc'" in collect.json()["detail"]
+    assert "dry_run True where it was not given" in collect.json()["detail"]
 
 
 @pytest.mark.parametrize(

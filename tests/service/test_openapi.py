@@ -42,6 +42,7 @@ OPERATION_IDS = {
     "health",
     "list_aliases",
     "list_all_runs",
+    "list_audit_events",
     "list_checkpoints",
     "list_operations",
     "list_roots",

@@ -294,10 +294,7 @@ class Jobs:
         return [status.workflow_id for status in found]
 
     def _reused(self, key: str | None) -> IdempotencyKeyReusedError:
-        return IdempotencyKeyReusedError(
-            f"Idempotency-Key {key!r}: expected the request of operation {operation_id(key)} "
-            "again, found another one. Use a new key for a new request."
-        )
+        return IdempotencyKeyReusedError(key, self.get(operation_id(key)))
 
     def _names(self) -> builtins.list[str]:
         return [workflow_name(kind) for kind in self.kinds]

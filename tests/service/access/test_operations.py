@@ -5,9 +5,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from cairn.service.access import Caller, Scope
 from cairn.service.actions import list_operations
+from cairn.service.app import create_app
+from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
+from tests.service.stores import make_run
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -60,3 +64,23 @@ def test_caller_of_one_root_is_shown_all_of_it_and_asks_the_database_seldom(limi
     engine = Engine()
     assert list_operations(engine, nothing, after=None, limit=limit, state=None) == ([], False)
     assert engine.asked <= 7
+
+
+def test_key_of_a_request_about_another_root_does_not_tell_what_it_was_used_for(settings):
+    for place in settings.root_uris.values():
+        make_run(place / "secret-run", [1])
+    settings.prepare()
+    keys = Keys(settings.database_url)
+    everywhere = bearer(keys.make("everywhere", "operate"))
+    local = bearer(keys.make("local", "operate", roots=["default"]))
+    once = {"Idempotency-Key": "nightly"}
+    with TestClient(create_app(settings), ADDRESS, client=ELSEWHERE) as http:
+        path = "/v1/roots/{}/runs/secret-run:verify"
+        (other,) = set(settings.root_uris) - {"default"}
+        asked = http.post(path.format(other), json={}, headers=everywhere | once)
+        assert asked.status_code == 202, asked.text
+        for caller, told in ((everywhere, True), (local, False)):
+            answer = http.post(path.format("default"), json={}, headers=caller | once)
+            assert answer.status_code == 422
+            assert (f"verify of {other}/secret-run: root 'default'" in answer.text) is told
+            assert ("secret-run" in answer.json()["detail"]) is told

@@ -6,6 +6,7 @@ from cairn.service.client.addresses import Address
 from cairn.service.errors import AddressError
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+METRICS = st.text(min_size=1).filter(lambda metric: metric not in (":min", ":max"))
 STEPS = st.integers(0, 10**16 - 1)
 
 
@@ -14,6 +15,7 @@ STEPS = st.integers(0, 10**16 - 1)
         st.builds(Address, NAMES),
         st.builds(Address, NAMES, alias=NAMES),
         st.builds(Address, NAMES, step=STEPS),
+        st.builds(Address, NAMES, best=METRICS),
     )
 )
 def test_address_reads_back_as_it_was_written(address):
@@ -38,8 +40,11 @@ def test_address_reads_back_as_it_was_written(address):
         "a/run",
         "run\n",
         "gs://bucket/run",
+        "run@best:",
+        "run@best::max",
+        "run/steps/1@best:loss",
     ],
 )
 def test_text_that_names_no_checkpoint_is_refused_with_the_forms(text):
-    with pytest.raises(AddressError, match="expected RUN, RUN@ALIAS or RUN/steps/N"):
+    with pytest.raises(AddressError, match="expected RUN, RUN@ALIAS, RUN@best:METRIC or"):
         Address.parse(text)

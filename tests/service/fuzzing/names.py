@@ -16,6 +16,16 @@ KNOWN = {
     "leaf": ["model/norm/scale", "model/layers/1/mlp/up_proj/kernel"],
     **json.loads(os.environ.get("CAIRN_FUZZED_NAMES", "{}")),
 }
+# By the last part of a path, what can be asked of its list.
+FILTERS = {
+    "checkpoints": ["step >= 6", 'labels.stage = "final" OR NOT metrics.loss < 0.5', "aliases:*"],
+    "runs": ["latest_step > 3 AND labels:*", "aliases:production", "NOT created:*"],
+    "audit-events": ["root = default AND NOT outcome:*", 'action = "alias.promote"'],
+}
+ORDERS = {
+    "checkpoints": ["metrics.loss desc, step", "labels.stage", "created"],
+    "runs": ["latest_step desc", "labels.team, name desc"],
+}
 SHARE = 0.7  # of requests whose names are real ones
 
 
@@ -48,13 +58,17 @@ def filter_path_parameters(context, path_parameters):
 
 @schemathesis.hook
 def map_case(context, case):
-    """What no schema can say: tokens come from pages, slices fit, and a key is used once."""
+    """What no schema can say: tokens come from pages, filters parse, and a key is used once."""
     positive = case.meta is not None and case.meta.generation.mode.is_positive
     if positive and case.query:
         case.query.pop("page_token", None)
         case.query.pop("slice", None)
         if "stats" in case.query:
             case.query.pop("format", None)
+        for name, known in (("filter", FILTERS), ("order_by", ORDERS)):
+            if name in case.query:
+                listed = case.operation.path.rpartition("/")[2]
+                case.query[name] = chance_of(case.query).choice(known[listed])
         if "other" in case.query:
             case.query["other"] = chance_of(case.query).choice(KNOWN["step"])
             case.query.pop("other_run", None)

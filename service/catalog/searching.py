@@ -1,0 +1,250 @@
+"""From what is asked of a list to SQL: conditions, an order, and where a page begins in it.
+
+Text of a request goes to the database as a parameter, never as SQL. A condition is true or false:
+where there is no value it is false, and `NOT` makes it true.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    collate,
+    false,
+    func,
+    literal,
+    not_,
+    or_,
+    select,
+    true,
+    tuple_,
+)
+
+from cairn.service.catalog.entries import has_entries, number_entry, text_entry
+from cairn.service.catalog.models import AliasRow, AuditRow, CheckpointRow, RunRow
+from cairn.service.filters import (
+    AUDIT_FIELDS,
+    CHECKPOINT_FIELDS,
+    RUN_FIELDS,
+    All,
+    AnyOf,
+    Comparison,
+    Expression,
+    Field,
+    Has,
+    Kind,
+    Not,
+    Path,
+    Search,
+)
+
+Key = tuple[Any, ...]
+"""What a page begins after, by the list's order; (): at the first."""
+
+LONGEST_SORTED_TEXT: Final = 128
+"""Letters by which text is in order: a page token has them, of the last entry of its page."""
+
+_OPERATORS: Final[Mapping[str, Callable[[Any, Any], ColumnElement[bool]]]] = {
+    "=": lambda one, other: one == other,
+    "!=": lambda one, other: one != other,
+    "<": lambda one, other: one < other,
+    "<=": lambda one, other: one <= other,
+    ">": lambda one, other: one > other,
+    ">=": lambda one, other: one >= other,
+}
+
+
+class SortKey(NamedTuple):
+    """One of those that a list is in order of.
+
+    Attributes:
+        value: Of an entry.
+        descending: Large ones first.
+        missing: Some entries have none; they come last.
+    """
+
+    value: Any
+    descending: bool = False
+    missing: bool = False
+
+
+class Searched(NamedTuple):
+    """What a list can be asked by.
+
+    Attributes:
+        fields: Of its entries.
+        columns: By the name of the field; one of names is not there.
+        last: By name, what settles the order in the end: no two entries are equal in them.
+        present: Fields of which every entry has a value.
+        named: By what aliases name an entry.
+        aliases: The same of every alias.
+    """
+
+    fields: Mapping[str, Field]
+    columns: Mapping[str, Any]
+    last: Mapping[str, SortKey]
+    present: frozenset[str]
+    named: Any = None
+    aliases: Any = select(AliasRow.run_id)
+
+
+CHECKPOINTS: Final = Searched(
+    CHECKPOINT_FIELDS,
+    {
+        "step": CheckpointRow.step,
+        "attempt": CheckpointRow.attempt,
+        "state": CheckpointRow.state,
+        "created": CheckpointRow.created,
+        "verified": CheckpointRow.verified,
+        "bytes": CheckpointRow.nbytes,
+        "leaves": CheckpointRow.leaves,
+        "model_type": CheckpointRow.model_type,
+        "labels": CheckpointRow.labels,
+        "metrics": CheckpointRow.metrics,
+        "better": CheckpointRow.better,
+    },
+    {
+        "step": SortKey(CheckpointRow.step, descending=True),
+        "attempt": SortKey(CheckpointRow.attempt, descending=True),
+    },
+    frozenset({"step", "attempt", "state"}),
+    tuple_(CheckpointRow.step, CheckpointRow.attempt),
+    # Of the one run that is meant, all at once: a look for each step takes a hundred times as long.
+    select(AliasRow.step, AliasRow.attempt).where(AliasRow.run_id == bindparam("run")),
+)
+RUNS: Final = Searched(
+    RUN_FIELDS,
+    {
+        "root": RunRow.root,
+        "name": RunRow.name,
+        "created": RunRow.created,
+        "bytes": RunRow.nbytes,
+        "latest_step": RunRow.latest_step,
+        "checkpoint_count": RunRow.checkpoint_count,
+        "labels": RunRow.labels,
+    },
+    {"root": SortKey(RunRow.root), "name": SortKey(RunRow.name)},
+    frozenset({"root", "name", "created", "bytes", "checkpoint_count"}),
+    RunRow.id,
+)
+AUDIT: Final = Searched(
+    AUDIT_FIELDS,
+    {
+        "at": AuditRow.at,
+        "caller": AuditRow.actor,
+        "action": AuditRow.action,
+        "root": AuditRow.root,
+        "run": AuditRow.run,
+        "outcome": AuditRow.outcome,
+    },
+    {"id": SortKey(AuditRow.id, descending=True)},
+    frozenset({"at", "caller", "action", "root", "run"}),
+)
+
+
+def searched_page(
+    entries: Select[Any], of: Searched, search: Search, *, after: Key, limit: int, dialect: str
+) -> Select[Any]:
+    """A page of what is asked for; behind the columns of an entry those of its key.
+
+    Args:
+        entries: Of the list.
+        of: What it can be asked by.
+        search: What is asked.
+        after: Key of the last entry that is known; (): from the first.
+        limit: At most so many.
+        dialect: Name of the database's.
+    """
+    keys = _sort_keys(of, search, dialect)
+    parts = [key.value.label(f"key_{n}") for n, key in enumerate(keys)]
+    page = entries.add_columns(*parts)
+    if search.filter is not None:
+        page = page.where(_holds(search.filter, of, dialect))
+    if after:
+        page = page.where(_comes_after(keys, after))
+    for key, part in zip(keys, parts, strict=True):
+        direction = part.desc() if key.descending else part.asc()
+        page = page.order_by(direction.nulls_last() if key.missing else direction)
+    return page.limit(limit)
+
+
+def _sort_keys(of: Searched, search: Search, dialect: str) -> list[SortKey]:
+    keys = []
+    for term in search.order:
+        value = _value(of, term.path, dialect)
+        if term.field.kind.python is str:
+            value = func.substr(value, 1, LONGEST_SORTED_TEXT, type_=Text())
+            if dialect == "postgresql":
+                value = collate(value, "C")  # by code point, as SQLite
+        keys.append(SortKey(value, term.descending, term.path.field not in of.present))
+    named = {term.path.field for term in search.order}
+    return keys + [key for name, key in of.last.items() if name not in named]
+
+
+def _comes_after(keys: Sequence[SortKey], last: Key) -> ColumnElement[bool]:
+    """Whether an entry comes after the one of a key, though that may be gone."""
+    ways: list[ColumnElement[bool]] = []
+    same: list[ColumnElement[bool]] = []
+    for key, part in zip(keys, last, strict=True):
+        if part is None:  # nothing comes after it but others without a value
+            same.append(key.value.is_(None))
+            continue
+        part = _bound(part)
+        later = key.value < part if key.descending else key.value > part
+        ways.append(and_(*same, or_(later, key.value.is_(None)) if key.missing else later))
+        same.append(key.value == part)
+    return or_(false(), *ways)
+
+
+def _bound(value: Any) -> Any:
+    """A parameter: not of the column's type, which cuts text and has no large integers."""
+    if isinstance(value, str):
+        return literal(value, Text())
+    return literal(value, BigInteger()) if isinstance(value, int) else value
+
+
+def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[bool]:
+    """Whether a filter lets an entry through."""
+    match expression:
+        case Not(part=part):
+            return not_(_holds(part, of, dialect))
+        case All(parts=parts):
+            return and_(true(), *(_holds(part, of, dialect) for part in parts))
+        case AnyOf(parts=parts):
+            return or_(false(), *(_holds(part, of, dialect) for part in parts))
+        case Has(path=path, member=member):
+            return _has(of, path, member, dialect)
+        case Comparison(path=path, operator=operator, value=value):
+            found = _OPERATORS[operator](_value(of, path, dialect), _bound(value))
+            return func.coalesce(found, false())
+
+
+def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnElement[bool]:
+    field = of.fields[path.field]
+    if field.kind is Kind.NAMES:
+        aliases = of.aliases
+        if member is not None:
+            aliases = aliases.where(AliasRow.alias == _bound(member))
+        named: ColumnElement[bool] = of.named.in_(aliases)
+        return named
+    column = of.columns[path.field]
+    if not field.keyed:
+        present: ColumnElement[bool] = column.is_not(None)
+        return and_(present, column != "") if field.kind is Kind.TEXT else present
+    if path.key is None:
+        return has_entries(column)
+    return text_entry(column, path.key, dialect).is_not(None)  # NaN is a value, too
+
+
+def _value(of: Searched, path: Path, dialect: str) -> Any:
+    column = of.columns[path.field]
+    if path.key is None:
+        return column
+    if of.fields[path.field].kind is Kind.NUMBER:
+        return number_entry(column, path.key, dialect)
+    return text_entry(column, path.key, dialect)

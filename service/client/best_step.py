@@ -1,0 +1,74 @@
+"""The best checkpoint of a run by a metric, as `run@best:METRIC` means it in a store too."""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from itertools import islice
+from typing import Final
+
+from cairn.service.client.client import Client
+from cairn.service.errors import AddressError, NoCheckpointError
+from cairn.service.filters import quote
+from cairn.service.schemas import Better
+
+BEST: Final = "best:"
+_WAYS: Final[tuple[Better, ...]] = ("min", "max")
+_LOOKED_AT: Final = 100  # checkpoints whose metrics a message names
+
+
+def best_step(client: Client, run: str, best: str, root: str) -> int:
+    """The listed step with the best value of a metric; of equal ones the latest. NaN is never best.
+
+    Args:
+        client: Of the control plane.
+        run: Name of the run.
+        best: The metric, with `:min` or `:max`, or alone: as the steps say.
+        root: Name of the run's root.
+
+    Raises:
+        AddressError: Steps say otherwise which values are good, or nobody says.
+        NoCheckpointError: No listed step has a value of the metric.
+        ProblemResponseError: There is no such run.
+    """
+    wanted = next((way for way in _WAYS if best.endswith(f":{way}")), None)
+    metric = best.removesuffix(f":{wanted}")
+    name = quote(metric)
+    client.run(run, root=root, refresh=True)  # what was saved just now counts
+    noted = [
+        way
+        for way in _WAYS
+        if any(client.checkpoints(run, root=root, filter=f"better.{name} = {way}", page_size=1))
+    ]
+    way = wanted or (noted[0] if len(noted) == 1 else None)
+    order = f"metrics.{name} desc" if way == "max" else f"metrics.{name}"
+    there = f"metrics.{name} <= inf"
+    found = client.checkpoints(run, root=root, filter=there, order_by=order, page_size=1)
+    first = next(found, None)
+    if first is None:
+        raise _no_value(client, run, metric, root)
+    if way is None or any(one != way for one in noted):
+        raise _no_way(run, best, metric, noted)
+    return first.step
+
+
+def _no_way(run: str, best: str, metric: str, noted: Collection[Better]) -> AddressError:
+    if noted:
+        return AddressError(
+            f"{run}@{BEST}{best}: expected one direction in which values of {metric!r} are good, "
+            f"found that steps say {' and '.join(noted)}. Ask for the best as the steps say, or "
+            "correct what they say: `cairn annotate --better`."
+        )
+    return AddressError(
+        f"{run}@{BEST}{best}: expected whether small or large values of {metric!r} are good, found "
+        f"nothing that says so. Ask for {run}@{BEST}{metric}:min or {run}@{BEST}{metric}:max."
+    )
+
+
+def _no_value(client: Client, run: str, metric: str, root: str) -> NoCheckpointError:
+    some = islice(client.checkpoints(run, root=root, filter="metrics:*"), _LOOKED_AT)
+    known = sorted({name for one in some for name in one.metrics})
+    near = get_close_matches(metric, known, n=1)
+    found = f"some with {', '.join(map(repr, known))}" if known else "none with metrics"
+    hint = f" Did you mean {near[0]!r}?" if near else f" `cairn checkpoints {run}` lists them."
+    return NoCheckpointError(
+        f"{run}: expected a checkpoint with a number as {metric!r}, found {found}.{hint}"
+    )

@@ -1,0 +1,86 @@
+"""What lists can be asked by, and of which kind each field is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Final, get_args
+
+from cairn.service.schemas import AuditOutcome, Better, CheckpointState
+
+
+class Kind(Enum):
+    """What the values of a field are, as error messages call it."""
+
+    TEXT = "text"
+    CHOICE = "one word of several"
+    INTEGER = "a whole number"
+    NUMBER = "a number"
+    MOMENT = "a time"
+    NAMES = "names"
+
+    @property
+    def python(self) -> type:
+        """What such a value is in Python."""
+        return _PYTHON.get(self, str)
+
+
+_PYTHON: Final[Mapping[Kind, type]] = {
+    Kind.INTEGER: int,
+    Kind.NUMBER: float,
+    Kind.MOMENT: datetime,
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a list's entries.
+
+    Attributes:
+        kind: Of its values.
+        keyed: It has several values, each with a name.
+        choices: Of `CHOICE`, the words.
+    """
+
+    kind: Kind
+    keyed: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def sortable(self) -> bool:
+        """Whether a list can be in its order."""
+        return self.kind is not Kind.NAMES
+
+
+CHECKPOINT_FIELDS: Final[Mapping[str, Field]] = {
+    "step": Field(Kind.INTEGER),
+    "attempt": Field(Kind.INTEGER),
+    "state": Field(Kind.CHOICE, choices=tuple(state.value for state in CheckpointState)),
+    "created": Field(Kind.MOMENT),
+    "verified": Field(Kind.MOMENT),
+    "bytes": Field(Kind.INTEGER),
+    "leaves": Field(Kind.INTEGER),
+    "model_type": Field(Kind.TEXT),
+    "aliases": Field(Kind.NAMES),
+    "labels": Field(Kind.TEXT, keyed=True),
+    "metrics": Field(Kind.NUMBER, keyed=True),
+    "better": Field(Kind.CHOICE, keyed=True, choices=get_args(Better)),
+}
+RUN_FIELDS: Final[Mapping[str, Field]] = {
+    "root": Field(Kind.TEXT),
+    "name": Field(Kind.TEXT),
+    "created": Field(Kind.MOMENT),
+    "bytes": Field(Kind.INTEGER),
+    "latest_step": Field(Kind.INTEGER),
+    "checkpoint_count": Field(Kind.INTEGER),
+    "aliases": Field(Kind.NAMES),
+    "labels": Field(Kind.TEXT, keyed=True),
+}
+AUDIT_FIELDS: Final[Mapping[str, Field]] = {
+    "at": Field(Kind.MOMENT),
+    "caller": Field(Kind.TEXT),
+    "action": Field(Kind.TEXT),
+    "root": Field(Kind.TEXT),
+    "run": Field(Kind.TEXT),
+    "outcome": Field(Kind.CHOICE, choices=get_args(AuditOutcome)),
+}

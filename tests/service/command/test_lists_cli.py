@@ -1,0 +1,155 @@
+"""`cairn runs`, `checkpoints` and `audit` with a filter, an order, and as JSON."""
+
+import json
+import math
+
+import pytest
+
+import cairn
+from cairn.service.schemas import AuditEventList, CheckpointList
+from cairn.storage.runs.trash import delete_step
+from tests.service.commands import cairn_here
+from tests.service.planes import running_plane
+from tests.service.stores import annotate, make_run
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("listed")
+    (folder / "data").mkdir()
+    run = make_run(folder / "store" / "llama-sft", [1, 2, 3, 4], labels={"team": "nlp"})
+    for step, loss in ((1, 0.75), (2, 0.25), (3, 0.5), (4, float("nan"))):
+        annotate(run, step, metrics={"eval/loss": loss}, labels={"stage": "mid"})
+    make_run(folder / "store" / "other", [9])
+    with running_plane(folder / "store", folder / "data") as (url, _):
+        yield url
+
+
+def rows(done):
+    assert (done.returncode, done.stderr) == (0, "")
+    titles, *lines = done.stdout.splitlines()
+    return [dict(zip(titles.split("\t"), line.split("\t"), strict=True)) for line in lines]
+
+
+def test_checkpoints_are_filtered_and_in_order(url):
+    asked = ["--filter", "metrics.eval/loss <= 0.5", "--order-by", "metrics.eval/loss"]
+    found = rows(cairn_here("checkpoints", "llama-sft", *asked, url=url))
+    assert [one["step"] for one in found] == ["2", "3"]
+    done = cairn_here("checkpoints", "llama-sft", "--json", *asked, url=url)
+    found = json.loads(done.stdout)
+    assert [one.step for one in CheckpointList.model_validate(found).checkpoints] == [2, 3]
+    found = rows(cairn_here("checkpoints", "llama-sft", "--filter", "state = trashed", url=url))
+    assert found == []
+
+
+def test_runs_are_filtered_and_in_order(url):
+    found = rows(cairn_here("runs", "--order-by", "latest_step desc", url=url))
+    assert [one["run"] for one in found] == ["other", "llama-sft"]
+    found = rows(cairn_here("runs", "--filter", "labels.team = nlp", url=url))
+    assert [one["run"] for one in found] == ["llama-sft"]
+
+
+def test_what_can_not_be_read_is_wrong_usage_and_says_where(url):
+    done = cairn_here("checkpoints", "llama-sft", "--filter", "stpe = 3", url=url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "at character 1: expected a field: step" in done.stderr
+
+
+def test_audit_shows_what_was_asked_and_by_whom(url):
+    promoted = cairn_here("promote", "llama-sft", "2", "best", "--reason", "low loss", url=url)
+    assert promoted.returncode == 0
+    assert cairn_here("promote", "llama-sft", "3", "best", "--create", url=url).returncode == 4
+    refused, done = rows(cairn_here("audit", "--run", "llama-sft", url=url))
+    assert (refused["outcome"], done["outcome"]) == ("refused", "done")
+    assert (done["action"], done["caller"]) == ("alias.promote", "loopback")
+    assert json.loads(done["detail"])["reason"] == "low loss"
+    for asked, count in (
+        (["--filter", "outcome = done OR outcome = failed", "--since", "7d"], 1),
+        (["--caller", "nobody"], 0),
+        (["--action", "alias.promote", "--root", "default", "--limit", "1"], 1),
+        (["--since", "99999999d", "--limit", "0"], 2),
+    ):
+        body = json.loads(cairn_here("audit", "--json", *asked, url=url).stdout)
+        assert len(AuditEventList.model_validate(body).audit_events) == count
+
+
+def test_texts_of_options_are_no_filters(url):
+    body = json.loads(
+        cairn_here("audit", "--json", "--run", 'x" OR run:* OR run="', url=url).stdout
+    )
+    assert body["audit_events"] == []
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory):
+    """A server of runs whose steps say which values are good, and the folder of its root."""
+    folder = tmp_path_factory.mktemp("noted")
+    (folder / "data").mkdir()
+    store = folder / "store"
+    for name, ways in (("run", ("min",)), ("torn", ("min", "max")), ("silent", ())):
+        run = make_run(store / name, range(1, 7))
+        values = (2.0, 0.5, math.nan, 0.5, math.inf, 3.0)
+        for step, loss in enumerate(values, start=1):
+            annotate_step(run, {"eval/loss": loss, 'say "x".y': -loss}, step)
+        for step, way in enumerate(ways, start=1):
+            annotate_step(run, {}, step, {"eval/loss": way})
+        delete_step(run, run.step(4), by="test")
+    with running_plane(store, folder / "data") as (url, _):
+        yield url, store
+
+
+def annotate_step(run, metrics, step, better=None):
+    cairn.annotate(f"{run.uri}/steps/{step}", metrics=metrics, better=better or {})
+
+
+def path_of(checkpoint, url):
+    done = cairn_here("path", checkpoint, url=url)
+    return done.returncode, done.stdout.strip().removeprefix("file://") or done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        "run@best:eval/loss",
+        "run@best:eval/loss:min",
+        'run@best:say "x".y:max',
+        'run@best:say "x".y:min',
+        "silent@best:eval/loss:max",
+        "silent@best:eval/loss:min",
+    ],
+)
+def test_best_by_a_metric_is_the_same_step_by_a_server_as_in_the_store(noted, best):
+    url, store = noted
+    served, stored = path_of(best, url), path_of(f"{store}/{best}", url)
+    assert served == stored
+    assert served[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("best", "status", "complaint"),
+    [
+        ("silent@best:eval/loss", 2, "Ask for silent@best:eval/loss:min or"),
+        ("run@best:eval/loss:max", 2, "found that steps say min. Ask for the best as the steps"),
+        ("torn@best:eval/loss", 2, "found that steps say min and max"),
+        ("run@best:eval/los:min", 3, "Did you mean 'eval/loss'?"),
+        ("none@best:eval/loss:min", 3, "no such run"),
+        ("run@best:", 2, "expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N"),
+    ],
+)
+def test_best_that_nothing_tells_is_refused_as_in_the_store(noted, best, status, complaint):
+    url, store = noted
+    found, text = path_of(best, url)
+    assert (found, complaint in text) == (status, True), text
+    assert path_of(f"{store}/{best}", url)[0] == status
+
+
+def test_best_is_taken_wherever_a_command_takes_a_checkpoint(noted):
+    url, _ = noted
+    done = cairn_here("annotate", "run@best:eval/loss", "--label", "good=yes", url=url)
+    assert done.returncode == 0, done.stderr
+    found = rows(cairn_here("checkpoints", "run", "--filter", "labels.good = yes", url=url))
+    assert [one["step"] for one in found] == ["2"]
+    done = cairn_here("annotate", "run@best:eval/loss", "--run", "--label", "a=b", url=url)
+    assert (done.returncode, "--run takes a RUN alone" in done.stderr) == (2, True)
+    done = cairn_here("delete", "run@best:eval/loss", url=url)
+    assert (done.returncode, "expected a step as RUN/steps/N" in done.stderr) == (2, True)
