@@ -222,7 +222,9 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
         raise InvalidRequestError(
             f"rules: expected axes of the mesh ({have}), each once: {told}", errors=problems
         )
-    paths = {placement.readable(leaf.path) for leaf in step.contents.leaves}
+    leaves = step.contents.leaves
+    items = placement.ruled_items(leaves)
+    paths = {placement.readable(leaf.path) for leaf in leaves if leaf.item in items}
     return match_rules([text for text, _ in rules], sorted(paths))
 
 

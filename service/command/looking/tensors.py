@@ -110,13 +110,14 @@ def _list(found: Iterator[Tensor], json: bool) -> None:
 
 
 def _row(tensor: Tensor) -> tuple[Cell, ...]:
-    spec = None if tensor.spec is None else ", ".join(map(_axis, tensor.spec)) or "()"
+    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
     shape = "x".join(map(str, tensor.shape)) or "()"
     size = Size(tensor.bytes)
     return tensor.item, tensor.path, tensor.dtype, shape, size, spec, tensor.digest
 
 
-def _axis(axis: str | list[str] | None) -> str:
+def axis_text(axis: str | list[str] | None) -> str:
+    """Mesh axes of one dimension."""
     return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)
 
 
