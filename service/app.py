@@ -20,7 +20,7 @@ from cairn.service.access import (
     LoopbackGuard,
     some_key_counts,
 )
-from cairn.service.actions import ControlPlane
+from cairn.service.actions import ControlPlane, Scheduler
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
@@ -53,6 +53,7 @@ from cairn.service.routes import (
     operations,
     restore,
     runs,
+    schedules,
     tensors,
     verify,
     webhooks,
@@ -72,6 +73,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     clean_up.router,
     verify.router,
     operations.router,
+    schedules.router,
     workers.router,
     keys.router,
     happened.router,
@@ -148,6 +150,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     jobs: Jobs | None = None
     watches: Watches | None = None
     sender: Sender | None = None
+    scheduler: Scheduler | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -176,8 +179,13 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
+        if jobs is not None:
+            scheduler = Scheduler(app.state.plane)
+            scheduler.start()
         yield
     finally:
+        if scheduler is not None:
+            await run_in_threadpool(scheduler.close)
         if watches is not None:
             await watches.close()
         if sender is not None:

@@ -22,7 +22,6 @@ from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
-from cairn.service.command import tensors as tensor_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.failures import (
@@ -37,6 +36,9 @@ from cairn.service.command.failures import (
     usage_problem,
 )
 from cairn.service.command.keys import keys_app
+from cairn.service.command.looking import plan as plan_commands
+from cairn.service.command.looking import tensors as tensor_commands
+from cairn.service.command.looking import usage as usage_commands
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
@@ -98,6 +100,8 @@ app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(tensor_commands.app)
+app.add_typer(usage_commands.app)
+app.add_typer(plan_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 
@@ -363,6 +367,28 @@ def fork(
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         _report(client, client.restore(run, step, root=root, target=target), watch, json)
+
+
+@app.command()
+def rollback(
+    checkpoint: CheckpointArgument,
+    strand: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS",
+            help="May go on naming a step that is set aside; may be repeated.",
+            autocompletion=completion.aliases,
+        ),
+    ] = None,
+    watch: WatchOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Go back to a checkpoint; later ones are set aside."""
+    with Client(url) as client:
+        run, step = find_step(client, Address.parse(checkpoint), root)
+        _report(client, client.roll_back(run, step, strand=strand or (), root=root), watch, json)
 
 
 @app.command()

@@ -38,6 +38,7 @@ OPERATION_IDS = {
     "get_checkpoint",
     "get_operation",
     "get_run",
+    "get_usage",
     "health",
     "list_aliases",
     "list_all_runs",
@@ -45,8 +46,10 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_schedules",
     "list_tensors",
     "metrics",
+    "plan_checkpoint",
     "promote_checkpoint",
     "read_tensor",
     "ready",
@@ -104,6 +107,7 @@ BODIES = {
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
     "webhooks": {"url": "https://ci.example.com/cairn"},
+    "plan": {"mesh": {"axes": {"fsdp": 8}}},
 }
 
 

@@ -5,8 +5,8 @@ from alembic import op
 
 from cairn.service.catalog.models import PlainText, UTCDateTime
 
-revision = "0014"
-down_revision = "0013"
+revision = "0015"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 

@@ -8,6 +8,7 @@ import typer
 
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
@@ -17,7 +18,6 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.command.served_steps import ServedStep
 from cairn.service.schemas import (
     EntryDifference,
     LeafDifference,
@@ -30,7 +30,7 @@ from cairn.service.schemas import (
 from cairn.service.sizes import Size
 
 if TYPE_CHECKING:
-    from cairn.service.command.stored_steps import StoredStep
+    from cairn.service.command.looking.stored_steps import StoredStep
 
 app: Final = typer.Typer()
 
@@ -96,7 +96,7 @@ def tensors(
 def _opened(client: Client, checkpoint: str, root: str) -> "ServedStep | StoredStep":
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
-    from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+    from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
     return StoredStep(checkpoint)
 
@@ -175,15 +175,15 @@ def diff(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what differs between two checkpoints, of one run or of two.
+    """Show what differs between two checkpoints.
 
-    Leaves are compared by their digests, whatever their sharding. Both are written as store URIs or
-    paths, or neither is.
+    They may be of two runs. Leaves are compared by their digests, whatever their sharding. Both are
+    written as store URIs or paths, or neither is.
     """
     if is_in_store(checkpoint) != is_in_store(other):
         raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
     if is_in_store(checkpoint):
-        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+        from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
         found = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)
     else:
