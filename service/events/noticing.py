@@ -42,7 +42,7 @@ class Noticing:
         self._jobs = jobs
         self._roots = dict(roots)
         self._looks = looks
-        self._told: set[tuple[str, datetime]] = set()
+        self._told: set[tuple[datetime, str, OperationState]] = set()
         self._since: datetime | None = None
 
     def jobs(self, now: datetime) -> None:
@@ -51,14 +51,14 @@ class Noticing:
             self._since = self._last_end() or now - LOOKED_BACK
         ended = self._jobs.ended(self._since - OVERLAP)
         # The first first: who is ended in between goes on where the last that was told is.
-        for key in sorted(ended.keys() - self._told, key=lambda one: one[::-1]):
+        for moment, operation, state in sorted(ended - self._told):
             try:
-                operation = self._jobs.get(key[0])
+                found = self._jobs.get(operation)
             except OperationNotFoundError:  # its rows were removed
                 continue
-            self._tell(_end_of(operation, ended[key], key[1]))
-            self._since = max(self._since, key[1])
-        self._told = {*ended}
+            self._tell(_end_of(found, state, moment))
+            self._since = max(self._since, moment)
+        self._told = ended
 
     def index(self, now: datetime) -> None:
         """Tell of roots whose last look is long ago, or failed; once until there is another."""
@@ -101,7 +101,7 @@ def _end_of(operation: Operation, state: OperationState, ended: datetime) -> lis
         "step": request.get("step"),
         "error": None if error is None else {"type": error.type, "title": error.title},
     }
-    key = (operation.id, rfc3339(ended))
+    key = (operation.id, rfc3339(ended), state.value)
     found = [Happening(EventKind.JOB_ENDED, root, run, key, detail, ended)]
     damaged = error is not None and error.type == f"urn:cairn:problem:{DamagedError.slug}"
     if operation.kind is OperationKind.VERIFY and damaged:

@@ -18,6 +18,8 @@ _HEADERS: Final = r"(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{0,64}(?:ke
 _SECRETS: Final = (
     # A key of ours: its id may be read, its secret not.
     re.compile(r"(?P<kept>\bck_[A-Za-z0-9]{1,64}_)[A-Za-z0-9_~+/=-]+"),
+    # What messages to a webhook are signed with.
+    re.compile(r"(?P<kept>\bwhsec_)[A-Za-z0-9_~+/=-]+"),
     # The password in a URL. It may hold "@" and "/" that nobody has escaped: up to the last "@".
     re.compile(
         r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]{0,32}://[^\s/:@'\"]{0,256}:)[^\s'\"<>]{1,1024}(?=@)"
@@ -36,7 +38,18 @@ _SECRETS: Final = (
 )
 # Each pattern needs one of these, in any case: most texts have none.
 _SIGNS: Final = (
-    *("ck_", "://", "authorization", "cookie", "key", "token", "bearer", "basic", "passw"),
+    *(
+        "ck_",
+        "whsec_",
+        "://",
+        "authorization",
+        "cookie",
+        "key",
+        "token",
+        "bearer",
+        "basic",
+        "passw",
+    ),
     *("secret", "signature", "credential", "sig=", "detail:", "[parameters:"),
 )
 _SECRET_KEY: Final = re.compile(rf"{_NAMES}|{_HEADERS}", re.IGNORECASE)

@@ -161,6 +161,13 @@ def test_a_new_run_of_a_root_that_was_looked_at_is_told_from_its_first_step(look
     assert [(one.run, one.sequence) for one in events(looked)][2:] == [("other", 1)]
 
 
+def test_old_steps_of_a_run_that_is_new_in_a_root_are_told_too(looked, root, monkeypatch):
+    monkeypatch.setattr(rows, "FRESH", timedelta(0))
+    make_run(root / "copied", [1, 2])
+    looked.get("/v1/runs", params={"refresh": "true"})
+    assert [one.detail["step"] for one in events(looked, run="copied")] == [1, 2]
+
+
 def test_what_a_root_held_long_before_its_first_look_is_no_event(root, http, monkeypatch):
     make_run(root / "run", [3])
     monkeypatch.setattr(rows, "FRESH", timedelta(0))

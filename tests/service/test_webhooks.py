@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from fastapi.testclient import TestClient
@@ -13,10 +14,11 @@ from sqlalchemy import select
 from cairn.service.app import create_app
 from cairn.service.catalog.models import AuditRow
 from cairn.service.events import retries, sender
+from cairn.service.events.noticing import Noticing
 from cairn.service.events.sender import Sender
 from cairn.service.settings import Settings
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
-from tests.service.jobs import save_llama, serving, watch
+from tests.service.jobs import Hold, save_llama, serving, watch
 from tests.service.receivers import receiving
 from tests.service.stores import add_steps, make_run
 
@@ -60,6 +62,10 @@ def deliveries(http, webhook, **asked):
     answer = http.get(f"/v1/webhooks/{webhook}/deliveries", params=asked)
     assert answer.status_code == 200, answer.text
     return answer.json()["deliveries"]
+
+
+def ends_of_jobs(http):
+    return http.get("/v1/events", params={"kind": "job.ended"}).json()["events"]
 
 
 def moves(events):
@@ -418,3 +424,41 @@ def test_metrics_tell_of_events_that_wait_and_of_those_that_were_given_up(served
         dead, waits = readings(served)
         assert dead == 1
         assert 0 < waits < 30
+
+
+def test_the_end_of_a_job_that_nobody_noticed_is_told_at_the_next_start_and_once(
+    root, tmp_path, monkeypatch
+):
+    save_llama(root / "llama")
+    options = {"scan_seconds": 0, **LOOPBACK}
+    with monkeypatch.context() as patch, serving(root, tmp_path / "data", **options) as http:
+        http.get("/v1/runs")
+        patch.setattr(Noticing, "jobs", lambda *_: None)
+        job = http.post("/v1/roots/default/runs/llama/checkpoints/1:verify").json()["id"]
+        assert watch(http, job)["state"] == "succeeded"
+        assert ends_of_jobs(http) == []
+    for _ in range(2):
+        with receiving() as receiver, serving(root, tmp_path / "data", **options) as http:
+            receiver.wait(partial(ends_of_jobs, http))
+            time.sleep(0.3)
+            (event,) = ends_of_jobs(http)
+            assert (event["detail"]["operation"], event["sequence"]) == (job, 2)
+
+
+def test_a_cancelled_job_that_was_resumed_ends_twice(root, tmp_path, monkeypatch):
+    save_llama(root / "llama")
+    with serving(root, tmp_path / "data", scan_seconds=0, **LOOPBACK) as http:
+        hold = Hold(monkeypatch)
+        path = "/v1/roots/default/runs/llama/checkpoints/1:convert"
+        job = http.post(path, json={}).json()["id"]
+        assert hold.reached.wait(30)
+        http.post(f"/v1/operations/{job}:cancel")
+        hold.opened.set()
+
+        def ends():
+            return [one["detail"]["state"] for one in ends_of_jobs(http)]
+
+        with receiving() as receiver:
+            receiver.wait(lambda: ends() == ["cancelled"])
+            http.post(f"/v1/operations/{job}:resume")
+            receiver.wait(lambda: ends() == ["cancelled", "succeeded"])

@@ -1,6 +1,7 @@
 """Servers that enqueue and workers that execute, in processes of their own, over one database."""
 
 import os
+import signal
 import subprocess
 import threading
 from contextlib import contextmanager, suppress
@@ -15,6 +16,8 @@ from cairn.service.settings import Settings
 from tests.programs.program import Program
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama, until, watch
+from tests.service.receivers import receiving
+from tests.service.stores import make_run
 
 STEP = "/v1/roots/default/runs/llama/checkpoints/1"
 
@@ -199,3 +202,32 @@ def test_a_name_that_somebody_asks_about_is_not_taken_for_one_that_is_held(tmp_p
         over.set()
         for thread in threads:
             thread.join()
+
+
+def steps_of(receiver):
+    return [one["detail"]["step"] for one in receiver.taken()]
+
+
+@BOTH
+def test_workers_tell_webhooks_and_another_goes_on_when_one_is_killed(root, settings):
+    make_run(root / "run", [3, 6])
+    allowed = {"CAIRN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+    settings = settings.model_copy(update={"webhook_networks": "127.0.0.0/8"})
+    with (
+        TestClient(create_app(settings), base_url=BASE_URL, client=PEER) as http,
+        receiving() as receiver,
+    ):
+        http.get("/v1/runs")
+        http.post("/v1/webhooks", json={"url": receiver.url, "kinds": ["alias.moved"]})
+        headers = {"If-None-Match": "*"}
+        with working(settings, "one", **allowed) as one, working(settings, "two", **allowed) as two:
+            for process in (one, two):
+                started(process)
+            for step, kill in ((3, one), (6, two)):
+                path = f"/v1/roots/default/runs/run/checkpoints/{step}:promote"
+                answer = http.post(path, json={"alias": "production"}, headers=headers)
+                headers = {"If-Match": answer.headers["ETag"]}
+                receiver.wait(lambda step=step: step in steps_of(receiver))
+                kill.send_signal(signal.SIGKILL)
+                kill.wait(60)
+        assert [*dict.fromkeys(steps_of(receiver))] == [3, 6]

@@ -253,22 +253,23 @@ class Jobs:
         return self.get(operation_id)
 
     @translated
-    def ended(self, since: datetime) -> dict[tuple[str, datetime], OperationState]:
-        """How operations ended that did so since then, by id and moment; resumed ones are not told.
+    def ended(self, since: datetime) -> set[tuple[datetime, str, OperationState]]:
+        """When operations ended that did so since then, which, and how; not of resumed ones.
+
+        In SQLite to the second: one that is resumed may end otherwise in the same.
 
         Args:
             since: Not long ago, as all are told.
         """
+        final = [state for state in OperationState if state.final]
         found = self._client.list_workflows(
             name=self._names(),
-            status=[
-                status for state in OperationState if state.final for status in statuses_of(state)
-            ],
+            status=[status for state in final for status in statuses_of(state)],
             completed_after=since.isoformat(),
             load_input=False,
             load_output=False,
         )
-        return {(one.workflow_id, moment(one.completed_at)): state_of(one.status) for one in found}
+        return {(moment(one.completed_at), one.workflow_id, state_of(one.status)) for one in found}
 
     @translated
     def check(self) -> None:

@@ -144,6 +144,7 @@ def test_a_message_of_a_client_makes_no_line_of_its_own(http):
 
 SECRETS = {
     "key of ours": "ck_a1b2_hunter2",
+    "secret of a webhook": "whsec_hunter2",
     "URL": "postgresql+psycopg://cairn:hunter2@db/cairn",
     "URL with odd password": "postgresql://cairn:a@b/hunter2@db:5432/cairn?sslmode=require",
     "header": "Authorization: Bearer hunter2hunter2",
@@ -303,7 +304,8 @@ def test_the_level_is_that_of_our_lines_and_libraries_say_less(level, ours, othe
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "part", ["a.", "a-", "x://a:", "x://", "token ", "ck_", "cookie", "x-", "secret.", "bearer "]
+    "part",
+    ["a.", "a-", "x://a:", "x://", "token ", "ck_", "whsec_", "cookie", "x-", "secret.", "bearer "],
 )
 def test_a_long_text_that_a_client_made_up_takes_no_time(part):
     assert redact(part * 50_000).startswith(part[:1])
