@@ -34,6 +34,7 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 
 $(DEV_STAMP): $(RUN_STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt openapi-python-client  # asks for an older typer, and runs with ours
 	touch $@
 
 system:

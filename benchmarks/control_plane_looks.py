@@ -1,8 +1,9 @@
-"""Rows of `control_plane.py` of looks into checkpoints: a slice, statistics, a diff.
+"""Rows of `control_plane.py` of looks into checkpoints: a slice, statistics, a diff, a plan.
 
 A step with one leaf of 2 GiB in float32 and one of 512 MiB in bfloat16, and three with 100,000
 leaves of 32 bytes: two equal ones and one that differs in a leaf. All of them are saved as a
-trainer saves them, files are in the page cache, and each server is a fresh one.
+trainer saves them, files are in the page cache, and each server is a fresh one. The plan is of the
+records of `large_step.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import httpx
 import ml_dtypes
 import numpy as np
 
+from benchmarks import large_step
 from benchmarks.control_plane_load import load, request
 from cairn.storage.reading import CheckpointReader, TensorPart
 from cairn.storage.runs import Run
@@ -26,8 +28,14 @@ from cairn.storage.training import Checkpointer
 from examples.demo import servers
 
 SLICE_BYTES: Final = 1 << 20
+SLICE: Final = "slice of 1 MiB out of a leaf of 2 GiB"
 STATISTICS_BUDGET: Final = 0.8
 DIFF_SECONDS: Final = 1.0
+PLAN_SECONDS: Final = 2.0
+PLANNED: Final = {
+    "mesh": {"axes": {"dp": 8, "fsdp": 64, "tp": 8}, "processes": 512},
+    "dtype": "bfloat16",
+}
 CHECKPOINTS: Final = "/v1/roots/default/runs/{}/checkpoints"
 
 Row = dict[str, Any]
@@ -52,7 +60,21 @@ def rows(folder: Path, chosen: argparse.Namespace) -> list[Row]:
             budget = DIFF_SECONDS if other == 2 else None
             found.append(_seconds(f"{title}, first call", url + path, budget))
             found.append(_seconds(f"{title}, later call", url + path, budget))
-    return found
+    return found + plans(folder)
+
+
+def plans(folder: Path) -> list[Row]:
+    """The rows of plans alone."""
+    root = folder / "plans"
+    root.mkdir()
+    large_step.save(root / "405b")
+    path = f"{CHECKPOINTS.format('405b')}/1:plan"
+    title = "plan of a 405B tree (126 layers, with Adam's moments) on a mesh of 4,096"
+    with _server(root, folder / "planning") as (url, _):
+        return [
+            _seconds(f"{title}, {call} call", url + path, PLAN_SECONDS, PLANNED)
+            for call in ("first", "later")
+        ]
 
 
 def _save(root: Path, chosen: argparse.Namespace) -> None:
@@ -100,7 +122,7 @@ def _slices(root: Path, url: str, process: int, chosen: argparse.Namespace) -> l
         needed = [TensorPart.of(*_large(root), "full", at()).stored_bytes for _ in range(100)]
         found.append(
             {
-                "row": "slice of 1 MiB out of a leaf of 2 GiB",
+                "row": SLICE,
                 "clients": clients,
                 "p50_ms": round(answers.p50 * 1e3, 2),
                 "p99_ms": round(answers.p99 * 1e3, 2),
@@ -156,9 +178,10 @@ def _timed(do: Callable[[TensorPart], object], root: Path, leaf: str) -> float:
     return time.perf_counter() - began
 
 
-def _seconds(name: str, url: str, budget: float | None) -> Row:
+def _seconds(name: str, url: str, budget: float | None, body: Row | None = None) -> Row:
+    method = "GET" if body is None else "POST"
     began = time.perf_counter()
-    httpx.get(url, timeout=600).raise_for_status()
+    httpx.request(method, url, json=body, timeout=600).raise_for_status()
     seconds = round(time.perf_counter() - began, 3)
     empty = dict.fromkeys(("clients", "p50_ms", "p99_ms", "per_second", "ratio", "reference"))
     return {"row": name, **empty, "seconds": seconds, "budget": budget}

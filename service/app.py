@@ -20,7 +20,7 @@ from cairn.service.access import (
     LoopbackGuard,
     some_key_counts,
 )
-from cairn.service.actions import ControlPlane
+from cairn.service.actions import ControlPlane, Scheduler
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
@@ -52,6 +52,7 @@ from cairn.service.routes import (
     operations,
     restore,
     runs,
+    schedules,
     tensors,
     verify,
     workers,
@@ -70,6 +71,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     clean_up.router,
     verify.router,
     operations.router,
+    schedules.router,
     workers.router,
     keys.router,
     artifacts.router,
@@ -144,6 +146,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     catalog = await run_in_threadpool(open_catalog)
     jobs: Jobs | None = None
     watches: Watches | None = None
+    scheduler: Scheduler | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -171,8 +174,13 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 )
                 jobs.worker = await run_in_threadpool(start)
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
+        if jobs is not None:
+            scheduler = Scheduler(app.state.plane)
+            scheduler.start()
         yield
     finally:
+        if scheduler is not None:
+            await run_in_threadpool(scheduler.close)
         if watches is not None:
             await watches.close()
         if jobs is not None:

@@ -21,6 +21,8 @@ ServiceError
     ├── ResourceChangedError      412
     ├── UnknownKeyError           404
     ├── KeyNameTakenError         409
+    ├── GateRefusedError          409
+    ├── AliasesStrandedError      409
     ├── InvalidRequestError       422
     ├── TooManyRequestsError      429
     └── NotReadyError             503
@@ -162,6 +164,18 @@ class ResourceChangedError(ProblemError):
     """What is to be changed is not as the request expects; `.extra["current"]` is it."""
 
     status, slug, title = 412, "precondition-failed", "Precondition failed"
+
+
+class GateRefusedError(ProblemError):
+    """A step is not what an alias asks for; `.extra["gates"]` says in what."""
+
+    status, slug, title = 409, "gate-refused", "The step does not pass the alias's gates"
+
+
+class AliasesStrandedError(ProblemError):
+    """Aliases name steps that a rollback would set aside; `.extra["aliases"]` says which."""
+
+    status, slug, title = 409, "aliases-stranded", "Aliases would be stranded"
 
 
 class InvalidRequestError(ProblemError):

@@ -23,6 +23,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 ITEM_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 # As `parse_size` reads it, which has the better words for what it refuses.
 SIZE_PATTERN = r"^(?:[1-9][0-9]{0,17}|[1-9][0-9]{0,5}(?:\.[0-9]{1,9})? *(?:[kKmMgGtT][iI]?)?[bB])$"
+AXIS_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,63}$"
+MOST_AXES = 16
 GRACE_SECONDS = 7 * 24 * 3600.0
 LONGEST_GRACE_SECONDS = 100 * 365 * 24 * 3600.0
 LARGEST_NUMBER = 2**53 - 1  # the largest integer that every JSON reader keeps exactly
@@ -198,6 +200,37 @@ class Run(Response):
     )
 
 
+class StepUsage(Response):
+    """What a step takes in the store."""
+
+    step: int
+    attempt: int
+    state: "CheckpointState"
+    created: datetime | None
+    bytes: int = Field(description="Of its files.")
+    added: int = Field(description="Of those that no earlier step has: what its save has written.")
+    own: int = Field(description="Of those that no other step has: what goes with it.")
+
+
+class RunUsage(Response):
+    """What a run takes in the store, counted there now.
+
+    Names of a file that steps have in common count once, for what was saved first: on a disk the
+    sum is what `du` finds of files' sizes.
+    """
+
+    root: str
+    run: str
+    bytes: int = Field(description="Of all files.")
+    files: int = Field(description="Names of files, or objects.")
+    uses: dict[str, int] = Field(
+        description="Bytes by what they are for: `steps`, whatever their state; `exports`; "
+        "`records`; `other`."
+    )
+    garbage: int = Field(description="Bytes that collecting garbage would free now.")
+    steps: list[StepUsage] = Field(description="By when they were saved: the run's growth.")
+
+
 class RunList(Page):
     """Runs by root and name."""
 
@@ -251,6 +284,11 @@ class Checkpoint(Response):
     metrics: dict[str, float]
     better: dict[str, Better] = Field(
         description="Of metrics, whether small or large values are good, where somebody said so."
+    )
+    verified: datetime | None = Field(
+        default=None,
+        description="When every byte of it was last found to be what was saved; null if nobody has "
+        "looked, or the last look found damage.",
     )
     deletion: Deletion | None = Field(default=None, description="Of a step in the trash.")
 
@@ -415,6 +453,138 @@ class StepDiff(Page):
     metrics: list[EntryDifference]
     labels: list[EntryDifference]
     differences: list[LeafDifference] = Field(description="By item and path.")
+
+
+AxisName = Annotated[PlainText, Field(pattern=AXIS_PATTERN)]
+
+SpecEntry = AxisName | Annotated[list[AxisName], Field(max_length=MOST_AXES)] | None
+"""Of one dimension: a mesh axis, several that split it together, or null."""
+
+PlacementRule = Annotated[
+    tuple[
+        Annotated[PlainText, Field(max_length=2000)],
+        Annotated[list[SpecEntry], Field(max_length=64)],
+    ],
+    Field(strict=False),  # JSON has no tuples
+]
+
+
+class PlanMesh(Request):
+    """A mesh of devices."""
+
+    axes: dict[AxisName, Count] = Field(
+        min_length=1,
+        max_length=MOST_AXES,
+        description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
+        "most. Of `dp`, `fsdp`, `tp` and `sp` those that are left out have size 1, unless there "
+        "are rules.",
+        examples=[{"fsdp": 64, "tp": 4}],
+    )
+    processes: Count = Field(
+        default=1,
+        description="How many processes share the devices, each as many, in the order of the "
+        "mesh: each has a box of it.",
+    )
+
+
+class PlanRequest(Request):
+    """Which mesh a checkpoint is to be loaded on, and how."""
+
+    mesh: PlanMesh
+    rules: list[PlacementRule] | None = Field(
+        default=None,
+        max_length=1000,
+        description="Pairs of a regular expression, searched in a leaf's path, and its mesh axes "
+        "by dimension; the first match counts. Null: by the axis names of the model's family.",
+        examples=[[["embedding", ["tp", "fsdp"]], ["kernel", [["dp", "fsdp"], "tp"]], [".*", []]]],
+    )
+    dtype: Dtype | None = Field(
+        default=None, description="Cast floating parameters to it, as `param_dtype` does."
+    )
+    items: list[Annotated[str, Field(pattern=ITEM_PATTERN)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Those to load; null: all that belong to the training state.",
+    )
+
+
+class Misfit(Response):
+    """Why a leaf cannot be placed as it is asked for."""
+
+    detail: str
+    dimension: int | None = Field(description="Of the leaf, if it is one that does not fit.")
+    length: int | None = Field(description="Of that dimension.")
+    axes: list[str] = Field(description="The mesh axes that would split it.")
+    parts: int | None = Field(description="Into how many parts; null if the mesh lacks an axis.")
+
+
+class PlannedLeaf(Response):
+    """Where a leaf goes."""
+
+    item: str
+    path: str
+    shape: list[int]
+    dtype: str = Field(description="In which it is made.")
+    spec: list[str | list[str] | None] = Field(
+        description="Mesh axes of each dimension, without those of size 1 and trailing nulls; and "
+        "without those that do not fit."
+    )
+    part: list[int] = Field(description="Shape of what each device holds.")
+    bytes: int
+    bytes_per_device: int
+    rule: str = Field(
+        description="By what it goes there: the rule's expression, `axes (…)`, `mirrors its "
+        "parameter`, `factored from its parameter`, `automatic`, `replicated` or `scalar`."
+    )
+    misfits: list[Misfit]
+    unmatched: str | None = Field(
+        description="Why a large leaf is whole on every device although nobody asked for that."
+    )
+
+
+class DeviceBytes(Response):
+    """What each device holds."""
+
+    model: int
+    optimizer: int
+    other: int
+    total: int
+
+
+class StepPlan(Page):
+    """What a checkpoint needs on a mesh. Everything but `leaves` is the same on each page."""
+
+    step: StepName
+    mesh: dict[str, int] = Field(description="Devices along each axis.")
+    devices: int
+    processes: int
+    fits: bool = Field(description="Whether it can be loaded so.")
+    misfits: int = Field(description="Leaves that do not fit; they are the first in the list.")
+    problems: list[str] = Field(description="Why it can't be loaded so, besides leaves.")
+    placed_by: Literal["rules", "axis_names", "nothing"] = Field(
+        description="`nothing`: neither are there rules, nor is the model's family known, and all "
+        "leaves are whole on every device."
+    )
+    notes: list[str] = Field(description="What to know of these numbers, for people.")
+    bytes: int = Field(description="Of all leaves, as they are made.")
+    bytes_per_device: DeviceBytes
+    host_bytes: int = Field(
+        description="The most that waits in the memory of a process for its transfer to devices, "
+        "with what its reads are held in. On devices of the CPU, which hold the leaves there, "
+        "these come on top."
+    )
+    read_bytes: int = Field(
+        description="Of stored chunks that a process reads, at most; before decompression, less."
+    )
+    read_bytes_in_all: int = Field(description="That all processes read together.")
+    idle_rules: list[str] = Field(description="Rules that take no leaf.")
+    load: str | None = Field(
+        description="Python that loads it so; null if it does not fit, or `load_state` can't."
+    )
+    leaves: list[PlannedLeaf] = Field(
+        description="Those that do not fit first, then by item and path."
+    )
 
 
 class Worker(Response):
@@ -636,6 +806,11 @@ class RestoreRequest(Request):
         pattern=NAME_PATTERN,
         description="fork: name of the new run, in the same root. rollback: left out.",
     )
+    strand: list[Annotated[str, Field(pattern=ALIAS_PATTERN, max_length=LONGEST_ALIAS)]] = Field(
+        default_factory=list,
+        max_length=100,
+        description="rollback: aliases that may go on naming a step that is set aside. fork: none.",
+    )
 
 
 class UndeleteRequest(Request):
@@ -733,6 +908,32 @@ class VerifyRunRequest(Request):
     )
 
 
+class ScheduledAction(StrEnum):
+    """What is done on a schedule, to each run."""
+
+    VERIFY = "verify"
+    APPLY_RETENTION = "apply_retention"
+    COLLECT_GARBAGE = "collect_garbage"
+
+
+class ScheduleState(Response):
+    """A schedule, and when it is due."""
+
+    name: str
+    cron: str
+    action: ScheduledAction
+    root: str
+    run: str
+    last_due: datetime = Field(description="When it was due last.")
+    next_due: datetime
+
+
+class ScheduleList(Response):
+    """Every schedule, as the settings have them."""
+
+    schedules: list[ScheduleState]
+
+
 class RepairRequest(Request):
     """Rebuild records of a run from the others, or say what that would be."""
 
@@ -821,6 +1022,9 @@ class Progress(Response):
     done_bytes: int = 0
     total_bytes: int | None = None
     message: str = ""
+    seconds_left: float | None = Field(
+        default=None, description="Of this piece of work, at its pace; null while there is none."
+    )
 
 
 class Operation(Response):

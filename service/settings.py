@@ -1,10 +1,11 @@
 """Settings of the control plane, read from `CAIRN_*` environment variables."""
 
 import ipaddress
+import math
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import pydantic_settings
@@ -20,12 +21,14 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
-from cairn.service.schemas import Scope
+from cairn.service.schemas import NAME_PATTERN, RetentionPolicy, ScheduledAction, Scope
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
+
+_CRON_FIELDS: Final = 5
 
 
 class Grant(BaseModel):
@@ -35,6 +38,86 @@ class Grant(BaseModel):
 
     scope: Scope
     roots: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
+class Bound(BaseModel):
+    """Between which values a metric must be, both included."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min: float = Field(default=-math.inf, allow_inf_nan=False)
+    max: float = Field(default=math.inf, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Self:
+        if not self.model_fields_set or self.min > self.max:
+            raise ValueError("expected min, max or both, and min not above max")
+        return self
+
+
+class Gate(BaseModel):
+    """What a step must be like for an alias to move to it.
+
+    Attributes:
+        alias: Name of the alias, or a pattern as the shell has them.
+        root, run: Names, or patterns, of the roots and runs that it is for.
+        verified: Every byte was compared with what was saved, and none found damaged since.
+        exported: A Hugging Face export of it lies in the store, whose files were checked.
+        labels: Texts by name; `*` is any.
+        metrics: Bounds by name. NaN is in none.
+        webhook: Is asked with a POST, and answers `{"allow": true}`, or false and a `reason`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    alias: str = Field(min_length=1)
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+    verified: bool = False
+    exported: bool = False
+    labels: dict[str, str] = Field(default_factory=dict)
+    metrics: dict[str, Bound] = Field(default_factory=dict)
+    webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+
+
+class Schedule(BaseModel):
+    """What is done to runs again and again.
+
+    Attributes:
+        name: Of it; its operations are asked for by `schedule:<name>`.
+        cron: When, in UTC: minute, hour, day, month and day of the week.
+        action: To each of these runs.
+        root, run: Patterns, as the shell has them.
+        steps: Of `verify`: whose bytes are read.
+        policy: Of `apply_retention`: what stays.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=NAME_PATTERN)
+    cron: str = Field(max_length=100)
+    action: ScheduledAction
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+    steps: Literal["all", "latest", "none"] = "latest"
+    policy: RetentionPolicy | None = None
+
+    @field_validator("cron")
+    @classmethod
+    def _is_cron(cls, value: str) -> str:
+        from croniter import croniter  # not for who has no schedules
+
+        if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
+            raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
+        return value
+
+    @model_validator(mode="after")
+    def _has_its_own(self) -> Self:
+        if (self.policy is not None) != (self.action is ScheduledAction.APPLY_RETENTION):
+            raise ValueError("expected a policy for apply_retention, and for nothing else")
+        if "steps" in self.model_fields_set and self.action is not ScheduledAction.VERIFY:
+            raise ValueError("expected steps for verify, and for nothing else")
+        return self
 
 
 class Settings(BaseSettings):
@@ -109,6 +192,19 @@ class Settings(BaseSettings):
         description="What is granted for each value of that claim: a JSON object "
         '{"value": {"scope": "read", "roots": ["default"]}}; without `roots`, in all.',
     )
+    gates: tuple[Gate, ...] = Field(
+        default=(),
+        description="What steps must be like for aliases to move to them: a JSON list of "
+        '{"alias": "production", "verified": true, "labels": {"eval": "passed"}, '
+        '"metrics": {"eval/loss": {"max": 2}}, "exported": true, "webhook": "https://…"}; '
+        "`root` and `run` are patterns, by default of all.",
+    )
+    schedules: tuple[Schedule, ...] = Field(
+        default=(),
+        description="What is done to runs again and again: a JSON list of "
+        '{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}; `action` is verify, '
+        "apply_retention (with a `policy`) or collect_garbage; `root` and `run` are patterns.",
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,
@@ -152,6 +248,14 @@ class Settings(BaseSettings):
                 "or put an authenticating proxy or an SSH tunnel in front of a loopback address."
             )
         return self
+
+    @field_validator("schedules")
+    @classmethod
+    def _distinct(cls, value: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
+        names = [one.name for one in value]
+        if len({*names}) < len(names):
+            raise ValueError("expected names of schedules that differ")
+        return value
 
     @model_validator(mode="after")
     def _whole_issuer(self) -> "Settings":
@@ -258,12 +362,19 @@ def load_settings(**given: Any) -> Settings:
         )
         raise SettingsError(f"{found}. `cairn serve --help` lists what can be set.") from exc
     except pydantic_settings.SettingsError as exc:  # a variable that is no JSON
-        name = "OIDC_GRANTS" if '"oidc_grants"' in str(exc) else "ROOTS"
-        form = '{"name": "uri"}' if name == "ROOTS" else '{"value": {"scope": "read"}}'
+        name = next((one for one in _JSON if f'"{one.lower()}"' in str(exc)), "ROOTS")
         raise SettingsError(
-            f"CAIRN_{name}: expected a JSON object {form}, found "
+            f"CAIRN_{name}: expected a JSON {_JSON[name]}, found "
             f"{os.environ.get(f'CAIRN_{name}', '')!r} ({exc.__cause__})"
         ) from exc
+
+
+_JSON: Final = {
+    "ROOTS": 'object {"name": "uri"}',
+    "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
+    "SCHEDULES": 'list [{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}]',
+    "GATES": 'list [{"alias": "production", "verified": true}]',
+}
 
 
 @lru_cache(maxsize=256)

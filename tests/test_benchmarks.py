@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import control_plane, storage, storage_rows
+from benchmarks import control_plane, control_plane_looks, storage, storage_rows
 from tests.programs.program import run
 
 pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch
@@ -102,6 +102,7 @@ def control_plane_rows(tmp_path_factory):
     output = tmp_path_factory.mktemp("control-plane") / "rows.json"
     options = ["--runs", "4", "--steps", "4", "--turns", "3", "--idle", "0.1", "--alone", "0.1"]
     options += ["--clients", *map(str, CLIENTS), "--without-mlflow", "--json", str(output)]
+    options += ["--looked", str(4 << 20), "--leaves", "50"]
     assert control_plane.main(options) == 0
     return json.loads(output.read_text())["rows"]
 
@@ -116,9 +117,12 @@ def test_control_plane_benchmark_has_every_row_with_its_figures(control_plane_ro
         for clients in CLIENTS
     }
     expected |= {(f"{row}, SQLite, in process", CLIENTS[0]) for row in control_plane.ROWS[:3]}
+    expected |= {(control_plane_looks.SLICE, clients) for clients in (1, CLIENTS[0])}
     assert {(row["row"], row["clients"]) for row in loads} == expected
     for row in loads:
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["per_second"] > 0
     rest = [row["row"] for row in control_plane_rows if row["p99_ms"] is None]
-    assert len(rest) == 3 * len(kinds)
+    looks = [name for name in rest if name.startswith(("statistics", "diff", "plan"))]
+    assert len(rest) - len(looks) == 3 * len(kinds)
+    assert len(looks) == len(set(looks)) == 3 + 4 + 2

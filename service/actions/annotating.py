@@ -11,6 +11,7 @@ from cairn.service.errors import ResourceChangedError
 from cairn.service.http import Seen
 from cairn.service.schemas import Checkpoint, Response, Run
 from cairn.storage.runs import Annotation, Better, RunInfo, annotate_run, annotate_step
+from cairn.storage.store import from_rfc3339
 
 
 def annotate_checkpoint(
@@ -49,7 +50,7 @@ def annotate_checkpoint(
     known = get_checkpoint(plane, root, run, step, refresh=True)
 
     def check(noted: Annotation) -> None:
-        _refuse_changed(known.model_copy(update=_noted(noted)), seen)
+        require_unchanged(known.model_copy(update=_noted(noted)), seen)
 
     detail = {"step": step, "labels": dict(labels), "metrics": _texts(metrics)}
     detail["better"] = dict(better)
@@ -95,7 +96,7 @@ def annotate_run_labels(
     known = get_run(plane, root, run, refresh=True)
 
     def check(info: RunInfo) -> None:
-        _refuse_changed(known.model_copy(update={"labels": info.labels}), seen)
+        require_unchanged(known.model_copy(update={"labels": info.labels}), seen)
 
     with audited(plane, caller, "run.annotate", root=root, run=run, labels=dict(labels)) as entry:
         info = annotate_run(found, labels, check=check)
@@ -104,7 +105,9 @@ def annotate_run_labels(
 
 
 def _noted(one: Annotation) -> dict[str, Any]:
-    return {"labels": one.labels, "metrics": one.metrics, "better": one.better}
+    verified = None if one.verified is None else from_rfc3339(one.verified)
+    kept = {"labels": one.labels, "metrics": one.metrics, "better": one.better}
+    return {**kept, "verified": verified}
 
 
 def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
@@ -114,10 +117,15 @@ def _texts(metrics: Mapping[str, float | None]) -> dict[str, Any]:
     return dict.fromkeys(metrics) | numbers
 
 
-def _refuse_changed(now: Response, seen: Seen) -> None:
+def require_unchanged(now: Response, seen: Seen) -> None:
+    """Refuse what is based on something else than what is there now.
+
+    Raises:
+        ResourceChangedError: It is.
+    """
     if not seen.fits(now):
         raise ResourceChangedError(
             "expected it as it was last seen (If-Match), found it changed. `current` is how it is "
-            "now: decide anew, or send `If-Match: *` to set these entries whatever the others are.",
+            "now: decide anew, or send `If-Match: *` for whatever it is.",
             extra={"current": now.model_dump(mode="json")},
         )

@@ -7,13 +7,14 @@ from typing import Any
 
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
+from cairn.service.actions.gates import Candidate, gates_of, refuse_gated
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import rows
 from cairn.service.errors import AliasMovedError
 from cairn.service.schemas import Alias, AliasHistory, AliasMove
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs import Alias as StoredAlias
-from cairn.storage.runs import Run, promote_step
+from cairn.storage.runs import Run, StepInfo, promote_step
 from cairn.storage.runs import delete_alias as delete_in_store
 from cairn.storage.store import from_rfc3339
 
@@ -49,10 +50,16 @@ def promote(
         StepInFlightError: It is being written.
         CorruptionError: It was adopted, and its owner has changed it.
         AliasMovedError: The alias is not as expected.
+        GateRefusedError: The step does not pass the alias's gates.
         StepChangedError: The step was deleted while it was being promoted.
         InvalidURIError: `alias` cannot be an alias.
     """
     found = Run(plane.place(root, run))  # which is looked at with the step
+    gates = gates_of(plane, root, run, alias)
+
+    def check(info: StepInfo) -> None:
+        refuse_gated(gates, Candidate(root, found, info, alias, caller.name, reason))
+
     _look_at_unseen(plane, root, run, alias, expect)
     detail = {"alias": alias, "step": step, "reason": reason, "expect": expect}
     with ExitStack() as after:  # also where the answer is an error
@@ -66,6 +73,7 @@ def promote(
                     reason=reason,
                     expect=expect,
                     opened=False,
+                    check=check if gates else None,
                     later=after.callback,
                 )
             write = partial(rows.write_alias, root=root, run=run, alias=moved)

@@ -1,17 +1,25 @@
 """Going back to a checkpoint: as a new run, or in its own."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from cairn.service.access import Caller
+from cairn.service.actions.annotating import require_unchanged
+from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import start
-from cairn.service.errors import InvalidRequestError, RunExistsError
+from cairn.service.errors import (
+    AliasesStrandedError,
+    InvalidRequestError,
+    PreconditionRequiredError,
+    RunExistsError,
+)
+from cairn.service.http import Seen
 from cairn.service.jobs import Jobs, OperationNotFoundError, operation_id, restore
 from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs import refuse_taken
+from cairn.storage.runs import Run, refuse_taken
 
 _UNDER_WAY: Final = 1000  # operations at most that are looked at for an equal one
 
@@ -24,12 +32,16 @@ def restore_checkpoint(
     step: int,
     wanted: RestoreRequest,
     *,
+    seen: Seen | None,
     idempotency_key: str | None,
 ) -> Operation:
     """Start a new run from the step (fork), or set the run's later steps aside (rollback).
 
     Raises:
-        InvalidRequestError: A fork has no name, or a rollback has one.
+        InvalidRequestError: A fork has no name or strands aliases, or a rollback has a name.
+        PreconditionRequiredError: A rollback, and nothing was seen.
+        ResourceChangedError: A rollback, and the run is not as it was seen.
+        AliasesStrandedError: A rollback that would set aside steps that aliases name.
         InvalidURIError: The new run's name leads out of the root.
         RunExistsError: There is something of that name, in the store.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
@@ -40,6 +52,8 @@ def restore_checkpoint(
             "body.run: expected the new run's name for mode fork, and none for mode rollback, "
             f"found {wanted.run!r} for mode {wanted.mode.value}"
         )
+    if wanted.strand and wanted.mode is RestoreMode.FORK:
+        raise InvalidRequestError("body.strand: a fork strands no aliases; leave it out")
     target = None if wanted.run is None else plane.place(root, wanted.run)
     found = plane.run(root, run)
     request = restore.restore_request(
@@ -51,6 +65,14 @@ def restore_checkpoint(
         except PreconditionFailedError as exc:
             if not _is_repeated(plane.jobs, request, idempotency_key):  # then by itself
                 raise RunExistsError(str(exc)) from exc
+    if target is None and not _is_repeated(plane.jobs, request, idempotency_key):
+        if seen is None:
+            raise PreconditionRequiredError(
+                "expected If-Match with the ETag of the run as last seen, or `If-Match: *` to go "
+                "back whatever was saved since; found none. GET the run for its ETag."
+            )
+        require_unchanged(get_run(plane, root, run, refresh=True), seen)
+        _refuse_stranded(found, step, wanted.strand)
     return start(
         plane,
         caller,
@@ -59,6 +81,18 @@ def restore_checkpoint(
         action=f"checkpoint.{wanted.mode.value}",
         idempotency_key=idempotency_key,
     )
+
+
+def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
+    named = {one.alias: one.step for one in run.aliases.list() if one.step > step}
+    stranded = {alias: at for alias, at in named.items() if alias not in accepted}
+    if stranded:
+        told = ", ".join(f"{alias} (step {at})" for alias, at in sorted(stranded.items()))
+        raise AliasesStrandedError(
+            f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
+            f"that it may stay on one that is set aside; found {told}. Promote another step first.",
+            extra={"aliases": sorted(stranded)},
+        )
 
 
 def _is_repeated(jobs: Jobs, request: Mapping[str, Any], idempotency_key: str | None) -> bool:

@@ -151,6 +151,8 @@ class CheckpointRow(Base):
     metrics: Mapped[dict[str, float | str]] = mapped_column(JSON)
     # Of metrics, whether small or large values are good, where somebody said so.
     better: Mapped[dict[str, str]] = mapped_column(JSON)
+    # When all of it was last found to be what was saved.
+    verified: Mapped[datetime | None] = mapped_column(UTCDateTime)
     # Of a step in the trash, what its tombstone says.
     deletion: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Of each of its records, what tells whether it has changed since it was read.

@@ -93,6 +93,7 @@ class CheckpointColumns(NamedTuple):
     labels: dict[str, str]
     metrics: dict[str, float | str]
     better: dict[str, Better]
+    verified: datetime | None
     deletion: dict[str, Any] | None
 
 
@@ -309,6 +310,7 @@ def checkpoint(
         labels=row.labels,
         metrics={name: float(value) for name, value in row.metrics.items()},
         better=row.better,
+        verified=row.verified,
         deletion=None if row.deletion is None else Deletion.model_validate(row.deletion),
     )
 

@@ -53,7 +53,7 @@ _EMPTY: Final[Mapping[Kind, Columns]] = {
         "model_type": None,
         "source": None,
     },
-    "annotation": Annotation().entries(),
+    "annotation": {**Annotation().entries(), "verified": None},
     "deletion": {"deletion": None},
 }
 
@@ -218,7 +218,13 @@ def _manifests(run: Run, names: Iterable[str]) -> Found:
 
 def _annotations(run: Run, names: Iterable[str]) -> Found:
     found, unreadable = judge_records(run.objects, names, Annotation.parse)
-    return {name: one.entries() for name, one in found.items()}, unreadable
+    return {
+        name: {
+            **one.entries(),
+            "verified": None if one.verified is None else from_rfc3339(one.verified),
+        }
+        for name, one in found.items()
+    }, unreadable
 
 
 def _tombstones(run: Run, names: Iterable[str]) -> Found:

@@ -48,6 +48,7 @@ from cairn.service.schemas import (
     RootList,
     Run,
     RunList,
+    RunUsage,
     TakenOver,
     Worker,
     WorkerList,
@@ -111,6 +112,10 @@ class Client(TensorsConnection):
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """One run."""
         return self._get(Run, run_path(root, run), refresh=refresh or None)
+
+    def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
+        """What a run takes in the store, to the byte, counted there now."""
+        return self._get(RunUsage, f"{run_path(root, run)}/usage")
 
     def checkpoints(
         self,
@@ -284,6 +289,34 @@ class Client(TensorsConnection):
         """Fork a new run, called `target`, from a step."""
         body = {"mode": "fork", "run": target}
         return self._start("restore", run, step, root, body, idempotency_key)
+
+    def roll_back(
+        self,
+        run: str,
+        step: int,
+        *,
+        strand: Iterable[str] = (),
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Make a step the latest of its run; later ones are set aside, none is deleted.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            strand: Aliases that may go on naming a step that is set aside.
+            root: Name of the run's root.
+            idempotency_key: Of this one request.
+
+        Raises:
+            ProblemResponseError: 409 if other aliases do; `.problem["aliases"]` names them. 412 if
+                the run has changed between the look at it here and the rollback.
+        """
+        seen = self._answer("GET", run_path(root, run), params={"refresh": True}).headers["ETag"]
+        headers = {"If-Match": seen, **idempotency(idempotency_key)}
+        body = {"mode": "rollback", "strand": list(strand)}
+        path = f"{step_path(root, run, step)}:restore"
+        return self._send(Operation, "POST", path, body, headers=headers)
 
     def gather(
         self,

@@ -1,6 +1,7 @@
 """What the HTTP client is made of: one connection to a control plane, and its paths."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 
 from cairn.service.client.own_key import authorization
 from cairn.service.client.responses import raise_for_problem, read_body, unreachable
+from cairn.service.client.retrying import pause_after, pause_after_break
 from cairn.service.schemas import Operation
 
 DEFAULT_URL: Final = "http://127.0.0.1:8321"
@@ -29,6 +31,8 @@ class Connection:
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
         key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
+        retry_seconds: How long a request is sent again that can be: the server has no turn for
+            it, or a connection broke; see `retrying`.
         transport: For tests.
     """
 
@@ -38,8 +42,10 @@ class Connection:
         *,
         key: str | None = None,
         timeout: float = 60.0,
+        retry_seconds: float = 10.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        self._retry_seconds = retry_seconds
         self.url = (url or os.environ.get("CAIRN_URL") or DEFAULT_URL).rstrip("/")
         try:
             self._http = httpx.Client(
@@ -115,12 +121,22 @@ class Connection:
         return read_body(kind, self._answer(method, path, json=body, headers=headers))
 
     def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        try:
-            response = self._http.request(method, path, **arguments)
-        except httpx.TransportError as exc:
-            raise unreachable(self.url, exc) from exc
-        raise_for_problem(response)
-        return response
+        headers, attempt = arguments.get("headers"), 0
+        last = time.monotonic() + self._retry_seconds
+        while True:
+            try:
+                response = self._http.request(method, path, **arguments)
+            except httpx.TransportError as exc:
+                pause = pause_after_break(exc, attempt, method, headers)
+                if pause is None or time.monotonic() + pause > last:
+                    raise unreachable(self.url, exc) from exc
+            else:
+                pause = pause_after(response, attempt, method, headers)
+                if pause is None or time.monotonic() + pause > last:
+                    raise_for_problem(response)
+                    return response
+            time.sleep(pause)
+            attempt += 1
 
 
 def idempotency(key: str | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The part of the HTTP client that looks into checkpoints."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlencode
@@ -11,7 +11,15 @@ import httpx
 from cairn.service.client.connection import DEFAULT_ROOT, segment, step_path
 from cairn.service.client.download import download
 from cairn.service.client.notes import NotesConnection
-from cairn.service.schemas import StepDiff, Tensor, TensorList, TensorStatistics, TensorValues
+from cairn.service.schemas import (
+    PlannedLeaf,
+    StepDiff,
+    StepPlan,
+    Tensor,
+    TensorList,
+    TensorStatistics,
+    TensorValues,
+)
 
 LONG: httpx.Timeout = httpx.Timeout(60.0, read=600.0)
 """For answers that read some gigabytes first."""
@@ -152,6 +160,49 @@ class TensorsConnection(NotesConnection):
             prefix=prefix or None,
             page_size=1000,
         )
+
+    def plan(
+        self,
+        run: str,
+        step: int,
+        mesh: Mapping[str, int],
+        *,
+        processes: int = 1,
+        rules: Sequence[tuple[str, Sequence[str | Sequence[str] | None]]] | None = None,
+        dtype: str | None = None,
+        items: Sequence[str] | None = None,
+        root: str = DEFAULT_ROOT,
+        page_size: int = 10_000,
+    ) -> StepPlan:
+        """What a checkpoint needs on a mesh, with all of its leaves; nothing is loaded.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            mesh: Devices along each axis, in the order of the mesh.
+            processes: How many processes share the devices.
+            rules: Pairs of a regular expression, searched in a leaf's path, and its mesh axes by
+                dimension; None: by the axis names of the model's family.
+            dtype: Which floating parameters are cast to.
+            items: Those to load; None: all of the training state.
+            root: Name of the run's root.
+            page_size: Leaves per request.
+        """
+        body = {
+            "mesh": {"axes": dict(mesh), "processes": processes},
+            "rules": None if rules is None else [[text, list(spec)] for text, spec in rules],
+            "dtype": dtype,
+            "items": None if items is None else list(items),
+        }
+        path = f"{step_path(root, run, step)}:plan"
+        leaves: list[PlannedLeaf] = []
+        asked = {"page_size": str(page_size)}
+        while True:
+            page = self._send(StepPlan, "POST", f"{path}?{urlencode(asked)}", body)
+            leaves += page.leaves
+            if page.next_page_token is None:
+                return page.model_copy(update={"leaves": leaves})
+            asked["page_token"] = page.next_page_token
 
 
 def _leaf_path(root: str, run: str, step: int, leaf: str) -> str:

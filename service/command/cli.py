@@ -23,7 +23,9 @@ from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
+from cairn.service.command import plan as plan_commands
 from cairn.service.command import tensors as tensor_commands
+from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.failures import (
@@ -101,6 +103,8 @@ app.add_typer(adoption_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(audit_commands.app)
+app.add_typer(usage_commands.app)
+app.add_typer(plan_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 
@@ -270,8 +274,8 @@ def checkpoints(
     """List the checkpoints of a run, highest step first.
 
     A FILTER joins conditions with AND, OR, NOT: labels.stage = "final" AND metrics.loss < 0.5.
-    Fields: step, attempt, state, created, bytes, leaves, model_type, labels.NAME, metrics.NAME,
-    better.NAME, aliases:NAME.
+    Fields: step, attempt, state, created, bytes, leaves, model_type, verified, labels.NAME,
+    metrics.NAME, better.NAME, aliases:NAME.
     """
     check_run_name(run)
     with Client(url) as client:
@@ -377,6 +381,28 @@ def fork(
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         _report(client, client.restore(run, step, root=root, target=target), watch, json)
+
+
+@app.command()
+def rollback(
+    checkpoint: CheckpointArgument,
+    strand: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ALIAS",
+            help="May go on naming a step that is set aside; may be repeated.",
+            autocompletion=completion.aliases,
+        ),
+    ] = None,
+    watch: WatchOption = False,
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Go back to a checkpoint; later ones are set aside."""
+    with Client(url) as client:
+        run, step = find_step(client, Address.parse(checkpoint), root)
+        _report(client, client.roll_back(run, step, strand=strand or (), root=root), watch, json)
 
 
 @app.command()

@@ -6,7 +6,14 @@ from typing import Literal
 
 from cairn.service.client.addresses import Address, find_step
 from cairn.service.client.client import Client
-from cairn.service.schemas import StepDiff, Tensor, TensorStatistics, TensorValues
+from cairn.service.schemas import (
+    PlanRequest,
+    StepDiff,
+    StepPlan,
+    Tensor,
+    TensorStatistics,
+    TensorValues,
+)
 
 
 class ServedStep:
@@ -47,6 +54,19 @@ class ServedStep:
         """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes."""
         return self._client.download_tensor(
             self._run, self._step, path, target, part=part, item=item, format=kind, root=self._root
+        )
+
+    def plan(self, wanted: PlanRequest) -> StepPlan:
+        """What it needs on a mesh."""
+        return self._client.plan(
+            self._run,
+            self._step,
+            wanted.mesh.axes,
+            processes=wanted.mesh.processes,
+            rules=wanted.rules,
+            dtype=wanted.dtype,
+            items=wanted.items,
+            root=self._root,
         )
 
     def diff(self, other: "ServedStep", values: bool, item: str | None, prefix: str) -> StepDiff:

@@ -12,10 +12,19 @@ from cairn.service.actions import (
     Wanted,
     diff_steps,
     list_tensors,
+    plan_step,
     statistics_of,
     tensor_values,
 )
-from cairn.service.schemas import StepDiff, StepName, Tensor, TensorStatistics, TensorValues
+from cairn.service.schemas import (
+    PlanRequest,
+    StepDiff,
+    StepName,
+    StepPlan,
+    Tensor,
+    TensorStatistics,
+    TensorValues,
+)
 from cairn.storage.reading import TensorPart
 from cairn.storage.runs import resolve_checkpoint
 
@@ -65,6 +74,11 @@ class StoredStep:
             partial.unlink(missing_ok=True)
         return file.nbytes
 
+    def plan(self, wanted: PlanRequest) -> StepPlan:
+        """What it needs on a mesh."""
+        uri = f"{self.run.uri}/steps/{self.info.step}"
+        return plan_step(self._open, self._name, uri, wanted, after=0, limit=None)[0]
+
     def diff(self, other: "StoredStep", values: bool, item: str | None, prefix: str) -> StepDiff:
         """What differs from this in another step."""
         return diff_steps(self._side, other._side, Wanted(item, prefix, values))[0]
@@ -74,9 +88,12 @@ class StoredStep:
         return _STEPS.open(self.run, self.info)
 
     @property
+    def _name(self) -> StepName:
+        return StepName(root=str(self.run.uri.parent), run=self.run.uri.name, step=self.info.step)
+
+    @property
     def _side(self) -> Side:
-        name = StepName(root=str(self.run.uri.parent), run=self.run.uri.name, step=self.info.step)
-        return Side.of(name, self.run, self.info, _STEPS)
+        return Side.of(self._name, self.run, self.info, _STEPS)
 
     def _part(self, path: str, item: str, part: str) -> TensorPart:
         return TensorPart.of(self._open.reader(), item, path, part)

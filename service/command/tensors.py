@@ -175,10 +175,10 @@ def diff(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what differs between two checkpoints, of one run or of two.
+    """Show what differs between two checkpoints.
 
-    Leaves are compared by their digests, whatever their sharding. Both are written as store URIs or
-    paths, or neither is.
+    They may be of two runs. Leaves are compared by their digests, whatever their sharding. Both are
+    written as store URIs or paths, or neither is.
     """
     if is_in_store(checkpoint) != is_in_store(other):
         raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")

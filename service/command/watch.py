@@ -12,6 +12,7 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
     TransferSpeedColumn,
 )
 
@@ -91,6 +92,7 @@ def _with_bar(states: Iterable[Operation], operation: Operation, console: Consol
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     last = operation
     with Progress(*columns, console=console, expand=True) as progress:

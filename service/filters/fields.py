@@ -60,6 +60,7 @@ CHECKPOINT_FIELDS: Final[Mapping[str, Field]] = {
     "bytes": Field(Kind.INTEGER),
     "leaves": Field(Kind.INTEGER),
     "model_type": Field(Kind.TEXT),
+    "verified": Field(Kind.MOMENT),
     "aliases": Field(Kind.NAMES),
     "labels": Field(Kind.TEXT, keyed=True),
     "metrics": Field(Kind.NUMBER, keyed=True),

@@ -19,6 +19,7 @@ from .preconditions import Condition as Condition
 from .preconditions import Expectation as Expectation
 from .preconditions import ExpectationDependency as ExpectationDependency
 from .preconditions import LastSeenDependency as LastSeenDependency
+from .preconditions import MaybeSeenDependency as MaybeSeenDependency
 from .preconditions import Seen as Seen
 from .preconditions import SeenDependency as SeenDependency
 from .problems import answer as answer

@@ -136,13 +136,15 @@ async def seen(if_match: Tags = None) -> Seen:
             "expected If-Match with the ETag of the resource as last seen, or `If-Match: *` to "
             "change it whatever it is; found none. GET it for its ETag."
         )
-    given = [part.strip() for part in if_match.split(",")]
-    if given == ["*"]:
-        return Seen(None)
-    odd = [one for one in given if _TAG.fullmatch(one) is None]
-    if odd:
+    given = if_match.strip()
+    if re.fullmatch(_TAGS, given) is None:
         raise _invalid("header.if-match", f"expected ETags in quotes, or *; found {if_match!r}")
-    return Seen(frozenset(given))
+    return Seen(None if given == "*" else frozenset(_TAG.findall(given)))  # they may have commas
+
+
+async def maybe_seen(if_match: Tags = None) -> Seen | None:
+    """As `seen`; None if the header is not given."""
+    return await seen(if_match) if if_match else None
 
 
 def _invalid(field: str, detail: str) -> InvalidRequestError:
@@ -150,5 +152,6 @@ def _invalid(field: str, detail: str) -> InvalidRequestError:
 
 
 ExpectationDependency = Annotated[Expectation, Depends(expectation)]
+MaybeSeenDependency = Annotated[Seen | None, Depends(maybe_seen)]
 SeenDependency = Annotated[Seen, Depends(seen)]
 LastSeenDependency = Annotated[int, Depends(last_seen)]

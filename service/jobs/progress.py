@@ -1,16 +1,23 @@
 """Progress of a running job: counted per block, reported a few times a second."""
 
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 REPORT_INTERVAL_SECONDS = 0.2
+
+PACE_SECONDS: Final = 30.0
+"""What is left is reckoned with the pace of this long."""
+
+_SOONEST: Final = 2.0  # seconds after which there is a pace
 
 
 class ProgressMeter:
     """Counts bytes and passes a report on at most every `interval` seconds.
 
     Args:
-        publish: Takes the report, a JSON object with `done_bytes`, `total_bytes`, `message`.
+        publish: Takes the report, a JSON object with `done_bytes`, `total_bytes`, `message`,
+            `seconds_left`.
         clock: Seconds, monotonic.
         interval: Seconds between two reports; the last state is always reported by `flush`.
     """
@@ -30,6 +37,7 @@ class ProgressMeter:
         self.done_bytes = 0
         self.total_bytes: int | None = None
         self.message = ""
+        self._paces: deque[tuple[float, int]] = deque()
 
     def set(
         self,
@@ -67,5 +75,21 @@ class ProgressMeter:
                 "done_bytes": self.done_bytes,
                 "total_bytes": self.total_bytes,
                 "message": self.message,
+                "seconds_left": self._seconds_left(now),
             }
         )
+
+    def _seconds_left(self, now: float) -> float | None:
+        """At the pace of the last reports; None while there is none."""
+        paces, done, total = self._paces, self.done_bytes, self.total_bytes
+        if total is None or (paces and done < paces[-1][1]):  # another piece of work
+            paces.clear()
+        if total is None:
+            return None
+        paces.append((now, done))
+        while now - paces[0][0] > PACE_SECONDS and len(paces) > 2:
+            paces.popleft()
+        since, before = paces[0]
+        if now - since < _SOONEST or done <= before:
+            return None
+        return round(max(0, total - done) * (now - since) / (done - before), 1)

@@ -41,7 +41,9 @@ def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -
     responses={
         200: {
             "description": "The file.",
-            "content": {"*/*": {"schema": {"description": "Its bytes."}}},
+            "content": {
+                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+            },
         },
         206: {"description": "The range that was asked for."},
         304: {"description": "The client has it already."},

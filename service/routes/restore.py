@@ -13,7 +13,7 @@ from cairn.service.dependencies import (
     RunName,
     StepNumber,
 )
-from cairn.service.http import StoreRoute, problem_responses
+from cairn.service.http import MaybeSeenDependency, StoreRoute, problem_responses
 from cairn.service.routes.accepted import accepted
 from cairn.service.schemas import Operation, RestoreRequest
 
@@ -22,7 +22,7 @@ router: Final = APIRouter(
 )
 
 
-@router.post("/{step}:restore", status_code=202, responses=problem_responses(404, 409))
+@router.post("/{step}:restore", status_code=202, responses=problem_responses(404, 409, 412, 428))
 def restore_checkpoint(
     caller: Operator,
     root: RootName,
@@ -31,15 +31,18 @@ def restore_checkpoint(
     body: RestoreRequest,
     plane: PlaneDependency,
     response: Response,
+    seen: MaybeSeenDependency,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
     """Start a new run from the step (fork), or set the run's later steps aside (rollback).
 
-    A rollback needs a run that nobody writes; a fork needs a name that is free, else it is refused
-    at once: what the store has decides, whether the catalog knows it or not. What a fork results in
-    says how many files and bytes of the copy were checked, and what was compared.
+    A rollback asks for `If-Match` with the ETag of the run, or `*`, and for the names of aliases
+    that it strands: those of steps that it sets aside. It needs a run that nobody writes. A fork
+    needs a name that is free, else it is refused at once: what the store has decides, whether the
+    catalog knows it or not. What a fork results in says how many files and bytes of the copy were
+    checked, and what was compared.
     """
     started = actions.restore_checkpoint(
-        plane, caller, root, run, step, body, idempotency_key=idempotency_key
+        plane, caller, root, run, step, body, seen=seen, idempotency_key=idempotency_key
     )
     return accepted(started, response)

@@ -23,6 +23,7 @@ from cairn.service.http import (
     NOT_CHANGED,
     Condition,
     SeenDependency,
+    StoreReadRoute,
     StoreRoute,
     decode_token,
     encode_token,
@@ -31,7 +32,7 @@ from cairn.service.http import (
     problem_responses,
     tagged_answer,
 )
-from cairn.service.schemas import AnnotateRunRequest, Root, RootList, Run, RunList
+from cairn.service.schemas import AnnotateRunRequest, Root, RootList, Run, RunList, RunUsage
 from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
@@ -125,6 +126,22 @@ def annotate_run(
     """
     changed = actions.annotate_run_labels(plane, caller, root, run, body.labels, seen=seen)
     return tagged_answer(changed)
+
+
+def get_usage(caller: Reader, root: RootName, run: RunName, plane: PlaneDependency) -> RunUsage:
+    """What a run takes in the store, to the byte: in all, by use, and of each step.
+
+    It is counted now, by the names and sizes that the store tells.
+    """
+    return actions.get_usage(plane, root, run)
+
+
+router.add_api_route(
+    "/roots/{root}/runs/{run}/usage",
+    get_usage,
+    responses=problem_responses(404),
+    route_class_override=StoreReadRoute,
+)
 
 
 def page_of_runs(

@@ -34,8 +34,11 @@ from cairn.service.http import (
 from cairn.service.schemas import (
     ITEM_PATTERN,
     NAME_PATTERN,
+    PlanRequest,
     Scope,
     StepDiff,
+    StepName,
+    StepPlan,
     TensorList,
     TensorStatistics,
     TensorValues,
@@ -97,6 +100,8 @@ Stats = Annotated[
         "chunks are read for it; what has the same digest is read once."
     ),
 ]
+
+PlanPageSize = Annotated[int, Query(ge=1, le=10_000, description="Leaves at most on this page.")]
 
 WHOLE_BYTES: Final = 8 << 20
 """Answers up to this size are read, and checked, before their status is sent."""
@@ -167,6 +172,36 @@ def diff_checkpoints(
         return json_answer(found.model_copy(update={"next_page_token": token}))
 
     return LongRead(answer, request, root) if values else answer()
+
+
+@router.post(
+    "/" + named("step") + ":plan", response_model=StepPlan, responses=problem_responses(404, 409)
+)
+def plan_checkpoint(
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    body: PlanRequest,
+    plane: PlaneDependency,
+    page_size: PlanPageSize = 1000,
+    page_token: PageToken = None,
+) -> Response:
+    """What a listed step needs on a mesh: where its leaves go, and bytes per device and process.
+
+    It changes nothing, and reads nothing but the step's index. By page, leaves that do not fit come
+    first.
+    """
+    found = actions.open_step(plane, root, run, step)
+    asked = f"{found.uri}\n{found.manifest_digest}\n{body.model_dump_json()}"
+    listing = f"plan {hashlib.sha256(asked.encode()).hexdigest()}"
+    (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
+    after = max(0, int(known))
+    name = StepName(root=root, run=run, step=step)
+    uri = f"{plane.place(root, run)}/steps/{step}"
+    plan, more = actions.plan_step(found, name, uri, body, after=after, limit=page_size)
+    token = encode_token(listing, (after + len(plan.leaves),)) if more else None
+    return json_answer(plan.model_copy(update={"next_page_token": token}))
 
 
 @router.get(

@@ -21,7 +21,8 @@ from cairn.state.adapt.quantization import METHODS, QuantizationSettings, group_
 from cairn.state.errors import OptimizerError
 from cairn.state.names import EasyDeLQuantizationMethods
 from cairn.state.paths import named_leaves
-from cairn.state.sharding import entry_axes, sharding_of, short_spec
+from cairn.state.placement import entry_axes, scale_axes
+from cairn.state.sharding import sharding_of, short_spec
 
 __all__ = [
     "PackedParam",
@@ -111,7 +112,8 @@ class QuantizedWeight(nnx.Pytree):
         qvalue = PackedParam.from_metadata(made.qvalue, dict(param.get_metadata()))
         scale = PackedParam(made.scale)
         if names is not None:
-            scale.set_metadata("axes", _scale_axes(names, made))
+            shapes = np.shape(made.qvalue), np.shape(made.scale)
+            scale.set_metadata("axes", scale_axes(names, *shapes))
         packed = type(made)(qvalue=qvalue, scale=scale, qtype=made.qtype)
         return cls(settings.method, packed)
 
@@ -262,12 +264,3 @@ def _sharded(
 
 def _parts(place: NamedSharding, entry: Any) -> int:
     return math.prod(place.mesh.shape[axis] for axis in entry_axes(entry))
-
-
-def _scale_axes(names: tuple[str | None, ...], made: Any) -> tuple[str | None, ...]:
-    """Names of a scale's axes: a grouped one is split where the mesh divides it, else whole."""
-    lengths = zip(names, np.shape(made.qvalue), np.shape(made.scale), strict=True)
-    return tuple(
-        name if scale == whole or name is None else (f"{name}?" if scale > 1 else None)
-        for name, whole, scale in lengths
-    )

@@ -15,6 +15,7 @@ from cairn.state.decoder.attention_placement import place_keys, place_queries
 from cairn.state.decoder.linear import linear
 from cairn.state.decoder.positions import rotate
 from cairn.state.module import KVCache
+from cairn.state.placement import DECODER_AXES
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 
@@ -35,11 +36,11 @@ class Attention(nnx.Module):
         model, queries = config.hidden_size, self.heads * self.head_dim
         shared = self.kv_heads * self.head_dim
         options["use_bias"] = config.attention_bias
-        self.q_proj = linear(config, model, queries, axes=("embed", "heads"), **options)
-        self.k_proj = linear(config, model, shared, axes=("embed", "kv_heads"), **options)
-        self.v_proj = linear(config, model, shared, axes=("embed", "kv_heads"), **options)
+        self.q_proj = linear(config, model, queries, axes=DECODER_AXES["q_proj"], **options)
+        self.k_proj = linear(config, model, shared, axes=DECODER_AXES["k_proj"], **options)
+        self.v_proj = linear(config, model, shared, axes=DECODER_AXES["v_proj"], **options)
         options["use_bias"] = config.attention_out_bias
-        self.o_proj = linear(config, queries, model, axes=("heads", "embed"), **options)
+        self.o_proj = linear(config, queries, model, axes=DECODER_AXES["o_proj"], **options)
 
     def __call__(
         self,

@@ -9,7 +9,8 @@ import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from cairn.state.partition_axis import AxisEntry, PartitionAxis
-from cairn.state.sharding import compiling_mesh, entry_axes
+from cairn.state.placement import entry_axes
+from cairn.state.sharding import compiling_mesh
 
 __all__ = ["place_keys", "place_queries"]
 

@@ -19,6 +19,7 @@ from cairn.state.decoder.norms import RMSNorm
 from cairn.state.decoder.positions import rotary_angles
 from cairn.state.errors import ArgumentError
 from cairn.state.module import CausalLMOutput, EasyDeLBaseModule, KVCache, LossConfig
+from cairn.state.placement import DECODER_AXES
 
 
 class Block(nnx.Module):
@@ -58,7 +59,7 @@ class Decoder(nnx.Module):
             dtype=options["dtype"],
             param_dtype=options["param_dtype"],
             embedding_init=jax.nn.initializers.normal(config.initializer_range),
-            embedding_metadata={"axes": ("vocab", "embed")},
+            embedding_metadata={"axes": DECODER_AXES["embed_tokens"]},
             rngs=options["rngs"],
         )
         self.layers = nnx.List([Block(config, **options) for _ in range(config.num_hidden_layers)])
@@ -178,7 +179,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
                 config,
                 config.hidden_size,
                 config.vocab_size,
-                axes=("embed", "vocab"),
+                axes=DECODER_AXES["lm_head"],
                 use_bias=False,
                 **options,
             )

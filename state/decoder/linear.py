@@ -15,7 +15,7 @@ def linear(
     features_in: int,
     features_out: int,
     *,
-    axes: tuple[str, str],
+    axes: tuple[str, ...],
     use_bias: bool,
     dtype: Any,
     param_dtype: Any,

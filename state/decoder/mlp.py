@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from cairn.state.config import DecoderConfig
 from cairn.state.decoder.linear import linear
+from cairn.state.placement import DECODER_AXES
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -31,9 +32,9 @@ class MLP(nnx.Module):
         self.activation = config.hidden_act
         inner, outer = config.intermediate_size, config.hidden_size
         options["use_bias"] = config.mlp_bias
-        self.gate_proj = linear(config, outer, inner, axes=("embed", "mlp"), **options)
-        self.up_proj = linear(config, outer, inner, axes=("embed", "mlp"), **options)
-        self.down_proj = linear(config, inner, outer, axes=("mlp", "embed"), **options)
+        self.gate_proj = linear(config, outer, inner, axes=DECODER_AXES["gate_proj"], **options)
+        self.up_proj = linear(config, outer, inner, axes=DECODER_AXES["up_proj"], **options)
+        self.down_proj = linear(config, inner, outer, axes=DECODER_AXES["down_proj"], **options)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The layer's contribution to the residual stream."""

@@ -23,7 +23,8 @@ from cairn.state.errors import ArgumentError, NotInitializedError
 from cairn.state.linen.twin import linen_model, make_twin
 from cairn.state.module import EasyDeLBaseModule
 from cairn.state.paths import named_leaves, rebuild
-from cairn.state.sharding import axis_units, check_rules, leaf_bytes, plan
+from cairn.state.placement import axis_units
+from cairn.state.sharding import check_rules, leaf_bytes, plan
 from cairn.storage.store import StoreURI
 
 __all__ = ["EDPretrainedModel", "model_markdown"]

@@ -13,6 +13,7 @@ from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.dtypes import floating_dtype
 from cairn.state.errors import ArgumentError, require_known, with_nearest
 from cairn.state.names import TaskType
+from cairn.state.placement import MESH_AXES
 from cairn.state.registry import module_class
 from cairn.state.saving.added_fields import FieldTargets
 from cairn.state.saving.load_placement import (
@@ -21,7 +22,7 @@ from cairn.state.saving.load_placement import (
     named_platform,
     platform_devices,
 )
-from cairn.state.sharding import MESH_AXES, check_rules, make_mesh
+from cairn.state.sharding import check_rules, make_mesh
 from cairn.state.weights import refuse_hub_options
 
 __all__ = ["LoadArguments"]

@@ -6,6 +6,7 @@ from typing import Any, Self, SupportsIndex
 
 from cairn.state.names import TaskType
 from cairn.state.optimizers import given_optimizer
+from cairn.state.placement import MESH_AXES
 from cairn.state.registry import module_class, shipped_decoder
 from cairn.state.saving.checkpoint import run_has_saved
 from cairn.state.saving.load_arguments import LoadArguments
@@ -17,7 +18,6 @@ from cairn.state.saving.state_loading import (
     may_be_hub_id,
 )
 from cairn.state.saving.state_saving import SaveArguments, save_easydel_state
-from cairn.state.sharding import MESH_AXES
 from cairn.storage.arrays import Compression
 from cairn.storage.training import SaveHandle
 

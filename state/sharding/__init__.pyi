@@ -1,6 +1,5 @@
 from .gather import gather_leaf as gather_leaf
 from .gather import gather_tree as gather_tree
-from .mesh import MESH_AXES as MESH_AXES
 from .mesh import compiling_mesh as compiling_mesh
 from .mesh import home_of as home_of
 from .mesh import make_mesh as make_mesh
@@ -12,13 +11,10 @@ from .put import put_leaf as put_leaf
 from .put import put_tree as put_tree
 from .report import ShardingReport as ShardingReport
 from .report import leaf_bytes as leaf_bytes
-from .rules import DEFAULT_AXIS_RULES as DEFAULT_AXIS_RULES
 from .rules import PartitionRules as PartitionRules
-from .rules import axis_units as axis_units
 from .rules import check_rules as check_rules
 from .rules import module_plan as module_plan
 from .rules import plan as plan
-from .specs import entry_axes as entry_axes
 from .specs import short_spec as short_spec
 from .stable_placement import Placement as Placement
 from .stable_placement import at_home as at_home

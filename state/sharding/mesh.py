@@ -18,10 +18,11 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from cairn.state import placement
 from cairn.state.errors import ShardingError
+from cairn.state.placement import MESH_AXES
 
 __all__ = [
-    "MESH_AXES",
     "compiling_mesh",
     "home_of",
     "make_mesh",
@@ -29,9 +30,6 @@ __all__ = [
     "mesh_text",
     "sharding_of",
 ]
-
-MESH_AXES = ("dp", "fsdp", "tp", "sp")
-"""Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
 
 
 def make_mesh(
@@ -142,7 +140,7 @@ def _resolved(dims: Sequence[int], count: int, what: str, text: str) -> list[int
 
 def mesh_text(mesh: Mesh | AbstractMesh) -> str:
     """Returns a mesh as text, such as "dp=2, fsdp=4, tp=1, sp=1"."""
-    return ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return placement.mesh_text(mesh.shape)
 
 
 def mesh_of(tree: Any) -> Mesh | None:

@@ -24,16 +24,20 @@ from jax.sharding import (
 )
 
 from cairn.state.paths import named_leaves
+from cairn.state.placement import (
+    FACTORED,
+    LARGE_LEAF_ELEMENTS,
+    MIRRORS,
+    REPLICATED,
+    entries_left,
+    mirrored,
+)
 from cairn.state.sharding.mesh import mesh_text
-from cairn.state.sharding.report import LARGE_LEAF_ELEMENTS, LeafPlacement, leaf_bytes
+from cairn.state.sharding.report import LeafPlacement, leaf_bytes
 from cairn.state.sharding.rules import plan
 from cairn.state.sharding.specs import short_spec
 
 __all__ = ["explain_optimizer", "optimizer_shardings"]
-
-_MIRRORS = "mirrors its parameter"
-_FACTORED = "factored from its parameter"
-_REPLICATED = "replicated"
 
 
 @dataclass(frozen=True)
@@ -134,67 +138,17 @@ def _place(
     parameters: dict[tuple[str, ...], _Parameter],
     replicated: Sharding | None,
 ) -> _Place:
-    prefix, parameter = _mirrored(path, parameters)
+    prefix, _, parameter = mirrored(path, parameters)
     if parameter is not None and parameter.shape == shape:
-        return _Place(_MIRRORS, parameter.sharding, parameter)
+        return _Place(MIRRORS, parameter.sharding, parameter)
     if parameter is not None and isinstance(parameter.sharding, NamedSharding):
-        entries = _entries_left(prefix, shape, parameter)
+        place = parameter.sharding
+        entries = entries_left(prefix, shape, parameter.shape, tuple(place.spec))
         if entries is not None:
-            place = parameter.sharding
             kept = NamedSharding(place.mesh, short_spec(entries), memory_kind=place.memory_kind)
-            return _Place(_FACTORED, kept, parameter)
+            return _Place(FACTORED, kept, parameter)
     if isinstance(replicated, NamedSharding) and prod(shape) >= LARGE_LEAF_ELEMENTS:
         mesh = replicated.mesh
         (leaf,) = plan(jax.ShapeDtypeStruct(shape, np.uint8), mesh).leaves
         return _Place(leaf.rule, NamedSharding(mesh, leaf.spec), parameter)
-    return _Place(_REPLICATED, replicated, parameter)
-
-
-def _mirrored(
-    path: tuple[str, ...], parameters: dict[tuple[str, ...], _Parameter]
-) -> tuple[tuple[str, ...], _Parameter | None]:
-    """Finds the parameter whose path is the longest part of a leaf's, and what comes before it."""
-    for length in range(len(path), 0, -1):
-        for start in range(len(path) - length, -1, -1):
-            parameter = parameters.get(path[start : start + length])
-            if parameter is not None:
-                return path[:start], parameter
-    return (), None
-
-
-def _entries_left(
-    prefix: tuple[str, ...], shape: tuple[int, ...], parameter: _Parameter
-) -> list[Any] | None:
-    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
-
-    Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
-    over the two longest dimensions, in the order of a sort by length, `v_row` without the last and
-    `v_col` without the one before it. Any other leaf with a choice is left to the rule for leaves
-    that mirror nothing: never wrong, only larger.
-    """
-    place, whole = parameter.sharding, parameter.shape
-    assert isinstance(place, NamedSharding)
-    entries = [*place.spec, *[None] * (len(whole) - len(place.spec))]
-    if len(shape) > len(whole) and whole and shape[-len(whole) :] == whole:
-        return [*[None] * (len(shape) - len(whole)), *entries]
-    if len(shape) == len(whole):
-        if any(own not in (1, size) for own, size in zip(shape, whole, strict=True)):
-            return None
-        return [
-            entry if own == size else None
-            for own, size, entry in zip(shape, whole, entries, strict=True)
-        ]
-    candidates = [
-        dimension
-        for dimension in range(len(whole))
-        if whole[:dimension] + whole[dimension + 1 :] == shape
-    ]
-    if not candidates:
-        return None
-    by_length = [int(dimension) for dimension in np.argsort(whole)]
-    if len(candidates) > 1 and "v_row" in prefix:
-        candidates = by_length[-1:]
-    elif len(candidates) > 1 and "v_col" in prefix:
-        candidates = by_length[-2:-1]
-    left = [entries[:dimension] + entries[dimension + 1 :] for dimension in candidates]
-    return left[0] if all(other == left[0] for other in left) else None
+    return _Place(REPLICATED, replicated, parameter)

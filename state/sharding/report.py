@@ -15,10 +15,7 @@ from cairn.state.errors import ShardingError
 from cairn.state.sharding.mesh import mesh_text
 from cairn.storage.training import is_key_dtype
 
-__all__ = ["LARGE_LEAF_ELEMENTS", "LeafPlacement", "ShardingReport", "leaf_bytes"]
-
-LARGE_LEAF_ELEMENTS = 16_384
-"""Leaves below this many elements may be whole on every device without anyone having said so."""
+__all__ = ["LeafPlacement", "ShardingReport", "leaf_bytes"]
 
 _COLUMNS = ("leaf", "shape", "dtype", "spec", "bytes/device", "rule")
 

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
+from cairn.state.placement import entry_axes, splitting_axes
 from cairn.state.sharding.mesh import compiling_mesh, mesh_of
 from cairn.state.sharding.optimizers import optimizer_shardings
 from cairn.state.sharding.rules import module_plan
-from cairn.state.sharding.specs import entry_axes, short_spec, splitting_axes
+from cairn.state.sharding.specs import short_spec
 
 __all__ = ["Placement", "at_home", "placement_of", "settled"]
 
@@ -189,7 +190,7 @@ def _spec(leaf: Any, mesh: Mesh | None) -> PartitionSpec | None:
         place = getattr(leaf, "sharding", None)
     if mesh is None or not isinstance(place, NamedSharding) or place.mesh != mesh:
         return None
-    return short_spec(splitting_axes(entry, mesh) for entry in place.spec)
+    return short_spec(splitting_axes(entry, mesh.shape) for entry in place.spec)
 
 
 def _with_specs(tree: Any, specs: Sequence[PartitionSpec], mesh: Mesh | AbstractMesh) -> Any:

@@ -1,5 +1,8 @@
 from .item_arrays import ItemArrays as ItemArrays
 from .item_arrays import LeafInfo as LeafInfo
+from .leaf_reads import HOST_BYTES as HOST_BYTES
+from .leaf_reads import MOST_LOCAL_THREADS as MOST_LOCAL_THREADS
+from .leaf_reads import REMOTE_THREADS as REMOTE_THREADS
 from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
 from .reader import CheckpointReader as CheckpointReader

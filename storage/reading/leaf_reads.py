@@ -12,11 +12,15 @@ from cairn.storage.errors import translate
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
 
-__all__ = ["LeafReads", "WholeChunk"]
+__all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "WholeChunk"]
 
-_LOCAL_THREADS = max(2, min(16, os.cpu_count() or 2))
-_REMOTE_THREADS = 8
+MOST_LOCAL_THREADS = 16
+_LOCAL_THREADS = max(2, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
+REMOTE_THREADS = 8
 """Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
+
+HOST_BYTES = 1 << 30
+"""Bytes of leaves that wait on the host for their transfer to devices other than the CPU's."""
 
 _SMALL_BYTES = 64 << 10
 """Chunks up to this size take longer to look after than to read."""
@@ -33,7 +37,7 @@ class LeafReads:
         """Of the item's arrays."""
         self._arrays = arrays
         self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
-        self.threads = _LOCAL_THREADS if self._local else _REMOTE_THREADS
+        self.threads = _LOCAL_THREADS if self._local else REMOTE_THREADS
 
     def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
         """What to run, in any order and in any threads, to fill all regions with checked values.

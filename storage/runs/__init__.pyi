@@ -1,6 +1,7 @@
 from .annotating import annotate as annotate
 from .annotating import annotate_run as annotate_run
 from .annotating import annotate_step as annotate_step
+from .annotating import note_verified as note_verified
 from .annotating import noted_of as noted_of
 from .checking import RunReport as RunReport
 from .checking import check_run as check_run
@@ -27,6 +28,7 @@ from .records.exports import ExportManifest as ExportManifest
 from .records.exports import delete_tries as delete_tries
 from .records.exports import find_export as find_export
 from .records.exports import publish_export as publish_export
+from .records.exports import published_exports as published_exports
 from .records.exports import withdraw_export as withdraw_export
 from .records.index_writer import PlacedShard as PlacedShard
 from .records.index_writer import make_index as make_index
@@ -106,6 +108,9 @@ from .trash import deletable_step as deletable_step
 from .trash import delete_step as delete_step
 from .trash import read_tombstones as read_tombstones
 from .trash import undelete_step as undelete_step
+from .usage import RunUsage as RunUsage
+from .usage import StepUsage as StepUsage
+from .usage import run_usage as run_usage
 from .writer import Writer as Writer
 from .writer import default_writer_id as default_writer_id
 from .writer import sync_folder as sync_folder

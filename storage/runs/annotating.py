@@ -18,9 +18,9 @@ from cairn.storage.runs.resolving import resolve_checkpoint
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held
-from cairn.storage.store import StoreURI
+from cairn.storage.store import StoreURI, rfc3339
 
-__all__ = ["annotate", "annotate_run", "annotate_step", "noted_of"]
+__all__ = ["annotate", "annotate_run", "annotate_step", "note_verified", "noted_of"]
 
 
 def annotate(
@@ -93,24 +93,51 @@ def annotate_step(
         UnsupportedFormatError, CorruptionError: what is noted can't be read.
     """
     info = run.step(step)
-    key = (info.step, info.attempt)
-    name = annotation_file(*key)
     # What can't be kept is refused before anything is done.
     noted_of(run, info).changed(labels, metrics, better)
-    with held(run, key, by=by, reason="annotate it"):
-        while True:
-            found = read_record(run.objects, name, Annotation)
-            before = Annotation() if found is None else found[0]
-            if check is not None:
-                check(before)
-            after = before.changed(labels, metrics, better)
-            if after == before:
-                return before
-            generation = None if found is None else found[1]
-            try:
-                return write_record(run.objects, name, after, generation=generation)[0]
-            except PreconditionFailedError:
-                continue  # somebody else was quicker
+
+    def change(before: Annotation) -> Annotation:
+        if check is not None:
+            check(before)
+        return before.changed(labels, metrics, better)
+
+    with held(run, (info.step, info.attempt), by=by, reason="annotate it"):
+        return _replaced(run, info, change)
+
+
+def note_verified(run: Run, info: StepInfo, *, sound: bool, by: str = "") -> Annotation:
+    """Set when a step was found to be what was saved: now, or, of a damaged one, never.
+
+    Args:
+        run: the run.
+        info: the step.
+        sound: whether it was.
+        by: who asks.
+
+    Raises:
+        StepChangedError: it is deleted, or about to be.
+        UnsupportedFormatError, CorruptionError: what is noted can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    verified = rfc3339(run.clock()) if sound else None
+    with held(run, (info.step, info.attempt), by=by, reason="note that it was verified"):
+        return _replaced(run, info, lambda one: one.model_copy(update={"verified": verified}))
+
+
+def _replaced(run: Run, info: StepInfo, change: Callable[[Annotation], Annotation]) -> Annotation:
+    """What is noted of a step that is held, changed: of what is there when it is written."""
+    name = annotation_file(info.step, info.attempt)
+    while True:
+        found = read_record(run.objects, name, Annotation)
+        before = Annotation() if found is None else found[0]
+        after = change(before)
+        if after == before:
+            return before
+        generation = None if found is None else found[1]
+        try:
+            return write_record(run.objects, name, after, generation=generation)[0]
+        except PreconditionFailedError:
+            continue  # somebody else was quicker
 
 
 def noted_of(run: Run, info: StepInfo) -> Annotation:

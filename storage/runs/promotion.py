@@ -45,6 +45,7 @@ def promote_step(
     reason: str = "",
     expect: int | None,
     opened: bool = True,
+    check: Callable[[StepInfo], None] | None = None,
     later: Callable[[Callable[[], None]], object] | None = None,
 ) -> Alias:
     """Point `alias` at a listed step, if it is still as the caller last saw it.
@@ -60,6 +61,8 @@ def promote_step(
         reason: why.
         expect: the alias's sequence last seen; None: it must not exist (deleted is not existing).
         opened: False: nobody has looked yet whether the run exists; it is looked at here.
+        check: is told the step right before the alias moves, while it is held; what it raises is
+            raised, and the alias stays.
         later: takes what lets the step go again, to be called soon, by whoever has the time: nobody
             need wait for it. By default it is called before this returns.
 
@@ -76,6 +79,8 @@ def promote_step(
     with ExitStack() as hold:
         info = _held_and_judged(run, look, hold, by=by, alias=alias)
         _refuse_changed(run, info)
+        if check is not None:
+            check(info)
         moved = AliasWriter(run.objects, run.clock).move(
             alias,
             step=info.step,

@@ -28,6 +28,7 @@ from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry
 from .files import Files as Files
+from .files import Held as Held
 from .files_local import SETTLED_NANOSECONDS as SETTLED_NANOSECONDS
 from .files_local import TEMPORARY_PREFIX as TEMPORARY_PREFIX
 from .gcs import bucket_time as bucket_time

@@ -18,7 +18,7 @@ from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import answer
 from cairn.storage.store.uri import StoreURI, check_segment
 
-__all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files"]
+__all__ = ["BLOCK_BYTES", "Entry", "FileStat", "FileWriter", "Files", "Held"]
 
 BLOCK_BYTES = 8 << 20
 """Size of the blocks that are streamed, in bytes."""
@@ -56,6 +56,20 @@ class Entry(NamedTuple):
     is_dir: bool
     crc32c: str | None = None
     modified_ns: int | None = None
+
+
+class Held(NamedTuple):
+    """A file that takes room in a store.
+
+    Attributes:
+        name: the path from the listed folder.
+        size: bytes.
+        identity: names that have the same share their bytes; None: nobody shares them.
+    """
+
+    name: str
+    size: int
+    identity: tuple[int, int] | None
 
 
 class FileWriter(abc.ABC):
@@ -124,6 +138,10 @@ class Files(abc.ABC):
     @abc.abstractmethod
     def walk(self, rel: str = "") -> builtins.list[Entry]:
         """Every file below the folder `rel`, by path; nothing if it does not exist."""
+
+    def held(self, rel: str = "") -> builtins.list[Held]:
+        """Whatever takes room below the folder `rel`, by path, what no listing shows too."""
+        return [Held(entry.name, entry.size, None) for entry in self.walk(rel)]
 
     @abc.abstractmethod
     def open_read(self, rel: str) -> BinaryIO:

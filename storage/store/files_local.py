@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from cairn.storage.errors import InvalidURIError, NotFoundError
 from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
-from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, mapped
+from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 
@@ -74,6 +74,22 @@ class LocalFiles(Files):
         folder = self._folder(rel)
         with mapped(folder, "list"):
             return sorted(self._files_below(folder, PurePosixPath()))
+
+    @override
+    def held(self, rel: str = "") -> builtins.list[Held]:
+        folder = self._folder(rel)
+        found = []
+        with mapped(folder, "list"):
+            for place, _, names in os.walk(folder):
+                for name in names:
+                    path = os.path.join(place, name)
+                    try:
+                        status = os.lstat(path)
+                    except FileNotFoundError:  # removed since it was listed
+                        continue
+                    shared = (status.st_dev, status.st_ino)
+                    found.append(Held(os.path.relpath(path, folder), status.st_size, shared))
+        return sorted(found)
 
     def _files_below(self, folder: str, prefix: PurePosixPath) -> Iterator[Entry]:
         try:

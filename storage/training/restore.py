@@ -25,6 +25,7 @@ from cairn.storage.errors import (
     TreeMismatchError,
 )
 from cairn.storage.reading import (
+    HOST_BYTES,
     CheckpointReader,
     ItemArrays,
     LeafInfo,
@@ -277,8 +278,6 @@ def _native(dtype: Any) -> Any:
 
 _STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
 _CHUNKS_AT_ONCE: Final = 512
-_HOST_BYTES: Final = 1 << 30
-"""Bytes of leaves that wait on the host for their transfer to devices other than the CPU's."""
 
 Step = StoreURI | CheckpointReader
 
@@ -615,7 +614,7 @@ def _read(
             futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
             filling.append(_Filling(path, info, leaf, futures))
             waiting += info.nbytes
-            while filling and not leaf.stays and waiting > _HOST_BYTES:
+            while filling and not leaf.stays and waiting > HOST_BYTES:
                 waiting -= filling[0].info.nbytes
                 _finish(arrays, filling, values)
         _finish_small(reads, arrays, small, chunks, values)

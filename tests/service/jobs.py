@@ -133,9 +133,11 @@ def watch(http: httpx.Client | TestClient, operation: str) -> dict[str, object]:
     return last
 
 
-def done(http: TestClient, path: str, body: dict[str, object]) -> dict[str, object]:
+def done(
+    http: TestClient, path: str, body: dict[str, object], headers: dict[str, str] | None = None
+) -> dict[str, object]:
     """Start a job and see it succeed; the operation."""
-    answer = http.post(path, json=body)
+    answer = http.post(path, json=body, headers=headers)
     assert answer.status_code == 202, answer.text
     ended = watch(http, answer.json()["id"])
     assert ended["state"] == "succeeded", ended

@@ -41,9 +41,12 @@ def scripted(*replies: Reply) -> Iterator[tuple[str, list[BaseHTTPRequestHandler
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             requests.append(self)
             replies[min(len(requests), len(replies)) - 1](self)
             self.close_connection = True
+
+        do_POST = do_GET
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

@@ -267,10 +267,32 @@ def test_progress_is_reported_a_few_times_a_second():
     assert len(reports) <= 7
     assert reports[-1]["done_bytes"] < 1050
     meter.flush()
-    assert reports[-1] == {"done_bytes": 1050, "total_bytes": 1050, "message": "counting"}
+    whole = {"done_bytes": 1050, "total_bytes": 1050, "message": "counting"}
+    assert reports[-1] == whole | {"seconds_left": None}
     before = len(reports)
     meter.flush()
     assert len(reports) == before
+
+
+def test_what_is_left_is_reckoned_with_the_pace_of_late():
+    now = [0.0]
+    reports = []
+    meter = ProgressMeter(reports.append, clock=lambda: now[0], interval=0)
+
+    def after(seconds, nbytes):
+        now[0] += seconds
+        meter.advance(nbytes)
+        return reports[-1]["seconds_left"]
+
+    assert after(1, 10) is None, "nobody knows how much it is in all"
+    meter.set(done_bytes=0, total_bytes=10_000)
+    assert after(1, 100) is None, "there is no pace yet"
+    assert after(1, 100) == 98
+    assert [after(1, 10) for _ in range(40)][-1] == (10_000 - 600) / 10
+    assert after(1, 0) > 940
+    meter.set(done_bytes=0, total_bytes=500, message="another piece of work")
+    assert reports[-1]["seconds_left"] is None
+    assert after(5, 500) == 0
 
 
 def test_idempotency_key_names_its_operation_although_an_equal_one_was_under_way(launch, counting):

@@ -38,6 +38,7 @@ OPERATION_IDS = {
     "get_checkpoint",
     "get_operation",
     "get_run",
+    "get_usage",
     "health",
     "list_aliases",
     "list_all_runs",
@@ -46,8 +47,10 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_schedules",
     "list_tensors",
     "metrics",
+    "plan_checkpoint",
     "promote_checkpoint",
     "read_tensor",
     "ready",
@@ -93,6 +96,7 @@ BODIES = {
     "applyRetention": {"policy": {"keep_last": 1}},
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
+    "plan": {"mesh": {"axes": {"fsdp": 8}}},
 }
 
 

@@ -1,3 +1,4 @@
+import json
 import shutil
 import threading
 
@@ -8,10 +9,14 @@ from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs import fork
 from cairn.storage.runs.records.lease import release
 from cairn.storage.runs.run import Run
+from tests.service.commands import cairn_here
 from tests.service.jobs import done, save_llama, serving, watch
+from tests.service.planes import running_plane
 from tests.service.stores import begin_saving
 from tests.service.test_errors import check_problem
 
+ROLLBACK = {"mode": "rollback"}
+ANY = {"If-Match": "*"}
 RESTORE = "/v1/roots/default/runs/llama/checkpoints/1:restore"
 
 
@@ -137,7 +142,7 @@ def test_fork_that_is_asked_for_again_while_it_goes_on_is_the_same_operation(
 
 def test_rollback_sets_later_steps_aside(http, store):
     run = Run.open(store[0] / "llama")
-    operation = done(http, RESTORE.replace("/1:", "/2:"), {"mode": "rollback"})
+    operation = done(http, RESTORE.replace("/1:", "/2:"), ROLLBACK, ANY)
     assert operation["result"]["set_aside"] == [3]
     assert [info.step for info in run.steps()] == [1, 2]
     save_llama(store[0] / "llama", steps=(3,))
@@ -155,7 +160,7 @@ def test_rollback_that_is_taken_up_again_still_names_what_it_set_aside(http, sto
         release(objects, attempt, **options)
 
     monkeypatch.setattr("cairn.storage.runs.rollback.release", lose_once)
-    operation = done(http, RESTORE, {"mode": "rollback"})
+    operation = done(http, RESTORE, ROLLBACK, ANY)
     assert operation["result"]["set_aside"] == [2, 3]
     run = Run.open(store[0] / "llama")
     assert [attempt.number for attempt in run.attempts()] == [1, operation["result"]["attempt"]]
@@ -165,13 +170,37 @@ def test_rollback_names_the_aliases_it_strands(http):
     promote = RESTORE.replace("/1:restore", "/3:promote")
     body = {"alias": "production"}
     assert http.post(promote, json=body, headers={"If-None-Match": "*"}).status_code < 300
-    operation = done(http, RESTORE, {"mode": "rollback"})
+    refused = http.post(RESTORE, json=ROLLBACK | {"strand": ["other"]}, headers=ANY)
+    check_problem(refused, 409)
+    assert refused.json()["aliases"] == ["production"]
+    operation = done(http, RESTORE, ROLLBACK | {"strand": ["production"]}, ANY)
     assert operation["result"]["aliases_set_aside"] == ["production"]
+
+
+def test_rollback_past_what_was_not_seen_is_refused(http, store):
+    run = RESTORE.partition("/checkpoints")[0]
+    check_problem(http.post(RESTORE, json=ROLLBACK), 428)
+    seen = {"If-Match": http.get(run).headers["ETag"]}
+    save_llama(store[0] / "llama", steps=(4,))
+    refused = http.post(RESTORE, json=ROLLBACK, headers=seen)
+    check_problem(refused, 412)
+    assert refused.json()["current"]["latest_step"] == 4
+    seen = {"If-Match": http.get(run).headers["ETag"]}
+    assert done(http, RESTORE, ROLLBACK, seen)["result"]["set_aside"] == [2, 3, 4]
+
+
+def test_rollback_that_is_asked_for_again_is_the_same(http):
+    headers = {"If-Match": http.get(RESTORE.partition("/checkpoints")[0]).headers["ETag"]}
+    headers["Idempotency-Key"] = "once"
+    first = http.post(RESTORE, json=ROLLBACK, headers=headers).json()
+    assert watch(http, first["id"])["state"] == "succeeded"
+    again = http.post(RESTORE, json=ROLLBACK, headers=headers)
+    assert (again.status_code, again.json()["id"]) == (202, first["id"])
 
 
 def test_rollback_of_a_run_that_is_written_is_a_conflict(http, store):
     begin_saving(Run.open(store[0] / "llama"), 4)
-    ended = watch(http, http.post(RESTORE, json={"mode": "rollback"}).json()["id"])
+    ended = watch(http, http.post(RESTORE, json=ROLLBACK, headers=ANY).json()["id"])
     assert ended["state"] == "failed"
     assert (ended["error"]["status"], ended["error"]["holder"]) == (409, "trainer")
     assert [info.step for info in Run.open(store[0] / "llama").steps()] == [1, 2, 3]
@@ -183,6 +212,7 @@ def test_rollback_of_a_run_that_is_written_is_a_conflict(http, store):
         (RESTORE, {"mode": "fork"}, 422),
         (RESTORE, {"mode": "rollback", "run": "child"}, 422),
         (RESTORE, {"mode": "merge", "run": "child"}, 422),
+        (RESTORE, {"run": "child", "strand": ["production"]}, 422),
         (RESTORE, {"run": "../child"}, 422),
         (RESTORE, {"run": ".hidden"}, 422),
         (RESTORE.replace("/1:", "/9:"), {"run": "child"}, 404),
@@ -194,3 +224,17 @@ def test_impossible_requests_are_refused_at_once(http, store, path, body, status
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     assert not (store[0] / "child").exists()
+
+
+def test_rollback_in_the_shell_names_what_it_set_aside(store, tmp_path):
+    (tmp_path / "data").mkdir()
+    with running_plane(store[0], tmp_path / "data") as (url, _):
+        made = cairn_here("promote", "llama", "3", "production", "--create", url=url)
+        assert made.returncode == 0, made.stderr
+        refused = cairn_here("rollback", "llama/steps/1", url=url)
+        assert refused.returncode == 4
+        assert "production (step 3)" in refused.stderr
+        arguments = ("llama/steps/1", "--strand", "production", "--watch", "--json")
+        last = cairn_here("rollback", *arguments, url=url).stdout.splitlines()[-1]
+    assert json.loads(last)["result"]["set_aside"] == [2, 3]
+    assert [info.step for info in Run.open(store[0] / "llama").steps()] == [1]

@@ -10,8 +10,12 @@ from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.run import Run
 from cairn.storage.store.clock import from_rfc3339
+from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
+from tests.service.planes import running_plane
 from tests.service.stores import BYTES_PER_STEP, add_steps, make_run
+
+RUNS = "/v1/roots/default/runs"
 
 
 def names(answer):
@@ -221,3 +225,29 @@ def test_a_page_whose_runs_go_while_it_is_made_leads_on_to_the_next(http, root, 
         if token is None:
             break
     assert found == ["b", "c", "d"]
+
+
+def test_usage_of_a_run_is_what_du_says(http, root):
+    make_run(root / "run", [3, 6])
+    http.delete(f"{RUNS}/run/checkpoints/6")
+    found = http.get(f"{RUNS}/run/usage")
+    assert found.status_code == 200, found.text
+    told = found.json()
+    files = [path for path in (root / "run").rglob("*") if path.is_file()]
+    assert (told["bytes"], told["files"]) == (sum(f.stat().st_size for f in files), len(files))
+    assert sum(told["uses"].values()) == told["bytes"]
+    assert {one["step"]: one["state"] for one in told["steps"]} == {3: "listed", 6: "trashed"}
+    assert http.get(f"{RUNS}/nothing/usage").status_code == 404
+
+
+def test_usage_is_shown_in_the_shell(root, tmp_path):
+    run = make_run(root / "run", [3])
+    (tmp_path / "data").mkdir()
+    with running_plane(root, tmp_path / "data") as (url, _):
+        served = cairn_here("usage", "run", url=url).stdout
+    stored = cairn_here("usage", str(run.uri)).stdout
+    assert served == stored
+    *_, row, summary = served.splitlines()
+    assert row.split("\t")[:3] == ["3", "1", "listed"]
+    files = [path for path in (root / "run").rglob("*") if path.is_file()]
+    assert summary.startswith(f"{sum(f.stat().st_size for f in files)} bytes in {len(files)} files")

@@ -17,8 +17,9 @@ from cairn.service.schemas import Checkpoint
 from cairn.service.settings import Settings
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.trash import delete_step
+from cairn.storage.store.clock import rfc3339
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
+from tests.service.filters.expressions import KEYS, MOMENTS, NUMBERS, TEXTS, filters, holds
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
 
 RUN = "/v1/roots/default/runs/run"
@@ -39,7 +40,8 @@ def served(request, tmp_path_factory):
     for step in range(2, 25):  # the first has none
         labels = {key: chance.choice(TEXTS) for key in KEYS if chance.random() < 0.5}
         metrics = {key: chance.choice((*NUMBERS, *BAD)) for key in KEYS if chance.random() < 0.5}
-        annotate(run, step, labels=labels, metrics=metrics)
+        verified = rfc3339(chance.choice(MOMENTS)) if chance.random() < 0.5 else None
+        annotate(run, step, labels=labels, metrics=metrics, verified=verified)
     AliasWriter(run.objects).move("production", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("best", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("old", step=3, attempt=1, expect=None)
@@ -95,6 +97,7 @@ def test_filter_lets_through_what_it_says(served, every, expression):
 
 
 PATHS = ["step", "attempt", "state", "created", "bytes", "leaves", "model_type"]
+PATHS += ["verified"]
 PATHS += [f"{field}.{quote(name)}" for field in ("labels", "metrics") for name in KEYS]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from cairn.service.jobs.kinds import verify
 from cairn.storage.arrays.ocdbt import holds_values
+from cairn.storage.runs.annotating import annotate_step, noted_of
 from cairn.storage.runs.records.layout import manifest_file
 from cairn.storage.runs.run import Run
 from tests.service.commands import cairn, cairn_here
@@ -238,3 +239,22 @@ def test_the_command_refuses_what_it_cannot_mean(url):
     ran = cairn_here("verify", "sound/steps/9", url=url)
     assert (ran.returncode, ran.stdout) == (3, "")
     assert "expected step 9" in ran.stderr
+
+
+def test_a_step_says_when_it_was_last_found_sound(http, root):
+    run = Run.open(shutil.copytree(root / "sound", root / "noted"))
+    step = f"{CHECKPOINTS.format('noted')}/2"
+    annotate_step(run, 2, labels={"kept": "yes"})
+    assert http.get(step, params={"refresh": True}).json()["verified"] is None
+    done(http, f"{step}:verify", {})
+    found = http.get(step, params={"refresh": True}).json()
+    assert found["verified"] > found["created"]
+    annotate_step(run, 2, metrics={"loss": 1.0})
+    noted = noted_of(run, run.step(2))
+    assert (noted.verified is not None, noted.labels["kept"]) == (True, "yes")
+    assert http.get(f"{step.removesuffix('2')}1").json()["verified"] is None
+
+    (Path(run.step_uri(run.step(2)).local_path) / "model" / "_METADATA").unlink()
+    assert ended(http, f"{step}:verify")["state"] == "failed"
+    assert http.get(step, params={"refresh": True}).json()["verified"] is None
+    assert noted_of(run, run.step(2)).metrics == {"loss": 1.0}

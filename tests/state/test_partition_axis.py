@@ -13,8 +13,9 @@ from cairn.state.decoder.attention import grouped_attention
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError
 from cairn.state.partition_axis import PartitionAxis
+from cairn.state.placement.rules import DEFAULT_AXIS_RULES
 from cairn.state.sharding.mesh import make_mesh
-from cairn.state.sharding.rules import DEFAULT_AXIS_RULES, module_plan, plan
+from cairn.state.sharding.rules import module_plan, plan
 from tests.state.forward import logits_of
 from tests.tiny import TINY, batch
 

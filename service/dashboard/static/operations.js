@@ -5,6 +5,11 @@ function sizeText(bytes) {
   return bytes >= 1e9 ? `${(bytes / 1e9).toFixed(2)} GB` : `${(bytes / 1e6).toFixed(1)} MB`;
 }
 
+function timeLeft(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  return seconds < 90 ? `, ${Math.ceil(seconds)} s left` : `, ${Math.round(seconds / 60)} min left`;
+}
+
 function show(place, operation) {
   const bar = place.querySelector("progress");
   const message = place.querySelector(".message");
@@ -25,7 +30,7 @@ function show(place, operation) {
     place.classList.add("failed");
     message.textContent = operation.error ? `${operation.state}: ${operation.error.detail}` : operation.state;
   } else {
-    message.textContent = total ? `${operation.state} ${sizeText(done)} of ${sizeText(total)}` : operation.state;
+    message.textContent = total ? `${operation.state} ${sizeText(done)} of ${sizeText(total)}${timeLeft(operation.progress.seconds_left)}` : operation.state;
   }
   return ["succeeded", "failed", "cancelled"].includes(operation.state);
 }

@@ -1,15 +1,18 @@
 """The verify job: is a step, or every listed step of a run, still what was saved? No JAX."""
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, open_run, step_request
 from cairn.service.jobs.errors import DamagedError
-from cairn.storage.errors import StepNotFoundError
+from cairn.storage.errors import StepNotFoundError, StorageError
 from cairn.storage.reading import VerifyReport, verify_step
-from cairn.storage.runs import Run, StepInfo, StepState, check_run
+from cairn.storage.runs import Run, StepInfo, StepState, check_run, note_verified
 from cairn.storage.store import StoreURI
+
+logger = logging.getLogger(__name__)
 
 KIND: Final = "verify"
 PROBLEMS_KEPT: Final = 100
@@ -83,11 +86,22 @@ def _verify(context: JobContext, request: Request, info: StepInfo, place: str) -
         progress.set(done_bytes=done, total_bytes=total)
 
     try:
-        return {"reports": [_report(verify_step(run, info, progress=read))]}
+        report = verify_step(run, info, progress=read)
     except StepNotFoundError:
         if "step" in request:
             raise
         return {"reports": []}  # deleted since it was listed
+    return {"reports": [{**_report(report), "noted": _note(run, info, report)}]}
+
+
+def _note(run: Run, info: StepInfo, report: VerifyReport) -> bool:
+    """Have the step say that it was verified; whether it does. What was found stands without."""
+    try:
+        note_verified(run, info, sound=report.ok, by=KIND)
+    except StorageError as exc:
+        logger.warning("%s: verified, and that could not be noted: %s", run.step_uri(info), exc)
+        return False
+    return True
 
 
 def _report(report: VerifyReport) -> dict[str, Any]:

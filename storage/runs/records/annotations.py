@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_args
 from pydantic import Field, field_serializer
 
 from cairn.storage.errors import UnsupportedFormatError
-from cairn.storage.store import Record, is_text
+from cairn.storage.store import Moment, Record, is_text
 
 __all__ = ["Annotation", "Better"]
 
@@ -29,6 +29,8 @@ class Annotation(Record):
         labels: for people and filters.
         metrics: numbers by name; NaN and infinities are kept (a diverged loss is worth knowing).
         better: of metrics, which values are good ones, where somebody has said so.
+        verified: when every byte of the step was last found to be what was saved; None if nobody
+            has looked, or the last one who did has found damage.
     """
 
     FORMAT: ClassVar[str] = "cairn.annotation"
@@ -36,6 +38,7 @@ class Annotation(Record):
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     better: dict[str, Better] = Field(default_factory=dict, exclude_if=lambda one: not one)
+    verified: Moment | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @field_serializer("metrics")
     def _as_json(self, metrics: dict[str, float]) -> dict[str, float | str]:
@@ -110,7 +113,7 @@ class Annotation(Record):
                 next_step="Leave these out, or convert them.",
                 problems=entries.problems,
             )
-        return Annotation(labels=texts, metrics=numbers, better=ways)
+        return self.model_copy(update={"labels": texts, "metrics": numbers, "better": ways})
 
 
 class _Entries:

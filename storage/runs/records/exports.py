@@ -13,8 +13,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs.records.layout import MAX_NUMBER, export_dir, export_manifest
-from cairn.storage.runs.records.placed import read_record, write_record
+from cairn.storage.runs.records.layout import (
+    MAX_NUMBER,
+    export_dir,
+    export_manifest,
+    export_manifests,
+)
+from cairn.storage.runs.records.placed import read_record, read_records, write_record
 from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json, open_files
 
 __all__ = [
@@ -24,6 +29,7 @@ __all__ = [
     "delete_tries",
     "find_export",
     "publish_export",
+    "published_exports",
     "withdraw_export",
 ]
 
@@ -134,6 +140,23 @@ def find_export(objects: ObjectStore, key: ExportKey) -> ExportManifest | None:
     """
     found = read_record(objects, key.manifest, ExportManifest)
     return None if found is None else found[0]
+
+
+def published_exports(
+    objects: ObjectStore, step: int, attempt: int, kind: str
+) -> list[ExportManifest]:
+    """The published exports of a step of one kind.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: a manifest can't be read.
+    """
+    folder = export_manifests(step, attempt)
+    names = [
+        name
+        for name in objects.children(folder)
+        if name.startswith(f"{folder}/{kind}-") and name.endswith(".json")
+    ]
+    return list(read_records(objects, names, ExportManifest.parse).values())
 
 
 def publish_export(

@@ -45,6 +45,7 @@ __all__ = [
     "check_step",
     "export_dir",
     "export_manifest",
+    "export_manifests",
     "forgotten_file",
     "hold_file",
     "hold_files",
@@ -317,10 +318,15 @@ def export_manifest(step: int, attempt: int, kind: str, digest: str) -> str:
     return f"{_export_stem(step, attempt, kind, digest)}.json"
 
 
+def export_manifests(step: int, attempt: int) -> str:
+    """The folder of these of all exports of a step."""
+    return f"exports/{_stem(step, attempt)}"
+
+
 def _export_stem(step: int, attempt: int, kind: str, digest: str) -> str:
     _check(_KIND, kind, "export kind", "a lower-case letter, then letters, digits or '_'")
     _check(_DIGEST, digest, "export digest", "8 to 64 lower-case hexadecimal digits")
-    return f"exports/{_stem(step, attempt)}/{kind}-{digest}"
+    return f"{export_manifests(step, attempt)}/{kind}-{digest}"
 
 
 def _stem(step: int, attempt: int) -> str:

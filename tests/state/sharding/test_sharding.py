@@ -18,6 +18,7 @@ from cairn.state.easydel_state import EasyDeLState
 from cairn.state.errors import ArgumentError, ShardingError, TreeStructureError
 from cairn.state.partition_axis import PartitionAxis
 from cairn.state.paths import named_leaves
+from cairn.state.placement.rules import axis_units
 from cairn.state.sharding.mesh import (
     hybrid_devices,
     make_mesh,
@@ -25,7 +26,6 @@ from cairn.state.sharding.mesh import (
     mesh_text,
 )
 from cairn.state.sharding.rules import (
-    axis_units,
     check_rules,
     module_plan,
     plan,

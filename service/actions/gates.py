@@ -1,0 +1,185 @@
+"""What aliases ask of the steps that they move to, as the settings say.
+
+A gate that can't be judged is not passed: no promotion goes on because something else is down.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, Final
+
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.errors import GateRefusedError
+from cairn.service.settings import Bound, Gate
+from cairn.storage.runs import (
+    UNREADABLE,
+    Annotation,
+    Run,
+    StepInfo,
+    noted_of,
+    published_exports,
+)
+
+WEBHOOK_SECONDS: Final = 10.0
+"""For the whole answer of a gate's webhook."""
+
+WEBHOOK_BYTES: Final = 64 << 10
+"""Of its answer."""
+
+CONVERT: Final = "convert"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A step that an alias shall move to.
+
+    Attributes:
+        root: Name of its root.
+        run: Its run.
+        info: It, held.
+        alias: Name of the alias.
+        by: Who asks.
+        reason: Why.
+    """
+
+    root: str
+    run: Run
+    info: StepInfo
+    alias: str
+    by: str
+    reason: str
+
+    @cached_property
+    def noted(self) -> Annotation:
+        """Its labels and metrics, as they are in the store."""
+        return noted_of(self.run, self.info)
+
+    def told(self) -> dict[str, Any]:
+        """It, for a webhook."""
+        return {
+            "root": self.root,
+            "run": self.run.uri.name,
+            "step": self.info.step,
+            "attempt": self.info.attempt,
+            "manifest_digest": self.info.manifest_digest,
+            "alias": self.alias,
+            "by": self.by,
+            "reason": self.reason,
+            **self.noted.entries(),
+            "verified": self.noted.verified,
+        }
+
+
+def gates_of(plane: ControlPlane, root: str, run: str, alias: str) -> list[Gate]:
+    """The gates of an alias."""
+    return [
+        gate
+        for gate in plane.settings.gates
+        if fnmatchcase(alias, gate.alias)
+        and fnmatchcase(root, gate.root)
+        and fnmatchcase(run, gate.run)
+    ]
+
+
+def refuse_gated(gates: Sequence[Gate], candidate: Candidate) -> None:
+    """Raise if a step does not pass; webhooks are asked if it passes all else.
+
+    Raises:
+        GateRefusedError: It does not; every reason is named.
+        UnsupportedFormatError, CorruptionError: Its labels can't be read.
+        StoreUnavailableError: The store does not answer.
+    """
+    refused = [reason for gate in gates for reason in _refusals(gate, candidate)]
+    if not refused:
+        asked = dict.fromkeys(gate.webhook for gate in gates if gate.webhook is not None)
+        refused = [reason for url in asked if (reason := _asked(url, candidate)) is not None]
+    if refused:
+        step = f"{candidate.run.uri.name}/steps/{candidate.info.step}"
+        raise GateRefusedError(
+            f"{step}: expected a step that passes the gates of {candidate.alias!r}, found "
+            f"{'; '.join(one['detail'] for one in refused)}. The alias is as before.",
+            extra={"gates": refused},
+        )
+
+
+def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
+    noted = candidate.noted
+    if gate.verified and noted.verified is None:
+        yield _refusal("verified", "not verified: `cairn verify` reads every byte of it")
+    for name, text in gate.labels.items():
+        found = noted.labels.get(name)
+        if found is None or text not in ("*", found):
+            wanted = "any" if text == "*" else repr(text)
+            told = "none" if found is None else repr(found)
+            yield _refusal(f"labels.{name}", f"label {name}: {told}, expected {wanted}")
+    for name, bound in gate.metrics.items():
+        value = noted.metrics.get(name)
+        if value is None or not bound.min <= value <= bound.max:
+            told = "none" if value is None else f"{value:g}"
+            yield _refusal(f"metrics.{name}", f"metric {name}: {told}, expected {_text(bound)}")
+    if gate.exported and not _is_exported(candidate):
+        yield _refusal("exported", "no export for PyTorch: `cairn convert` makes and checks one")
+
+
+def _refusal(gate: str, detail: str) -> dict[str, str]:
+    return {"gate": gate, "detail": detail}
+
+
+def _text(bound: Bound) -> str:
+    given = bound.model_dump(exclude_unset=True)
+    return " and ".join(
+        f"{'at least' if name == 'min' else 'at most'} {value:g}" for name, value in given.items()
+    )
+
+
+def _is_exported(candidate: Candidate) -> bool:
+    """Whether an export of this very step was published: its files were checked before that."""
+    info = candidate.info
+    try:
+        found = published_exports(candidate.run.objects, info.step, info.attempt, CONVERT)
+    except UNREADABLE:
+        return False
+    return any(export.source == info.manifest_digest for export in found)
+
+
+def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
+    """Why a webhook does not allow it; None if it does."""
+    import httpx  # not for who has no such gate
+
+    try:
+        with httpx.Client(timeout=WEBHOOK_SECONDS, trust_env=False) as http:
+            told = _answer(http, url, candidate.told())
+    except (httpx.HTTPError, TimeoutError, ValueError) as exc:
+        why = str(exc) or type(exc).__name__
+        return _refusal("webhook", f"its webhook gave no answer that counts ({why})")
+    if told.get("allow") is True:
+        return None
+    reason = told.get("reason")
+    return _refusal("webhook", f"its webhook: {str(reason or 'no reason given')[:500]}")
+
+
+def _answer(http: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object that a webhook answers, in bounded time and of bounded size.
+
+    Raises:
+        HTTPError, TimeoutError, ValueError: There is none.
+    """
+    deadline = time.monotonic() + WEBHOOK_SECONDS
+    content = bytearray()
+    with http.stream("POST", url, json=body) as response:
+        if response.status_code != HTTPStatus.OK:
+            raise ValueError(f"status {response.status_code}")
+        for chunk in response.iter_bytes():
+            content += chunk
+            if len(content) > WEBHOOK_BYTES:
+                raise ValueError(f"more than {WEBHOOK_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no whole answer in {WEBHOOK_SECONDS:g} s")
+    told = json.loads(content)
+    if not isinstance(told, dict):
+        raise ValueError("no JSON object")
+    return told

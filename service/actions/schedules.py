@@ -1,0 +1,160 @@
+"""What the settings have done to runs again and again.
+
+Every server looks what is due. Each operation has a key made of the schedule, the moment and the
+run: of many servers, and of one that was started anew, one starts it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from cairn.service.access import Caller
+from cairn.service.actions.clean_up import apply_retention, collect_garbage
+from cairn.service.actions.listing import list_runs
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.verification import verify_run
+from cairn.service.errors import ServiceError
+from cairn.service.jobs import OperationNotFoundError, operation_id
+from cairn.service.schemas import (
+    ApplyRetentionRequest,
+    ScheduledAction,
+    ScheduleState,
+    Scope,
+)
+from cairn.service.settings import Schedule
+from cairn.storage.errors import StorageError
+from cairn.storage.store import utc_now
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 10.0
+"""From one look at the clock to the next."""
+
+LATE: Final = timedelta(hours=1)
+"""What was due this long ago, while no server ran, is left out until it is due again."""
+
+_RUNS_AT_ONCE: Final = 1000
+
+
+def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[ScheduleState]:
+    """Every schedule, by name, and when it is due."""
+    moment = now or utc_now()
+    return [
+        ScheduleState(
+            **one.model_dump(include={"name", "cron", "action", "root", "run"}),
+            last_due=_due(one, moment),
+            next_due=_due(one, moment, ahead=True),
+        )
+        for one in sorted(plane.settings.schedules, key=lambda one: one.name)
+    ]
+
+
+def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> int:
+    """Start what a schedule has due at a moment, of each run whose operation was not started yet.
+
+    What is wrong with one run is logged, and keeps no other from its turn.
+
+    Returns:
+        How many operations were started.
+
+    Raises:
+        SQLAlchemyError: A database does not answer.
+        NotReadyError: Jobs were not launched.
+    """
+    by = Caller(name=f"schedule:{schedule.name}", scope=Scope.ADMIN)
+    started = 0
+    for root, run in _runs(plane, schedule):
+        key = f"schedule/{schedule.name}/{due:%Y-%m-%dT%H:%MZ}/{root}/{run}"
+        try:
+            plane.jobs.get(operation_id(key))
+        except OperationNotFoundError:
+            try:
+                _start(plane, by, schedule, root, run, key)
+            except (StorageError, ServiceError) as exc:
+                logger.warning("schedule %s: %s/%s: not started: %s", schedule.name, root, run, exc)
+            else:
+                started += 1
+    return started
+
+
+def _start(
+    plane: ControlPlane, by: Caller, schedule: Schedule, root: str, run: str, key: str
+) -> None:
+    if schedule.action is ScheduledAction.VERIFY:
+        verify_run(plane, by, root, run, steps=schedule.steps, idempotency_key=key)
+    elif schedule.action is ScheduledAction.COLLECT_GARBAGE:
+        collect_garbage(plane, by, root, run, dry_run=False, idempotency_key=key)
+    elif schedule.policy is not None:
+        wanted = ApplyRetentionRequest(policy=schedule.policy, dry_run=False)
+        apply_retention(plane, by, root, run, wanted, idempotency_key=key)
+
+
+def _runs(plane: ControlPlane, schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Roots and names of the runs that it is for, in the store now."""
+    roots = {name: uri for name, uri in plane.roots.items() if fnmatchcase(name, schedule.root)}
+    after: tuple[str | int, ...] = ()
+    while roots:
+        look = not after
+        page, last = list_runs(plane, roots, after=after, limit=_RUNS_AT_ONCE, refresh=look)
+        yield from ((one.root, one.name) for one in page if fnmatchcase(one.name, schedule.run))
+        if not last:
+            return
+        after = last
+
+
+def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
+    """When it was due last, or is due next."""
+    from croniter import croniter  # not for who has no schedules
+
+    moments = croniter(schedule.cron, now.astimezone(UTC), ret_type=datetime)
+    found: datetime = moments.get_next() if ahead else moments.get_prev()
+    return found
+
+
+class Scheduler:
+    """Starts what is due, in a thread of its own."""
+
+    def __init__(self, plane: ControlPlane, *, clock: Callable[[], datetime] = utc_now) -> None:
+        """Of the settings' schedules."""
+        self._plane = plane
+        self._clock = clock
+        self._done: dict[str, datetime] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cairn-scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Begin, if there is a schedule."""
+        if self._plane.settings.schedules:
+            self._thread.start()
+
+    def close(self) -> None:
+        """End; what is being started is waited for."""
+        self._stop.set()
+        if self._plane.settings.schedules:
+            self._thread.join(LOOK_SECONDS)  # a database that is silent keeps nobody from ending
+
+    def look(self) -> int:
+        """Start what is due now; how many operations were."""
+        now, started = self._clock(), 0
+        for schedule in self._plane.settings.schedules:
+            due = _due(schedule, now + timedelta(microseconds=1))
+            if self._done.get(schedule.name) == due or now - due > LATE or self._stop.is_set():
+                continue
+            started += start_due(self._plane, schedule, due)
+            self._done[schedule.name] = due
+        return started
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.look()
+            except (StorageError, SQLAlchemyError, ServiceError) as exc:
+                logger.warning("what is due was not started: %s", exc)
+            except Exception:  # the next look may go better
+                logger.exception("what is due was not started")
+            self._stop.wait(LOOK_SECONDS)

@@ -1,0 +1,5 @@
+"""Where leaves go on a mesh, and what that costs: pure decisions over sizes, without JAX."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,81 @@
+"""The logical axes of the decoder's parameters, by their paths: what its layers name them by.
+
+So that a plan can be made of a checkpoint's leaves alone, where there is no JAX to build the model.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["DECODER_AXES", "PACKED", "decoder_axes", "scale_axes"]
+
+Axes = tuple[str | None, ...]
+
+DECODER_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "embed_tokens": ("vocab", "embed"),
+        "q_proj": ("embed", "heads"),
+        "k_proj": ("embed", "kv_heads"),
+        "v_proj": ("embed", "kv_heads"),
+        "o_proj": ("heads", "embed"),
+        "gate_proj": ("embed", "mlp"),
+        "up_proj": ("embed", "mlp"),
+        "down_proj": ("mlp", "embed"),
+        "input_layernorm": ("norm",),
+        "post_attention_layernorm": ("norm",),
+        "norm": ("norm",),
+        "lm_head": ("embed", "vocab"),
+    }
+)
+"""By the layer's name, the axes of its weight [in, out], embedding or scale."""
+
+PACKED = ("qvalue", "scale")
+"""The arrays of a quantized weight, in `<layer>/kernel/array`."""
+
+
+def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
+    """Returns the logical axis names of a leaf of the decoder; None if it has none.
+
+    Args:
+        path: the leaf's.
+        shapes: of all leaves, by path.
+    """
+    keys = path.split("/")
+    if keys[-1] in PACKED and keys[-3:-1] == ["kernel", "array"]:
+        return _packed(path, DECODER_AXES.get(keys[-4]) if len(keys) > 3 else None, shapes)
+    axes = DECODER_AXES.get(keys[-2]) if len(keys) > 1 else None
+    if axes is None:
+        return None
+    by_name: dict[str, Axes] = {
+        "embedding": axes,
+        "kernel": axes,
+        "scale": axes,
+        "bias": axes[1:],
+        "kernel_lora_a": (axes[0], None),
+        "kernel_lora_b": (None, axes[-1]),
+    }
+    return by_name.get(keys[-1])
+
+
+def _packed(
+    path: str, axes: tuple[str, ...] | None, shapes: Mapping[str, tuple[int, ...]]
+) -> Axes | None:
+    """Names of the axes of a quantized weight, or of its scales."""
+    whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
+    if axes is None or whole is None:
+        return None
+    return axes if path.endswith("/qvalue") else scale_axes(axes, whole, shapes[path])
+
+
+def scale_axes(axes: Axes, whole: tuple[int, ...], scale: tuple[int, ...]) -> Axes:
+    """Returns names of a scale's axes; a grouped one is split where the mesh divides it.
+
+    Args:
+        axes: names of the quantized weight's.
+        whole: its shape.
+        scale: the shape of its scales.
+    """
+    lengths = zip(axes, whole, scale, strict=True)
+    return tuple(
+        name if count == length or name is None else (f"{name}?" if count > 1 else None)
+        for name, length, count in lengths
+    )

@@ -1,0 +1,168 @@
+"""What a load reads, and how much of it waits in the memory of a process meanwhile.
+
+It is what `storage.training.restore` does: each process reads the chunks that hold what its devices
+hold, each of them once, leaf by leaf; leaves wait on the host until they are sent to their devices,
+the first of them first, once more than `HOST_BYTES` of leaves wait.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from cairn.state.placement.process_grid import ProcessGrid
+from cairn.state.placement.specs import Entries, entry_axes
+from cairn.storage.reading import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS
+
+__all__ = ["LoadCost", "PlacedArray", "load_cost"]
+
+_CHUNK_RUN_BYTES = 4 << 20
+_SHARD_BYTES = 64 << 20
+
+
+class PlacedArray(NamedTuple):
+    """A leaf that is stored, and where it goes.
+
+    Attributes:
+        item: which one it is of; items are read one after another.
+        shape: as it is stored, with the words of typed keys.
+        entries: mesh axes of each dimension.
+        part: shape of what one device holds.
+        stored_bits: bits of an element as it is stored.
+        itemsize: bytes of one in memory, in the dtype in which it is stored.
+        cast_itemsize: of one as it is made; the same unless it is cast.
+        chunks: shape of what can be read at a time; None if that is the leaf.
+        shards: shape of what is stored together.
+    """
+
+    item: str
+    shape: tuple[int, ...]
+    entries: Entries
+    part: tuple[int, ...]
+    stored_bits: int
+    itemsize: int
+    cast_itemsize: int
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+
+
+class LoadCost(NamedTuple):
+    """Bytes that a load needs.
+
+    Attributes:
+        host: the most that waits in the memory of a process, with what reads are held in.
+        read: the most that a process reads.
+        read_in_all: what all processes read together.
+    """
+
+    host: int
+    read: int
+    read_in_all: int
+
+
+def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) -> LoadCost:
+    """What a load of these arrays, in the order in which they are read, needs.
+
+    Args:
+        arrays: what is read.
+        grid: the devices.
+        local: the store is a folder, from which chunks are read straight to where they go.
+    """
+    read = read_in_all = 0
+    for array in arrays:
+        most, in_all = _read(array, grid)
+        read += most
+        read_in_all += in_all
+    by_item: dict[str, list[PlacedArray]] = {}
+    for array in arrays:
+        by_item.setdefault(array.item, []).append(array)
+    waiting = max((_waiting(some, grid) for some in by_item.values()), default=0)
+    return LoadCost(waiting + _buffers(arrays, local), read, read_in_all)
+
+
+def _waiting(arrays: Iterable[PlacedArray], grid: ProcessGrid) -> int:
+    """The most bytes of leaves of an item that wait for their transfer at a time."""
+    queue: deque[tuple[int, int, int]] = deque()
+    whole = here = most = 0
+
+    def finish() -> None:
+        nonlocal whole, here, most
+        nbytes, parts, cast = queue.popleft()
+        most = max(most, here + cast)
+        whole -= nbytes
+        here -= parts
+
+    for array in arrays:
+        elements = grid.parts(array.entries) * prod(array.part)
+        cast = elements * array.cast_itemsize if array.cast_itemsize != array.itemsize else 0
+        queue.append((prod(array.shape) * array.itemsize, elements * array.itemsize, cast))
+        whole += queue[-1][0]
+        here += queue[-1][1]
+        most = max(most, here)
+        while queue and whole > HOST_BYTES:
+            finish()
+    while queue:
+        finish()
+    return most
+
+
+def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
+    """The most that threads hold of what they read, besides the leaves themselves."""
+    largest = stored = 0
+    for array in arrays:
+        cut = array.chunks if local else array.shards or array.chunks
+        nbytes = prod(array.shape if cut is None else cut) * array.itemsize
+        limit = nbytes if local else min(nbytes, _SHARD_BYTES)
+        largest = max(largest, limit)
+        stored += prod(array.shape) * array.itemsize
+    threads = MOST_LOCAL_THREADS if local else REMOTE_THREADS
+    return min(stored, threads * (max(largest, _CHUNK_RUN_BYTES) if local else largest))
+
+
+def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:
+    """Bytes that a process reads of a leaf at most, and all of them together."""
+    if 0 in array.shape:
+        return 0, 0
+    entries = [*array.entries, *[None] * (len(array.shape) - len(array.entries))]
+    chunks = array.chunks if array.chunks is not None else array.shape
+    most = in_all = array.stored_bits
+    used: set[str] = set()
+    for length, chunk, entry in zip(array.shape, chunks, entries, strict=True):
+        axes = entry_axes(entry)
+        used.update(axes)
+        sizes = tuple((grid.sizes[axis], grid.box[axis]) for axis in axes)
+        largest, together = _covered(length, chunk, sizes)
+        most *= largest
+        in_all *= together
+    alike = prod(size // grid.box[axis] for axis, size in grid.sizes.items() if axis not in used)
+    return -(-most // 8), -(-in_all * alike // 8)
+
+
+@lru_cache(maxsize=4096)
+def _covered(length: int, chunk: int, axes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """Along one dimension: how much lies in the chunks that hold what processes hold.
+
+    Args:
+        length: of the dimension.
+        chunk: its part in a chunk.
+        axes: of the mesh axes that split it, how many devices there are, and how many of a process.
+
+    Returns:
+        The most of one process; the sum over the different places that a process may have.
+    """
+    parts = prod(size for size, _ in axes)
+    grid = [count for size, box in axes for count in (size // box, box)]
+    # Boxes in front, then the parts of each in the order in which they lie.
+    order = [*range(0, 2 * len(axes), 2), *range(1, 2 * len(axes), 2)]
+    held = prod(box for _, box in axes)
+    boxes = np.arange(parts, dtype=np.int64).reshape(grid).transpose(order)
+    number = boxes.reshape(-1, held)
+    width = length // parts
+    first, last = number * width // chunk, (number * width + width - 1) // chunk
+    touched = (last - first + 1).sum(axis=1)
+    shared = (first[:, 1:] == last[:, :-1]).sum(axis=1)
+    elements = (touched - shared) * chunk
+    return int(elements.max()), int(elements.sum())

@@ -1,0 +1,135 @@
+"""Which parameter a leaf of an optimizer mirrors, and which of its mesh axes are left for it.
+
+`state.sharding.optimizers` says what is done with it.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from cairn.state.partition_axis import AxisEntry
+from cairn.state.placement.rules import LARGE_LEAF_ELEMENTS, place
+from cairn.state.placement.specs import Entries, MeshSizes, mesh_text, short
+
+__all__ = ["FACTORED", "MIRRORS", "REPLICATED", "Mirror", "entries_left", "mirror", "mirrored"]
+
+Parameter = TypeVar("Parameter")
+
+MIRRORS = "mirrors its parameter"
+FACTORED = "factored from its parameter"
+REPLICATED = "replicated"
+
+
+class Mirror(NamedTuple):
+    """Where a leaf goes that is none of a model's.
+
+    Attributes:
+        rule: one of the above, or "automatic".
+        entries: mesh axes of each dimension.
+        unmatched: why a large leaf is whole on every device although its parameter is not.
+        parameter: path of the one that its own path names.
+    """
+
+    rule: str
+    entries: Entries
+    unmatched: str | None = None
+    parameter: tuple[str, ...] | None = None
+
+
+def mirror(
+    path: tuple[str, ...],
+    shape: tuple[int, ...],
+    parameters: Mapping[tuple[str, ...], tuple[tuple[int, ...], Entries]],
+    mesh: MeshSizes,
+) -> Mirror:
+    """Decides where a leaf goes, given where the parameters are.
+
+    Args:
+        path: the leaf's keys.
+        shape: the leaf's.
+        parameters: by path, the shape of each and its mesh axes.
+        mesh: the mesh.
+    """
+    prefix, own, parameter = mirrored(path, parameters)
+    made: Mirror | None = None
+    if parameter is not None:
+        whole, entries = parameter
+        left = entries if whole == shape else entries_left(prefix, shape, whole, entries)
+        if left is not None:
+            made = Mirror(MIRRORS if whole == shape else FACTORED, short(left))
+    if made is None and prod(shape) >= LARGE_LEAF_ELEMENTS:
+        automatic = place(shape, mesh)
+        made = Mirror(automatic.rule, automatic.entries)
+    if made is None:
+        made = Mirror(REPLICATED, ())
+    if parameter is not None:
+        made = made._replace(parameter=own)
+    split = parameter is None or bool(parameter[1])
+    if prod(shape) < LARGE_LEAF_ELEMENTS or made.entries or not split or prod(mesh.values()) == 1:
+        return made
+    text = f"large, and whole on every device of {mesh_text(mesh)} (shape {shape})"
+    return made._replace(unmatched=text)
+
+
+def mirrored(
+    path: tuple[str, ...], parameters: Mapping[tuple[str, ...], Parameter]
+) -> tuple[tuple[str, ...], tuple[str, ...], Parameter | None]:
+    """Finds the parameter whose path is the longest part of a leaf's.
+
+    Returns:
+        What comes before it in the leaf's path, its path, and what is known of it.
+    """
+    for length in range(len(path), 0, -1):
+        for start in range(len(path) - length, -1, -1):
+            own = path[start : start + length]
+            parameter = parameters.get(own)
+            if parameter is not None:
+                return path[:start], own, parameter
+    return (), (), None
+
+
+def entries_left(
+    prefix: tuple[str, ...],
+    shape: tuple[int, ...],
+    whole: tuple[int, ...],
+    spec: Sequence[AxisEntry],
+) -> list[Any] | None:
+    """Returns the mesh axes for a leaf that is not quite its parameter's shape, if that is clear.
+
+    Equal dimensions leave a choice which one was averaged away. Adafactor's is known: it factors
+    over the two longest dimensions, in the order of a sort by length, `v_row` without the last and
+    `v_col` without the one before it. Any other leaf with a choice is left to the rule for leaves
+    that mirror nothing: never wrong, only larger.
+
+    Args:
+        prefix: what comes before the parameter's path in the leaf's.
+        shape: the leaf's.
+        whole: the parameter's.
+        spec: the parameter's mesh axes.
+    """
+    entries = [*spec, *[None] * (len(whole) - len(spec))]
+    if len(shape) > len(whole) and whole and shape[-len(whole) :] == whole:
+        return [*[None] * (len(shape) - len(whole)), *entries]
+    if len(shape) == len(whole):
+        if any(own not in (1, size) for own, size in zip(shape, whole, strict=True)):
+            return None
+        return [
+            entry if own == size else None
+            for own, size, entry in zip(shape, whole, entries, strict=True)
+        ]
+    candidates = [
+        dimension
+        for dimension in range(len(whole))
+        if whole[:dimension] + whole[dimension + 1 :] == shape
+    ]
+    if not candidates:
+        return None
+    by_length = [int(dimension) for dimension in np.argsort(whole)]
+    if len(candidates) > 1 and "v_row" in prefix:
+        candidates = by_length[-1:]
+    elif len(candidates) > 1 and "v_col" in prefix:
+        candidates = by_length[-2:-1]
+    left = [entries[:dimension] + entries[dimension + 1 :] for dimension in candidates]
+    return left[0] if all(other == left[0] for other in left) else None

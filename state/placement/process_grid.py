@@ -1,0 +1,82 @@
+"""Which devices of a mesh belong to which process: boxes of one size, in the order of the mesh."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Final
+
+from cairn.state.errors import ArgumentError
+from cairn.state.partition_axis import AxisEntry
+from cairn.state.placement.specs import MeshSizes, entry_axes, mesh_text
+
+__all__ = ["MOST_DEVICES", "ProcessGrid"]
+
+MOST_DEVICES: Final = 2**20
+"""Devices of a mesh that a plan is made for."""
+
+
+@dataclass(frozen=True)
+class ProcessGrid:
+    """A mesh of devices, of which each process has as many as any other.
+
+    Attributes:
+        sizes: devices along each axis.
+        processes: how many there are. The first has the first devices in the order of the mesh, the
+            second those after them, and so on; each has a box of the mesh.
+    """
+
+    sizes: MeshSizes
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name or 'an axis without a name'}: expected a size of 1 or more, found {size}"
+            for name, size in self.sizes.items()
+            if size < 1 or not name
+        ]
+        if not self.sizes:
+            problems.append("expected at least one axis")
+        if not problems and self.devices > MOST_DEVICES:
+            problems.append(f"expected at most {MOST_DEVICES} devices, found {self.devices}")
+        if not problems and (self.processes < 1 or self.devices % self.processes):
+            problems.append(
+                f"processes: expected a number that divides {self.devices} devices, "
+                f"found {self.processes}"
+            )
+        if not problems and not self._has_boxes():
+            problems.append(
+                f"processes: expected devices that fill whole axes from the last one on, found "
+                f"{self.devices // self.processes} devices a process"
+            )
+        if problems:
+            raise ArgumentError(
+                "no such mesh can be",
+                path=f"mesh {mesh_text(self.sizes)}",
+                problems=problems,
+                next_step="give sizes such as fsdp=8, tp=4, and processes that have whole axes",
+            )
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return prod(self.sizes.values())
+
+    @cached_property
+    def box(self) -> dict[str, int]:
+        """Devices of each process along each axis."""
+        left = self.devices // self.processes
+        found: dict[str, int] = {}
+        for name, size in reversed(list(self.sizes.items())):
+            found[name] = min(left, size)
+            # What is left over is no whole axis: then the boxes do not add up to the mesh.
+            left = left // size if left % size == 0 else 1
+        return {name: found[name] for name in self.sizes}
+
+    def _has_boxes(self) -> bool:
+        whole = prod(self.box.values()) * self.processes == self.devices
+        return whole and all(self.sizes[axis] % count == 0 for axis, count in self.box.items())
+
+    def parts(self, entries: Iterable[AxisEntry]) -> int:
+        """How many different parts of a leaf a process has."""
+        return prod(self.box[axis] for entry in entries for axis in entry_axes(entry))

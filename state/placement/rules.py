@@ -1,0 +1,273 @@
+"""The decision where one leaf goes, on a mesh of which only the sizes are known.
+
+By a partition rule that was found for it, by the logical axis names that the model gave it, or else
+automatically; `state.sharding.rules` says what each of them means.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from cairn.state.partition_axis import AxisEntry, PartitionAxis
+from cairn.state.placement.specs import (
+    Entries,
+    MeshSizes,
+    entry_axes,
+    mesh_text,
+    parts_of,
+    short,
+    splitting_axes,
+)
+
+__all__ = [
+    "AUTOMATIC",
+    "DEFAULT_AXIS_RULES",
+    "LARGE_LEAF_ELEMENTS",
+    "MESH_AXES",
+    "AxisRules",
+    "FoundRule",
+    "LeafPlace",
+    "Misfit",
+    "axis_units",
+    "place",
+]
+
+AxisRules = Mapping[str, AxisEntry]
+
+MESH_AXES = ("dp", "fsdp", "tp", "sp")
+"""Data parallel, fully sharded data parallel, tensor parallel, sequence parallel."""
+
+LARGE_LEAF_ELEMENTS = 16_384
+"""Leaves below this many elements may be whole on every device without anyone having said so."""
+
+DEFAULT_AXIS_RULES: AxisRules = MappingProxyType(PartitionAxis().axis_rules())
+"""Which mesh axis carries which logical axis of a model."""
+
+AUTOMATIC = "automatic"
+
+_UNIT_LABELS = {"heads": "attention heads", "kv_heads": "key/value heads"}
+
+
+class FoundRule(NamedTuple):
+    """What partition rules say of a leaf.
+
+    Attributes:
+        pattern: of the first rule that matches its path; None if none does.
+        entries: that rule's spec.
+        catch_all: the pattern matches any path.
+    """
+
+    pattern: str | None
+    entries: Sequence[AxisEntry] = ()
+    catch_all: bool = False
+
+
+class Misfit(NamedTuple):
+    """Why a leaf cannot be placed as it is asked for.
+
+    Attributes:
+        text: for people.
+        dimension: which one of the leaf does not fit; None if it is none of them.
+        axes: the mesh axes that would split it.
+    """
+
+    text: str
+    dimension: int | None = None
+    axes: tuple[str, ...] = ()
+
+
+class LeafPlace(NamedTuple):
+    """Where a leaf goes.
+
+    Attributes:
+        rule: the pattern that matched, "axes (...)", "automatic" or "scalar".
+        entries: mesh axes of each dimension, without those of size 1 and those that do not fit.
+        misfits: what does not fit.
+        unmatched: why a large leaf is whole on every device although nobody asked for that.
+    """
+
+    rule: str
+    entries: Entries
+    misfits: tuple[Misfit, ...] = ()
+    unmatched: str | None = None
+
+
+def place(
+    shape: tuple[int, ...],
+    mesh: MeshSizes,
+    *,
+    found: FoundRule | None = None,
+    axes: tuple[str | None, ...] | None = None,
+    axis_rules: AxisRules = DEFAULT_AXIS_RULES,
+    units: Mapping[str, int] = MappingProxyType({}),
+) -> LeafPlace:
+    """Decides where a leaf goes.
+
+    Args:
+        shape: the leaf's.
+        mesh: the mesh.
+        found: what partition rules say of it; None if there are none.
+        axes: its logical axis names; None if it has none.
+        axis_rules: mesh axes of each logical axis name.
+        units: how many whole things a logical axis holds.
+    """
+    misfits: list[Misfit] = []
+    no_entries: list[AxisEntry] = []
+    if not shape:
+        rule, entries = "scalar", no_entries
+    elif found is not None:
+        rule, entries = _entries_by_rule(found, shape, misfits)
+    elif axes is not None:
+        rule, entries = _entries_by_axes(axes, shape, mesh, axis_rules, misfits)
+    else:
+        rule, entries = _entries_automatic(shape, mesh)
+    names = axes if axes is not None and len(axes) == len(shape) else None
+    shards = 1
+    kept: list[AxisEntry] = []
+    for dimension, entry in enumerate(entries):
+        wished = names[dimension] if names is not None else None
+        name = wished if isinstance(wished, str) else None
+        asked = _Asked(dimension, entry_axes(entry), shape, name)
+        misfit = _misfit(asked, mesh, axis_rules, units)
+        # An axis name that ends in "?" is a wish: split where it divides, else whole.
+        if misfit is not None and not (name is not None and name.endswith("?")):
+            misfits.append(misfit)
+        kept.append(splitting_axes(entry, mesh) if misfit is None else None)
+        shards *= 1 if misfit is not None else parts_of(asked.axes, mesh)
+    whole = shards == 1 and not misfits and prod(shape) >= LARGE_LEAF_ELEMENTS
+    catch_all = found is not None and found.catch_all
+    unmatched = _unmatched(rule, entries, shape, mesh, catch_all) if whole else None
+    return LeafPlace(rule, short(kept), tuple(misfits), unmatched)
+
+
+def axis_units(config: Any) -> dict[str, int]:
+    """Returns what each logical axis of a model holds in whole numbers, from its config.
+
+    A config says so itself with `axis_units`, a mapping such as {"heads": 9, "kv_heads": 3}; else
+    `num_attention_heads` and `num_key_value_heads` are taken, where they are there.
+    """
+    own = getattr(config, "axis_units", None)
+    if own is not None:
+        return dict(own() if callable(own) else own)
+    heads = getattr(config, "num_attention_heads", None)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    found = {"heads": heads, "kv_heads": kv_heads}
+    return {name: int(count) for name, count in found.items() if count is not None}
+
+
+def _unmatched(
+    rule: str,
+    entries: Sequence[AxisEntry],
+    shape: tuple[int, ...],
+    mesh: MeshSizes,
+    catch_all: bool,
+) -> str | None:
+    """Says why a large leaf is whole on every device, if no one asked for that."""
+    if rule == AUTOMATIC and mesh.get("fsdp", 1) > 1:
+        return f"large, and fsdp={mesh['fsdp']} divides none of its dimensions (shape {shape})"
+    named_nothing = not any(entry is not None for entry in entries)
+    if prod(mesh.values()) > 1 and named_nothing and catch_all:
+        return f"large, and only the catch-all rule {rule!r} takes it (shape {shape})"
+    return None
+
+
+def _entries_by_rule(
+    found: FoundRule, shape: tuple[int, ...], misfits: list[Misfit]
+) -> tuple[str, list[AxisEntry]]:
+    if found.pattern is None:
+        misfits.append(Misfit(f"no partition rule matches (shape {shape})"))
+        return "none", []
+    count = len(found.entries)
+    if count > len(shape):
+        text = f"rule {found.pattern!r} names {count} dimensions (the leaf has {shape})"
+        misfits.append(Misfit(text))
+        return found.pattern, []
+    return found.pattern, list(found.entries)
+
+
+def _entries_by_axes(
+    axes: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    mesh: MeshSizes,
+    axis_rules: AxisRules,
+    misfits: list[Misfit],
+) -> tuple[str, list[AxisEntry]]:
+    rule = f"axes ({', '.join(map(str, axes))})"
+    if len(axes) != len(shape):
+        misfits.append(Misfit(f"{len(axes)} axis names {axes} (the leaf has shape {shape})"))
+        return rule, []
+    taken: set[str] = set()
+    entries: list[AxisEntry] = []
+    # Flax's own names may be those of mesh axes, and several for a dimension.
+    carriers = {**{name: name for name in mesh}, **axis_rules}
+    for dimension, wished in enumerate(axes):
+        names = [name.removesuffix("?") for name in entry_axes(wished)]
+        known = ", ".join(carriers)
+        misfits += [
+            Misfit(f"unknown axis name {name!r} (known: {known})", dimension)
+            for name in names
+            if name not in carriers
+        ]
+        found = [carriers[name] for name in names if name in carriers]
+        entry = tuple(axis for carrier in found for axis in entry_axes(carrier))
+        # One mesh axis can split a leaf once: the first dimension that asks for it has it.
+        free = tuple(axis for axis in entry_axes(entry) if axis not in taken)
+        taken.update(free)
+        entries.append(free[0] if len(free) == 1 else free or None)
+    return rule, entries
+
+
+def _entries_automatic(shape: tuple[int, ...], mesh: MeshSizes) -> tuple[str, list[AxisEntry]]:
+    size = mesh.get("fsdp", 1)
+    entries: list[AxisEntry] = [None] * len(shape)
+    fitting = [index for index, length in enumerate(shape) if length % size == 0]
+    if size > 1 and fitting and prod(shape) >= LARGE_LEAF_ELEMENTS:
+        entries[max(fitting, key=lambda index: shape[index])] = "fsdp"
+    return AUTOMATIC, entries
+
+
+class _Asked(NamedTuple):
+    """A dimension of a leaf, and the mesh axes that are to split it."""
+
+    dimension: int
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    name: str | None
+
+
+def _misfit(
+    asked: _Asked, mesh: MeshSizes, axis_rules: AxisRules, units: Mapping[str, int]
+) -> Misfit | None:
+    """Says why mesh axes do not split a dimension, if they do not."""
+    dimension, axes, shape, name = asked
+    unknown = [axis for axis in axes if axis not in mesh]
+    if unknown:
+        text = f"unknown mesh axis {unknown[0]!r} (the mesh has {mesh_text(mesh)})"
+        return Misfit(text, dimension, axes)
+    parts = parts_of(axes, mesh)
+    if parts == 1:
+        return None
+    splitting = _splitting(axes, name, axis_rules)
+    if name is not None and units.get(name, 0) % parts_of(splitting, mesh):
+        label = _UNIT_LABELS.get(name, name)
+        by = _product_text(splitting, mesh)
+        text = f"{units[name]} {label} do not divide by {by} (shape {shape})"
+        return Misfit(text, dimension, splitting)
+    if shape[dimension] % parts:
+        by = _product_text(axes, mesh)
+        text = f"a dimension of {shape[dimension]} does not divide by {by} "
+        return Misfit(f"{text}(dimension {dimension} of {shape})", dimension, axes)
+    return None
+
+
+def _splitting(axes: Sequence[str], name: str | None, axis_rules: AxisRules) -> tuple[str, ...]:
+    """Those of the mesh axes that split what a logical axis holds: its own, and unknown ones."""
+    own = entry_axes(axis_rules.get(name)) if name is not None else ()
+    carried = {axis for entry in axis_rules.values() for axis in entry_axes(entry)}
+    known = carried.union(MESH_AXES)
+    return tuple(axis for axis in axes if axis in own or axis not in known)
+
+
+def _product_text(axes: Sequence[str], mesh: MeshSizes) -> str:
+    return "*".join(axes) + f"={parts_of(axes, mesh)}"

@@ -1,0 +1,261 @@
+"""Where the leaves of a stored step go on a mesh, and what a load of them needs; reads no values.
+
+The leaves of a model go by partition rules, by the axis names of the decoder, or nowhere: then they
+are whole on every device. All others go with the parameter that they mirror, as a load of the whole
+state puts them.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Final, NamedTuple
+
+from cairn.state.placement.decoder_axes import PACKED, decoder_axes
+from cairn.state.placement.load_cost import LoadCost, PlacedArray, load_cost
+from cairn.state.placement.mirrors import REPLICATED, mirror
+from cairn.state.placement.process_grid import ProcessGrid
+from cairn.state.placement.rules import (
+    DEFAULT_AXIS_RULES,
+    AxisRules,
+    FoundRule,
+    LeafPlace,
+    Misfit,
+    place,
+)
+from cairn.state.placement.specs import Entries, shard_shape
+from cairn.storage.arrays import FOUR_BITS, dtype_named, keys_of
+from cairn.storage.runs import LeafRecord
+
+__all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable"]
+
+MODEL_ITEMS: Final = ("model", "merged")
+_KEY_WORD_BYTES: Final = 4
+_KEY_WORDS: Final = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """By what a model's leaves go to their places.
+
+    Attributes:
+        find: what partition rules say of a path; None without rules.
+        named: the leaves are those of the decoder, whose axes have names.
+        axis_rules: mesh axes of each axis name.
+        units: how many whole things a named axis holds.
+    """
+
+    find: Callable[[str], FoundRule] | None = None
+    named: bool = False
+    axis_rules: AxisRules = field(default_factory=lambda: DEFAULT_AXIS_RULES)
+    units: Mapping[str, int] = field(default_factory=dict)
+
+
+class PlannedLeaf(NamedTuple):
+    """Where a leaf goes.
+
+    Attributes:
+        record: what is stored.
+        dtype: in which it is made.
+        rule: by what it goes there.
+        entries: mesh axes of each dimension.
+        part: shape of what each device holds.
+        nbytes: of the whole leaf, as it is made.
+        bytes_per_device: of the part.
+        misfits: why it cannot be placed so; it is counted without the axes that do not fit.
+        unmatched: why a large leaf is whole on every device although nobody asked for that.
+    """
+
+    record: LeafRecord
+    dtype: str
+    rule: str
+    entries: Entries
+    part: tuple[int, ...]
+    nbytes: int
+    bytes_per_device: int
+    misfits: tuple[Misfit, ...] = ()
+    unmatched: str | None = None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where the leaves of a step go on a mesh.
+
+    Attributes:
+        grid: the mesh.
+        leaves: of the items that are loaded, in the order in which they are stored.
+        local: the step lies in a folder.
+    """
+
+    grid: ProcessGrid
+    leaves: tuple[PlannedLeaf, ...]
+    local: bool
+
+    @cached_property
+    def misfits(self) -> list[PlannedLeaf]:
+        """The leaves that cannot be placed so."""
+        return [leaf for leaf in self.leaves if leaf.misfits]
+
+    def bytes_per_device(self, items: Collection[str] | None = None) -> int:
+        """Bytes of leaves of these items, or of all, that each device holds."""
+        return sum(
+            leaf.bytes_per_device
+            for leaf in self.leaves
+            if items is None or leaf.record.item in items
+        )
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all leaves."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @cached_property
+    def cost(self) -> LoadCost:
+        """What a load of them needs."""
+        return load_cost([_array(leaf) for leaf in self.leaves], self.grid, local=self.local)
+
+
+def plan_step(
+    records: Sequence[LeafRecord],
+    grid: ProcessGrid,
+    layout: Layout,
+    *,
+    items: Collection[str],
+    param_dtype: str | None = None,
+    local: bool = False,
+) -> StepPlan:
+    """Decides where the leaves of a step go.
+
+    Args:
+        records: every leaf of it, in the order in which they are stored.
+        grid: the mesh.
+        layout: by what the leaves go to their places.
+        items: those that are loaded.
+        param_dtype: what floating parameters are cast to; None keeps the stored dtypes.
+        local: the step lies in a folder.
+    """
+    planner = _Planner(records, grid, layout, param_dtype)
+    leaves = tuple(planner.planned(record) for record in records if record.item in items)
+    return StepPlan(grid, leaves, local)
+
+
+class _Planner:
+    """Plans leaves, equal ones once."""
+
+    def __init__(
+        self,
+        records: Sequence[LeafRecord],
+        grid: ProcessGrid,
+        layout: Layout,
+        param_dtype: str | None,
+    ) -> None:
+        self._grid, self._layout, self._param_dtype = grid, layout, param_dtype
+        items = {record.item for record in records}
+        # Without a model there is nothing that the others could mirror: all go by the rules.
+        self._models = items.intersection(MODEL_ITEMS) if "model" in items else items
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {item: {} for item in items}
+        for record in records:
+            self._shapes[record.item][record.path] = record.shape
+        self._known: dict[object, LeafPlace] = {}
+        model = [one for one in records if one.item == "model"]
+        keys = [tuple(one.path.split("/")) for one in model]
+        self._records = dict(zip(keys, model, strict=True))
+        self._parameters = {
+            key: (one.shape, self._model_place(one).entries) for key, one in self._records.items()
+        }
+
+    def planned(self, record: LeafRecord) -> PlannedLeaf:
+        """Where a leaf goes."""
+        if record.item in self._models:
+            placed, dtype = self._model_place(record), self._made_dtype(record)
+        else:
+            placed, dtype = self._beside(record)
+        part = shard_shape(record.shape, placed.entries, self._grid.sizes)
+        itemsize = element_bytes(record, dtype)
+        return PlannedLeaf(
+            record,
+            dtype,
+            placed.rule,
+            placed.entries,
+            part,
+            prod(record.shape) * itemsize,
+            prod(part) * itemsize,
+            placed.misfits,
+            placed.unmatched,
+        )
+
+    def _model_place(self, record: LeafRecord) -> LeafPlace:
+        layout = self._layout
+        axes = decoder_axes(record.path, self._shapes[record.item]) if layout.named else None
+        found = None if layout.find is None else layout.find(readable(record.path))
+        if found is None and not layout.named:
+            return LeafPlace(REPLICATED, ())
+        key = (record.shape, axes, found)
+        if key not in self._known:
+            self._known[key] = place(
+                record.shape,
+                self._grid.sizes,
+                found=found,
+                axes=axes,
+                axis_rules=layout.axis_rules,
+                units=layout.units,
+            )
+        return self._known[key]
+
+    def _beside(self, record: LeafRecord) -> tuple[LeafPlace, str]:
+        """The place and the dtype of a leaf of another item than the model's."""
+        path = tuple(record.path.split("/"))
+        found = mirror(path, record.shape, self._parameters, self._grid.sizes)
+        parameter = None if found.parameter is None else self._records[found.parameter]
+        dtype = record.dtype
+        if record.item == "optimizer" and parameter is not None and parameter.dtype == dtype:
+            dtype = self._made_dtype(parameter)
+        return LeafPlace(found.rule, found.entries, (), found.unmatched), dtype
+
+    def _made_dtype(self, parameter: LeafRecord) -> str:
+        keys = parameter.path.split("/")
+        packed = keys[-1] in PACKED and keys[-3:-1] == ["kernel", "array"]
+        floating = parameter.dtype.startswith(("float", "bfloat"))
+        cast = self._param_dtype if floating and not packed else None
+        return parameter.dtype if cast is None else cast
+
+
+def readable(path: str) -> str:
+    """Returns a leaf's path as partition rules see it: a "/" in a key is like any other."""
+    return "/".join(keys_of(path))
+
+
+def element_bytes(record: LeafRecord, dtype: str) -> int:
+    """Returns the bytes of an element in memory: one at least, and of typed keys all words."""
+    if record.dtype.startswith("key<"):
+        return prod(_words(record)) * _KEY_WORD_BYTES
+    return int(dtype_named(dtype).itemsize)
+
+
+def _words(record: LeafRecord) -> tuple[int, ...]:
+    if not record.dtype.startswith("key<"):
+        return ()
+    if record.shards is not None:
+        return record.shards[len(record.shape) :]
+    return (_KEY_WORDS.get(record.dtype, max(_KEY_WORDS.values())),)
+
+
+def _array(leaf: PlannedLeaf) -> PlacedArray:
+    record = leaf.record
+    words = _words(record)
+    is_key = record.dtype.startswith("key<")
+    stored = _KEY_WORD_BYTES if is_key else element_bytes(record, record.dtype)
+    # Two in a byte, along an axis that is even in every shard; without one, a byte each.
+    even = any(size % 2 == 0 for size in record.shards or record.shape)
+    packed = record.dtype in FOUR_BITS and even
+    return PlacedArray(
+        record.item,
+        (*record.shape, *words),
+        leaf.entries,
+        (*leaf.part, *words),
+        4 if packed else 8 * stored,
+        stored,
+        stored if is_key else element_bytes(record, leaf.dtype),
+        record.chunks,
+        record.shards,
+    )

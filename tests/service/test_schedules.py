@@ -1,0 +1,157 @@
+"""What is done to runs again and again, as the settings say."""
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select
+
+from cairn.service.actions.schedules import LATE, Scheduler
+from cairn.service.app import create_app
+from cairn.service.catalog.models import AuditRow
+from cairn.service.client.client import Client
+from cairn.service.errors import SettingsError
+from cairn.service.settings import Settings, load_settings
+from cairn.storage.runs.run import Run
+from tests.service.conftest import BASE_URL, PEER
+from tests.service.jobs import save_llama, watch
+from tests.service.planes import running_plane
+from tests.service.stores import make_run
+
+NEVER = "0 0 29 2 *"
+"""Whatever the server itself does of it comes years later."""
+
+THREE = datetime(2028, 2, 29, tzinfo=UTC)
+VERIFY = {"name": "nightly", "cron": NEVER, "action": "verify", "run": "llama*"}
+RETAIN = {"name": "weekly", "cron": NEVER, "action": "apply_retention", "policy": {"keep_last": 1}}
+COLLECT = {"name": "garbage", "cron": NEVER, "action": "collect_garbage", "run": "llama"}
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scheduled")
+    save_llama(folder / "store" / "llama", (1, 2, 3))
+    make_run(folder / "store" / "other", [3, 6])
+    settings = Settings(
+        root=str(folder / "store"),
+        data_dir=folder / "data",
+        scan_seconds=0,
+        schedules=(VERIFY, RETAIN, COLLECT),
+    )
+    with TestClient(create_app(settings), base_url=BASE_URL, client=PEER) as client:
+        client.get("/v1/runs", params={"refresh": True})
+        yield client
+
+
+def scheduler(http, name, *, at=THREE):
+    plane = http.app.state.plane
+    only = tuple(one for one in plane.settings.schedules if one.name == name)
+    settings = plane.settings.model_copy(update={"schedules": only})
+    return Scheduler(
+        type(plane)(settings, plane.roots, plane.index, plane.engine), clock=lambda: at
+    )
+
+
+def operations(http, kind):
+    listed = http.get("/v1/operations", params={"page_size": 1000}).json()["operations"]
+    return [watch(http, one["id"]) for one in listed if one["kind"] == kind]
+
+
+def test_what_is_due_is_started_once_for_each_run_that_it_is_for(http):
+    looks = [scheduler(http, "nightly", at=THREE + timedelta(minutes=n)) for n in range(3)]
+    assert [one.look() for one in looks for _ in range(2)] == [1, 0, 0, 0, 0, 0]
+    (operation,) = operations(http, "verify")
+    assert (operation["state"], operation["request"]["run"]) == ("succeeded", "llama")
+    assert [one["step"] for one in operation["result"]["steps"]] == [3]
+    later = scheduler(http, "nightly", at=THREE.replace(year=2032))
+    assert later.look() == 1
+    assert len(operations(http, "verify")) == 2
+
+
+def test_a_policy_is_applied_to_every_run_and_garbage_collected(http):
+    assert scheduler(http, "weekly").look() == 2
+    for operation in operations(http, "retention"):
+        assert operation["state"] == "succeeded", operation
+    store = http.app.state.plane.roots["default"]
+    assert [info.step for info in Run.open(store / "llama").steps()] == [3]
+    assert [info.step for info in Run.open(store / "other").steps()] == [6]
+    assert scheduler(http, "garbage").look() == 1
+    (collected,) = operations(http, "gc")
+    assert collected["request"]["run"] == "llama"
+
+
+def test_the_audit_trail_names_the_schedule(http):
+    scheduler(http, "garbage", at=THREE.replace(year=2036)).look()
+    with http.app.state.plane.catalog.query() as connection:
+        rows = connection.execute(select(AuditRow.actor, AuditRow.action)).all()
+    assert ("schedule:garbage", "run.gc") in {(row.actor, row.action) for row in rows}
+
+
+def test_what_was_due_long_ago_waits_until_it_is_due_again(http):
+    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + LATE * 2).look() == 0
+    assert scheduler(http, "nightly", at=THREE.replace(year=2040) + LATE / 2).look() == 1
+
+
+def test_a_run_that_can_not_be_had_keeps_no_other_from_its_turn(http, caplog):
+    store = http.app.state.plane.roots["default"]
+    make_run(store / "gone", [3])
+    http.get("/v1/runs", params={"refresh": True})
+    Path((store / "gone" / "run.json").local_path).unlink()
+    assert scheduler(http, "weekly", at=THREE.replace(year=2044)).look() == 2
+    assert "schedule weekly: default/gone: not started" in caplog.text
+
+
+def test_schedules_are_listed_with_when_they_are_due(http):
+    found = http.get("/v1/schedules").json()["schedules"]
+    assert [one["name"] for one in found] == ["garbage", "nightly", "weekly"]
+    for one in found:
+        assert one["cron"] == NEVER
+        last, following = (datetime.fromisoformat(one[name]) for name in ("last_due", "next_due"))
+        assert last < datetime.now(UTC) < following
+        assert (following.month, following.day) == (2, 29)
+
+
+def test_a_server_starts_what_is_due_by_itself(tmp_path):
+    make_run(tmp_path / "store" / "run", [3])
+    (tmp_path / "data").mkdir()
+    every_minute = VERIFY | {"cron": "* * * * *", "run": "*", "steps": "none"}
+    environment = {"CAIRN_SCHEDULES": json.dumps([every_minute])}
+    with (
+        running_plane(tmp_path / "store", tmp_path / "data", environment) as (url, _),
+        Client(url) as client,
+    ):
+        deadline = time.monotonic() + 60
+        while not (started := list(client.operations())):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert client.wait(started[0].id).result["run"] == "run"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cron": "* * * *"},
+        {"cron": "* * * * * *"},
+        {"cron": "@daily"},
+        {"cron": "61 * * * *"},
+        {"action": "delete"},
+        {"policy": {"keep_last": 1}},
+        {"action": "apply_retention"},
+        {"action": "collect_garbage", "steps": "all"},
+        {"name": ""},
+        {"every": 5},
+    ],
+)
+def test_schedules_that_can_not_be_are_refused_at_the_start(monkeypatch, change):
+    monkeypatch.setenv("CAIRN_SCHEDULES", json.dumps([VERIFY | change]))
+    with pytest.raises(SettingsError, match="CAIRN_SCHEDULES"):
+        load_settings()
+
+
+def test_two_schedules_of_one_name_are_refused(monkeypatch):
+    monkeypatch.setenv("CAIRN_SCHEDULES", json.dumps([VERIFY, VERIFY]))
+    with pytest.raises(SettingsError, match="names of schedules that differ"):
+        load_settings()
