@@ -56,7 +56,7 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
 faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the counts land in benchmarks/results/faults.json
-	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults
+	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults tests/service/test_webhooks_killed.py
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing

@@ -24,6 +24,7 @@ from cairn.service.actions import ControlPlane, Scheduler
 from cairn.service.catalog import Catalog, Index, Scanner
 from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
+from cairn.service.events import Sender
 from cairn.service.http import (
     AT_ONCE,
     STREAMS_AT_ONCE,
@@ -46,6 +47,7 @@ from cairn.service.routes import (
     clean_up,
     convert,
     gather,
+    happened,
     health,
     keys,
     metrics,
@@ -55,6 +57,7 @@ from cairn.service.routes import (
     schedules,
     tensors,
     verify,
+    webhooks,
     workers,
 )
 from cairn.service.settings import Settings, is_loopback, load_settings
@@ -74,6 +77,8 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     schedules.router,
     workers.router,
     keys.router,
+    happened.router,
+    webhooks.router,
     artifacts.router,
     audit.router,
 )
@@ -147,6 +152,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     jobs: Jobs | None = None
     watches: Watches | None = None
     scheduler: Scheduler | None = None
+    sender: Sender | None = None
     index = Index(catalog)
     roots = settings.root_uris
     scanner = Scanner(index, roots, settings.scan_seconds)
@@ -173,6 +179,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                     metrics=app.state.metrics.jobs,
                 )
                 jobs.worker = await run_in_threadpool(start)
+                sender = Sender(settings, catalog, jobs)
+                sender.start()
         app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
         if jobs is not None:
             scheduler = Scheduler(app.state.plane)
@@ -183,6 +191,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(scheduler.close)
         if watches is not None:
             await watches.close()
+        if sender is not None:
+            await run_in_threadpool(sender.close)
         if jobs is not None:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)

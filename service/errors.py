@@ -20,10 +20,13 @@ ServiceError
     ├── AliasMovedError           412
     ├── ResourceChangedError      412
     ├── UnknownKeyError           404
+    ├── UnknownWebhookError       404
+    ├── UnknownDeliveryError      404
     ├── KeyNameTakenError         409
     ├── GateRefusedError          409
     ├── AliasesStrandedError      409
     ├── InvalidRequestError       422
+    ├── TargetRefusedError        422
     ├── TooManyRequestsError      429
     └── NotReadyError             503
 """
@@ -136,6 +139,18 @@ class UnknownKeyError(ProblemError):
     status, slug, title = 404, "key-not-found", "No such key"
 
 
+class UnknownWebhookError(ProblemError):
+    """No webhook has that id."""
+
+    status, slug, title = 404, "webhook-not-found", "No such webhook"
+
+
+class UnknownDeliveryError(ProblemError):
+    """The webhook has no delivery of that number."""
+
+    status, slug, title = 404, "delivery-not-found", "No such delivery"
+
+
 class KeyNameTakenError(ProblemError):
     """A key that counts has that name."""
 
@@ -182,6 +197,12 @@ class InvalidRequestError(ProblemError):
     """A well-formed request that asks for something impossible."""
 
     status, slug, title = 422, "invalid-request", "Invalid request"
+
+
+class TargetRefusedError(ProblemError):
+    """Events may not be sent where a webhook says."""
+
+    status, slug, title = 422, "webhook-target-refused", "Nothing is sent there"
 
 
 class TooManyRequestsError(ProblemError):

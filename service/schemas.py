@@ -509,6 +509,9 @@ class PlanRequest(Request):
     )
 
 
+PlacedBy = Literal["rules", "axis_names", "nothing"]
+
+
 class Misfit(Response):
     """Why a leaf cannot be placed as it is asked for."""
 
@@ -562,7 +565,7 @@ class StepPlan(Page):
     fits: bool = Field(description="Whether it can be loaded so.")
     misfits: int = Field(description="Leaves that do not fit; they are the first in the list.")
     problems: list[str] = Field(description="Why it can't be loaded so, besides leaves.")
-    placed_by: Literal["rules", "axis_names", "nothing"] = Field(
+    placed_by: PlacedBy = Field(
         description="`nothing`: neither are there rules, nor is the model's family known, and all "
         "leaves are whole on every device."
     )
@@ -705,6 +708,125 @@ class AuditEventList(Page):
     audit_events: list[AuditEvent]
 
 
+class EventKind(StrEnum):
+    """What happened."""
+
+    STEP_DURABLE = "step.durable"
+    ALIAS_MOVED = "alias.moved"
+    ALIAS_DELETED = "alias.deleted"
+    JOB_ENDED = "job.ended"
+    VERIFY_FAILED = "verify.failed"
+    INDEX_BEHIND = "index.behind"
+    RUN_STALLED = "run.stalled"
+    WEBHOOK_TEST = "webhook.test"
+
+
+class Event(Response):
+    """Something that happened to a checkpoint, a run, a root or a job."""
+
+    id: int = Field(description="Grows: who has read one has missed none before it.")
+    uid: str = Field(description="`webhook-id` of every message about it.")
+    kind: str = Field(
+        description=f"What happened: {', '.join(EventKind)}; more may be added.",
+        examples=["alias.moved"],
+    )
+    root: str = Field(description="Name of the root; empty: it is of none.")
+    run: str = Field(description="Name of the run; empty: it is of none.")
+    sequence: int = Field(description="Of the events of this run, from 1 on.")
+    at: datetime = Field(description="When this catalog came to know of it.")
+    detail: dict[str, Any] = Field(description="What there is to say of it, by kind.")
+
+
+class EventList(Page):
+    """Events, in the order in which they became known."""
+
+    events: list[Event]
+
+
+class WebhookRequest(Request):
+    """Have somebody told of events."""
+
+    url: PlainText = Field(
+        min_length=1,
+        max_length=2000,
+        description="Where events are sent: https, without a user and a password.",
+        examples=["https://ci.example.com/cairn"],
+    )
+    kinds: list[Annotated[EventKind, Field(strict=False)]] | None = Field(
+        default=None, min_length=1, max_length=100, description="Of what; null: of everything."
+    )
+    roots: list[Annotated[str, Field(pattern=NAME_PATTERN)]] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Of which roots; null: of all."
+    )
+    runs: str = Field(
+        default="*",
+        pattern=r"^[A-Za-z0-9._*?-]{1,128}$",
+        description="Of runs with such a name: `*` is any text, `?` one letter. What is of a root "
+        "and of no run is told with `*` only.",
+    )
+
+
+class Webhook(Response):
+    """Somebody who is told of events, without the secret."""
+
+    id: str
+    url: str
+    kinds: list[str] | None
+    roots: list[str] | None
+    runs: str
+    created: datetime
+    created_by: str
+    pending: int = Field(description="Events that are still to be delivered.")
+    dead: int = Field(description="Events that were given up.")
+
+
+class WebhookList(Response):
+    """Everybody who is told of events, by when they were entered."""
+
+    webhooks: list[Webhook]
+
+
+class NewWebhook(Response):
+    """A webhook that was just made."""
+
+    secret: str = Field(description="With which messages are signed; told this once.")
+    details: Webhook
+
+
+class DeliveryState(StrEnum):
+    """Where a delivery stands; a dead one is not tried again unless somebody asks for that."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    DEAD = "dead"
+
+
+class DeliveryTry(Response):
+    """One time that an event was sent."""
+
+    at: datetime
+    seconds: float
+    status: int | None = Field(description="Of the answer; null: there was none.")
+    error: str | None = Field(description="Why it does not count as delivered.")
+
+
+class Delivery(Response):
+    """An event that a webhook is told of, and what became of it."""
+
+    id: int
+    state: DeliveryState
+    attempts: int = Field(description="Tries since it was last asked for.")
+    due: datetime | None = Field(description="When it is tried next, at the earliest.")
+    tries: list[DeliveryTry] = Field(description="The last ones, oldest first.")
+    event: Event
+
+
+class DeliveryList(Page):
+    """Deliveries of a webhook, newest first."""
+
+    deliveries: list[Delivery]
+
+
 class AnnounceRequest(Request):
     """A step that a job has saved."""
 
@@ -796,7 +918,10 @@ class RestoreRequest(Request):
         json_schema_extra={
             "if": {"properties": {"mode": {"const": "rollback"}}, "required": ["mode"]},
             "then": {"properties": {"run": {"type": "null"}}},
-            "else": {"properties": {"run": {"type": "string"}}, "required": ["run"]},
+            "else": {
+                "properties": {"run": {"type": "string"}, "strand": {"maxItems": 0}},
+                "required": ["run"],
+            },
         }
     )
 

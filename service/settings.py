@@ -27,6 +27,7 @@ from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
 
 DEFAULT_ROOT = "default"
+Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 _CRON_FIELDS: Final = 5
 
@@ -212,6 +213,11 @@ class Settings(BaseSettings):
         description="Name of this job worker; keep it the same over restarts to resume its jobs.",
     )
 
+    webhook_networks: str = Field(
+        default="",
+        description="Networks that are not public and that webhooks may be in, such as "
+        "`10.0.0.0/8, fd00::/8`; there without TLS too.",
+    )
     worker_port: int | None = Field(
         default=None,
         ge=0,
@@ -232,6 +238,18 @@ class Settings(BaseSettings):
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _known_networks(cls, value: str) -> str:
+        try:
+            _networks(value)
+        except ValueError as exc:
+            raise SettingsError(
+                f"CAIRN_WEBHOOK_NETWORKS: expected networks such as `10.0.0.0/8, fd00::/8`, found "
+                f"{value!r}: {exc}"
+            ) from exc
+        return value
 
     @field_validator("worker_port", mode="before")
     @classmethod
@@ -331,6 +349,11 @@ class Settings(BaseSettings):
         named = {DEFAULT_ROOT: self.root, **self.roots}
         return {name: parse_uri(uri) for name, uri in named.items()}
 
+    @property
+    def networks(self) -> Networks:
+        """Networks that are not public and that webhooks may be in."""
+        return _networks(self.webhook_networks)
+
     def prepare(self) -> None:
         """Make the data folder.
 
@@ -386,6 +409,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:
         return False
+
+
+def _networks(text: str) -> Networks:
+    return tuple(ipaddress.ip_network(one) for one in text.replace(",", " ").split())
 
 
 def _default_data_dir() -> Path:

@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cairn.service.actions.known_statistics import KnownStatistics
-from cairn.service.actions.open_steps import OpenSteps
+from cairn.service.actions.looked_into import KnownStatistics, OpenSteps
 from cairn.service.catalog import Catalog, Index
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs import Jobs, Watches

@@ -7,10 +7,17 @@ from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
 from .engine import use_wal as use_wal
+from .events import EventColumns as EventColumns
+from .events import Happening as Happening
+from .events import event_columns as event_columns
+from .events import tell as tell
 from .models import CheckpointRow as CheckpointRow
+from .models import DeliveryRow as DeliveryRow
+from .models import EventRow as EventRow
 from .models import KeyRow as KeyRow
 from .models import RunRow as RunRow
 from .models import SessionRow as SessionRow
+from .models import WebhookRow as WebhookRow
 from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
 from .outside import count_outside as count_outside
 from .refresh import Index as Index

@@ -63,7 +63,7 @@ class Catalog:
         catalog = cls(_create_engine(url))
         try:
             with catalog._writer.begin() as connection:
-                _lock(connection, "cairn migrations")
+                lock(connection, "cairn migrations")
                 if not auto_upgrade and connection.dialect.name != "sqlite":
                     refuse_older(connection)
                 upgrade(connection)
@@ -105,7 +105,7 @@ class Catalog:
             session.begin(),
         ):
             if run is not None:
-                _lock(session.connection(), "/".join(run))
+                lock(session.connection(), "/".join(run))
             yield session
 
     @contextmanager
@@ -113,7 +113,7 @@ class Catalog:
         """As `write`, for a few statements: a connection, without a session's book-keeping."""
         with self._written_alone(), self._writer.begin() as connection:
             if run is not None:
-                _lock(connection, "/".join(run))
+                lock(connection, "/".join(run))
             yield connection
 
     @contextmanager
@@ -146,7 +146,7 @@ def upgrade_catalog(url: str) -> tuple[str | None, str]:
     engine = _create_engine(url)
     try:
         with engine.execution_options(cairn_write=True).begin() as connection:
-            _lock(connection, "cairn migrations")
+            lock(connection, "cairn migrations")
             before, _ = revisions(connection)
             upgrade(connection)
             return before, str(revisions(connection)[0])
@@ -189,7 +189,7 @@ def _create_engine(url: str) -> Engine:
     return engine
 
 
-def _lock(connection: Connection, what: str) -> None:
+def lock(connection: Connection, what: str) -> None:
     """Wait for whoever else has a lock of this name, until the transaction ends.
 
     In SQLite a transaction that writes has locked out all others already.

@@ -1,4 +1,4 @@
-"""Tables of the catalog. All but the audit trail and the keys can be made anew."""
+"""Tables of the catalog. All but the audit trail, keys, events and webhooks can be made anew."""
 
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -244,6 +244,79 @@ class SessionRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     key_id: Mapped[str] = mapped_column(ForeignKey("keys.id", ondelete="CASCADE"))
     expires: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class EventRow(Base):
+    """Something that happened in the store or to a job; written with the rows that tell of it.
+
+    Ids grow in the order in which events can be seen: who has read one has missed none before it.
+    """
+
+    __tablename__ = "events"
+    __table_args__ = (
+        UniqueConstraint("root", "run", "kind", "identity"),
+        UniqueConstraint("root", "run", "sequence"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    # By which receivers know it again; of no two catalogs the same.
+    uid: Mapped[str] = mapped_column(String(40), unique=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    root: Mapped[str] = mapped_column(PlainText(128))
+    # "": it is of the root itself.
+    run: Mapped[str] = mapped_column(PlainText(128))
+    # Of the run's events, from 1 on.
+    sequence: Mapped[int] = mapped_column(BigInteger)
+    # SHA-256, in hex, of what tells it from others of its kind.
+    identity: Mapped[str] = mapped_column(String(64))
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
+class WebhookRow(Base):
+    """Somebody who is told of events; not rebuilt from the store."""
+
+    __tablename__ = "webhooks"
+
+    id: Mapped[str] = mapped_column(String(12), primary_key=True)
+    url: Mapped[str] = mapped_column(PlainText(2000))
+    # With it what is sent is signed: it has to be kept as it is.
+    secret: Mapped[str] = mapped_column(String(128))
+    # Which events; None: of all kinds, of all roots.
+    kinds: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    roots: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    # Of names of runs, as shells have it.
+    runs: Mapped[str] = mapped_column(PlainText(128))
+    created: Mapped[datetime] = mapped_column(UTCDateTime)
+    created_by: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
+    # Id of the last event that was looked at for it.
+    position: Mapped[int] = mapped_column(BigInteger)
+
+
+class DeliveryRow(Base):
+    """An event that a webhook is told of, and what became of it."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        UniqueConstraint("webhook_id", "event_id"),
+        Index(None, "webhook_id", "state", "root", "run", "event_id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhooks.id", ondelete="CASCADE"))
+    event_id: Mapped[int] = mapped_column(ForeignKey("events.id", ondelete="CASCADE"))
+    # Those of its event: what is due is found without it.
+    root: Mapped[str] = mapped_column(PlainText(128))
+    run: Mapped[str] = mapped_column(PlainText(128))
+    # "pending", "delivered" or "dead".
+    state: Mapped[str] = mapped_column(String(16))
+    # How often it was tried since it was last made pending.
+    attempts: Mapped[int] = mapped_column(Integer)
+    due: Mapped[datetime] = mapped_column(UTCDateTime)
+    # The last tries, oldest first: when, how long, and what came of it.
+    log: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
 
 
 class RevisionRow(Base):

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
+from cairn.service.catalog.events import EventColumns, event_columns
+from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
 from cairn.service.filters import Search
 from cairn.service.schemas import Alias, Checkpoint, CheckpointState, Deletion, Lineage, Run
@@ -265,6 +266,18 @@ def _run_page(after: bool, until: bool) -> Select[Any]:
 
 
 @cache
+def _event_page(in_roots: bool, of_run: bool, of_kind: bool) -> Select[Any]:
+    page = select(*event_columns).where(EventRow.id > bindparam("after"))
+    if in_roots:
+        page = page.where(EventRow.root.in_(bindparam("roots", expanding=True)))
+    if of_run:
+        page = page.where(EventRow.run == bindparam("of_run"))
+    if of_kind:
+        page = page.where(EventRow.kind == bindparam("of_kind"))
+    return page.order_by(EventRow.id).limit(bindparam("limit"))
+
+
+@cache
 def _checkpoint_page(in_state: bool, before: bool) -> Select[Any]:
     page = _CHECKPOINTS
     if in_state:
@@ -280,6 +293,37 @@ def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
     """Aliases of a run, by name."""
     found = connection.execute(_ALIASES, {"run": run.id})
     return [Alias(**row._asdict()) for row in found]
+
+
+def events(
+    connection: Connection,
+    *,
+    after: int = 0,
+    roots: Iterable[str] | None = None,
+    run: str | None = None,
+    kind: str | None = None,
+    limit: int = 1000,
+) -> list[EventColumns]:
+    """The next events, in the order in which they became known.
+
+    Args:
+        connection: To the catalog.
+        after: Id of the last one that is known already; 0: from the first.
+        roots: Only of these roots; None: of all.
+        run: Only of runs of this name; "": of the roots themselves; None: of all.
+        kind: Only of this kind; None: of all.
+        limit: At most this many.
+    """
+    asked = {
+        "after": after,
+        "limit": limit,
+        "roots": None if roots is None else list(roots),
+        "of_run": run,
+        "of_kind": kind,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    page = _event_page(roots is not None, run is not None, kind is not None)
+    return [EventColumns._make(row) for row in connection.execute(page, given)]
 
 
 def checkpoint(

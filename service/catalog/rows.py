@@ -3,12 +3,21 @@
 import secrets
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from cairn.service.catalog.events import Happening, tell_all
+from cairn.service.catalog.happenings import (
+    Seen,
+    Step,
+    Subject,
+    alias_gone,
+    alias_moved,
+    step_states,
+)
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
     Position,
@@ -26,7 +35,7 @@ from cairn.storage.store import StoreURI, from_rfc3339, utc_now
 _KNOWN: Final = (RunRow.revision, RunRow.stamp, RunRow.due, RunRow.created, RunRow.uri)
 # Made once, for what every promotion asks.
 _ALIAS: Final = (
-    select(RunRow.id.label("run_id"), AliasRow.id, AliasRow.sequence)
+    select(RunRow.id.label("run_id"), RunRow.created, AliasRow.id, AliasRow.sequence, AliasRow.step)
     .outerjoin(
         AliasRow, and_(AliasRow.run_id == RunRow.id, AliasRow.alias == bindparam("of_alias"))
     )
@@ -38,6 +47,9 @@ _MOVE_ALIAS: Final = update(AliasRow).where(AliasRow.id == bindparam("row"))
 _DELETE_ALIAS: Final = delete(AliasRow).where(AliasRow.id == bindparam("row"))
 
 _REVISION_BITS: Final = 62
+FRESH: Final = timedelta(hours=1)
+"""Of what a root holds that was never looked at, only what is younger becomes an event."""
+
 _AT_ONCE: Final = 500  # rows named in one statement
 
 
@@ -180,15 +192,33 @@ def write_run(
         return False
     lost = _lost_aliases(session, root, uri, snapshot)
     run = _fill_run(session, root, uri, snapshot)
-    changed = _write_checkpoints(session, run, snapshot)
+    changed, moved = _write_checkpoints(session, run, snapshot)
     if changed:
         _add_up(session, run)
     first = known is None or not known.is_of(uri, snapshot.info)
-    changed |= _write_aliases(session, run, snapshot, first=first, lost=lost)
+    look = 0 if known is None else known.revision
+    renamed, happened = _write_aliases(session, run, snapshot, look=look, first=first, lost=lost)
+    changed |= renamed
+    happened = [*step_states(_subject(run), moved), *happened]
+    if first and happened and not _is_watched(session, root, uri):
+        since = utc_now() - FRESH
+        happened = [one for one in happened if one.when is not None and one.when >= since]
+    session.flush()
+    tell_all(session.connection(), root, uri.name, happened)
     run.stamp, run.due = stamp, snapshot.due
     if changed or session.is_modified(run):
         run.revision = _new_revision()
     return True
+
+
+def _is_watched(session: Session, root: str, uri: StoreURI) -> bool:
+    """Whether all of the root of a run was looked at before: what is new there is new."""
+    found = find_root(session, root)
+    return found is not None and found.uri == str(uri.parent) and found.scanned is not None
+
+
+def _subject(run: RunRow) -> Subject:
+    return Subject(run.root, run.name, run.created)
 
 
 def write_problem(session: Session, root: str, uri: StoreURI, problem: str) -> None:
@@ -215,19 +245,29 @@ def _add_up(session: Session, run: RunRow) -> None:
 
 
 def _write_aliases(
-    session: Session, run: RunRow, snapshot: Snapshot, *, first: bool, lost: Collection[str]
-) -> bool:
-    """Whether any was not as it is now; at the `first` look at a run nobody is asked why.
+    session: Session,
+    run: RunRow,
+    snapshot: Snapshot,
+    *,
+    look: int,
+    first: bool,
+    lost: Collection[str],
+) -> tuple[bool, list[Happening]]:
+    """Whether any was not as it is now, and what happened to them.
+
+    At the `first` look at a run nobody is asked why.
 
     Nor of one that was `lost`: its record could not be read the last time.
     """
     changed = False
+    happened: list[Happening] = []
     present = {
         row.alias: row for row in session.scalars(select(AliasRow).where(AliasRow.run_id == run.id))
     }
     for alias in snapshot.aliases:
         row = present.pop(alias.alias, None)
         before = None if row is None else Position.of(row)
+        seen = None if row is None else Seen(row.sequence, row.step)
         if row is None:
             row = AliasRow(run_id=run.id, alias=alias.alias)
             session.add(row)
@@ -235,6 +275,7 @@ def _write_aliases(
         changed |= session.is_modified(row)
         if before == Position.of(alias):
             continue
+        happened += alias_moved(_subject(run), alias, seen, look=look)
         noted = before is None and is_noted(session, run, row)
         if is_asked_for(session, run, row, before):
             row.audited = True
@@ -249,8 +290,11 @@ def _write_aliases(
         lost_now = row.alias in snapshot.unreadable_aliases
         if not lost_now and not is_deletion_asked_for(session, run, row):
             note_deletion(session, run, row)
+        if not lost_now:
+            seen = Seen(row.sequence, row.step)
+            happened.append(alias_gone(_subject(run), row.alias, seen))
         session.delete(row)
-    return changed or bool(present)
+    return changed or bool(present), happened
 
 
 def _lost_aliases(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> list[str]:
@@ -271,19 +315,21 @@ def write_alias(connection: Connection, root: str, run: str, alias: Alias) -> No
     if found is None:
         return
     seen: int | None = found.sequence  # None also where the run has no such alias
-    run_id, row_id = found.run_id, found.id
+    run_id, row_id, step = found.run_id, found.id, found.step
     if seen is not None and seen >= alias.sequence:
         return  # a refresh has seen a later move already
     # Who has read the store before reads it again.
     connection.execute(_REVISE, {"of_run": run_id, "revision": _new_revision()})
+    values = {**_alias_values(alias), "audited": True}
     if alias.deleted:
         connection.execute(_DELETE_ALIAS, {"row": row_id})
-        return
-    values = {**_alias_values(alias), "audited": True}
-    if seen is None:
+    elif seen is None:
         connection.execute(_ADD_ALIAS, {"run_id": run_id, "alias": alias.alias, **values})
     else:
         connection.execute(_MOVE_ALIAS, {"row": row_id, **values})
+    before = None if seen is None else Seen(seen, step)
+    happened = alias_moved(Subject(root, run, found.created), alias, before)
+    tell_all(connection, root, run, happened)
 
 
 def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) -> RunRow:
@@ -315,8 +361,10 @@ def _fill_run(session: Session, root: str, uri: StoreURI, snapshot: Snapshot) ->
     return row
 
 
-def _write_checkpoints(session: Session, run: RunRow, snapshot: Snapshot) -> bool:
-    """Whether anything was not as the snapshot has it."""
+def _write_checkpoints(
+    session: Session, run: RunRow, snapshot: Snapshot
+) -> tuple[bool, list[Step]]:
+    """Whether anything was not as the snapshot has it, and steps whose state is another one."""
     present = {
         (step, attempt): (row_id, state)
         for row_id, step, attempt, state in session.execute(
@@ -344,7 +392,25 @@ def _write_checkpoints(session: Session, run: RunRow, snapshot: Snapshot) -> boo
         session.execute(delete(CheckpointRow).where(CheckpointRow.id.in_(some)))
     if added:
         session.execute(insert(CheckpointRow), added)
-    return changed or bool(gone or added)
+    moved = {
+        key
+        for key, state in snapshot.states.items()
+        if key not in present or present[key][1] != state.value
+    }
+    return changed or bool(gone or added), _steps(session, run, moved)
+
+
+def _steps(session: Session, run: RunRow, keys: Collection[Key]) -> list[Step]:
+    """What events tell of some steps of a run."""
+    if not keys:
+        return []
+    query = select(*(getattr(CheckpointRow, name) for name in Step._fields))
+    lowest, highest = min(keys)[0], max(keys)[0]
+    of_run = query.where(
+        CheckpointRow.run_id == run.id, CheckpointRow.step.between(lowest, highest)
+    )
+    found = (Step._make(row) for row in session.execute(of_run))
+    return [one for one in found if (one.step, one.attempt) in keys]
 
 
 def _parts(ids: list[int]) -> Iterator[list[int]]:

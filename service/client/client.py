@@ -23,6 +23,7 @@ from cairn.service.client.connection import (
 )
 from cairn.service.client.download import download
 from cairn.service.client.event_stream import follow_operation
+from cairn.service.client.events import EventsConnection
 from cairn.service.client.tensors import TensorsConnection
 from cairn.service.errors import ProblemResponseError
 from cairn.service.http import etag
@@ -55,7 +56,7 @@ from cairn.service.schemas import (
 )
 
 
-class Client(TensorsConnection):
+class Client(TensorsConnection, EventsConnection):
     """Asks one control plane; safe to share between threads.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`

@@ -40,7 +40,7 @@ def audit(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show who asked for what, newest first, and what came of it.
+    """Show what was asked of the control plane, newest first.
 
     For administrators of all roots. A FILTER joins conditions with AND, OR, NOT: outcome = refused
     AND NOT caller = "ci". Fields: at, caller, action, root, run, outcome.

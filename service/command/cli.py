@@ -23,9 +23,6 @@ from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
-from cairn.service.command import plan as plan_commands
-from cairn.service.command import tensors as tensor_commands
-from cairn.service.command import usage as usage_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.failures import (
@@ -40,6 +37,9 @@ from cairn.service.command.failures import (
     usage_problem,
 )
 from cairn.service.command.keys import keys_app
+from cairn.service.command.looking import plan as plan_commands
+from cairn.service.command.looking import tensors as tensor_commands
+from cairn.service.command.looking import usage as usage_commands
 from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
@@ -65,6 +65,7 @@ from cairn.service.command.printing.listings import (
     name_problems,
 )
 from cairn.service.command.upkeep import upkeep_app
+from cairn.service.command.webhooks import webhooks_app
 from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
     CheckpointList,
@@ -102,9 +103,9 @@ app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(tensor_commands.app)
-app.add_typer(audit_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)
+app.add_typer(audit_commands.app)
 app.add_typer(upkeep_app)
 app.add_typer(doctor_app)
 
@@ -219,6 +220,7 @@ def work(
 
 app.add_typer(workers_app, name="workers")
 app.add_typer(keys_app, name="keys")
+app.add_typer(webhooks_app, name="webhooks")
 
 
 @app.command()
@@ -274,8 +276,8 @@ def checkpoints(
     """List the checkpoints of a run, highest step first.
 
     A FILTER joins conditions with AND, OR, NOT: labels.stage = "final" AND metrics.loss < 0.5.
-    Fields: step, attempt, state, created, bytes, leaves, model_type, verified, labels.NAME,
-    metrics.NAME, better.NAME, aliases:NAME.
+    Fields: step, attempt, state, created, bytes, leaves, model_type, labels.NAME, metrics.NAME,
+    better.NAME, aliases:NAME.
     """
     check_run_name(run)
     with Client(url) as client:

@@ -16,7 +16,9 @@ _WORD: Final = re.compile(r"""[^\s()"'=!<>,\\]+""")
 _STRING: Final = re.compile(r""""(?:[^"\\]|\\["'\\])*"|'(?:[^'\\]|\\["'\\])*\'""")
 _SHOWN: Final = 40  # characters of what was found instead
 
-_SYNONYMS: Final[Mapping[str, str]] = {"size": "bytes", "time": "created"}
+_KEPT_ELSEWHERE: Final[Mapping[str, str]] = {
+    "size": "a checkpoint's size is `bytes`",
+}
 
 
 class Text:
@@ -89,8 +91,9 @@ class Text:
             self.refuse(f"a field: {self._fields()}")
         field = self._kept.get(found[0])
         if field is None:
-            near = get_close_matches(_SYNONYMS.get(found[0], found[0]), self._kept, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            near = get_close_matches(found[0], self._kept, n=1)
+            other = _KEPT_ELSEWHERE.get(found[0])
+            hint = f"; {other}" if other else f" (did you mean {near[0]}?)" if near else ""
             self.refuse(f"a field: {self._fields()}{hint}", at=at)
         self._at = found.end()
         if not self._text.startswith(".", self._at):

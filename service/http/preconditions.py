@@ -144,7 +144,7 @@ async def seen(if_match: Tags = None) -> Seen:
 
 async def maybe_seen(if_match: Tags = None) -> Seen | None:
     """As `seen`; None if the header is not given."""
-    return await seen(if_match) if if_match else None
+    return None if if_match is None else await seen(if_match)
 
 
 def _invalid(field: str, detail: str) -> InvalidRequestError:

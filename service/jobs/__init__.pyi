@@ -3,7 +3,9 @@ from .artifacts import ArtifactRef as ArtifactRef
 from .dbos_engine import Jobs as Jobs
 from .dbos_engine import open_jobs as open_jobs
 from .dbos_engine import upgrade_jobs as upgrade_jobs
+from .errors import DamagedError as DamagedError
 from .errors import IdempotencyKeyReusedError as IdempotencyKeyReusedError
+from .errors import JobsBusyError as JobsBusyError
 from .errors import OperationNotFoundError as OperationNotFoundError
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
@@ -21,4 +23,6 @@ from .policies import stored_policy as stored_policy
 from .records import operation_id as operation_id
 from .watching import Watches as Watches
 from .work import start_worker as start_worker
+from .worker_names import WorkerName as WorkerName
+from .worker_names import name_at as name_at
 from .worker_names import worker_name as worker_name

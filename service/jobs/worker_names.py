@@ -74,9 +74,20 @@ def worker_name(settings: Settings, name: str | None = None) -> WorkerName:
         name: By default the one that the settings give.
     """
     name = settings.executor_id if name is None else name
-    if make_url(settings.jobs_database_url).get_backend_name() == "sqlite":
-        return FileName(settings.data_dir, name)
-    return SessionName(settings.jobs_database_url, name)
+    return name_at(settings.jobs_database_url, settings.data_dir, name)
+
+
+def name_at(url: str, folder: Path, name: str) -> WorkerName:
+    """A name that one live process has at a time, of all that share a database.
+
+    Args:
+        url: Of the database.
+        folder: Where it is held if that is a file.
+        name: The name.
+    """
+    if make_url(url).get_backend_name() == "sqlite":
+        return FileName(folder, name)
+    return SessionName(url, name)
 
 
 class FileName(WorkerName):

@@ -14,4 +14,6 @@ from . import runs as runs
 from . import tensors as tensors
 from . import verify as verify
 from .checkpoints import page_of_checkpoints as page_of_checkpoints
+from .events import happened as happened
+from .events import webhooks as webhooks
 from .runs import page_of_runs as page_of_runs

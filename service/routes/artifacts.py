@@ -1,6 +1,5 @@
 """What gather and convert made: description and files, with ranges."""
 
-import mimetypes
 from collections.abc import Iterator
 from typing import Annotated, Final
 from urllib.parse import quote
@@ -29,6 +28,10 @@ RangeHeader = Annotated[
 ]
 
 
+MEDIA_TYPE: Final = "application/octet-stream"
+"""Of every file: it is to be kept, not to be shown."""
+
+
 @router.get("/{artifact}", responses=problem_responses(404))
 def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -> Artifact:
     """What the artifact is, and its files."""
@@ -41,9 +44,7 @@ def get_artifact(caller: Reader, artifact: ArtifactId, plane: PlaneDependency) -
     responses={
         200: {
             "description": "The file.",
-            "content": {
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
-            },
+            "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
         },
         206: {"description": "The range that was asked for."},
         304: {"description": "The client has it already."},
@@ -75,7 +76,7 @@ def download_file(
         _blocks(file, part or whole),
         status_code=200 if part is None else 206,
         headers=headers,
-        media_type=_media_type(name),
+        media_type=MEDIA_TYPE,
     )
 
 
@@ -86,7 +87,7 @@ def describe_file(
     """The headers of the whole file."""
     file = actions.find_file(plane, _named(caller, artifact), name)
     headers = {**_headers(file), "Content-Length": str(file.size)}
-    return Response(headers=headers, media_type=_media_type(name))
+    return Response(headers=headers, media_type=MEDIA_TYPE)
 
 
 def _named(caller: Caller, artifact: str) -> ArtifactRef:
@@ -116,7 +117,3 @@ def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
             return  # shorter than it was a moment ago: the client sees a broken connection
         position += len(block)
         yield block
-
-
-def _media_type(name: str) -> str:
-    return mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -89,8 +89,8 @@ def list_checkpoints(
 ) -> Response:
     """Checkpoints of a run, highest step first, or in the order that is asked for.
 
-    Fields: `step`, `attempt`, `state`, `created`, `bytes`, `leaves`, `model_type`, `verified`,
-    `labels.NAME`, `metrics.NAME`, `better.NAME`; in filters also `aliases`.
+    Fields: `step`, `attempt`, `state`, `created`, `bytes`, `leaves`, `model_type`, `labels.NAME`,
+    `metrics.NAME`, `better.NAME`; in filters also `aliases`.
     """
     search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
     if state is None:

@@ -12,8 +12,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from cairn.service.access import Caller, Scope
 from cairn.service.actions import ControlPlane
 from cairn.service.catalog import OUTSIDE_KINDS, count_outside, known_workers, queries
+from cairn.service.events import count_dead, waiting_since
 from cairn.service.jobs import worker_name
 from cairn.service.observing import CONTENT_TYPE, Family, Part, Reading, ServerMetrics
+from cairn.storage.store import utc_now
 
 router: Final = APIRouter(tags=["health"])
 
@@ -39,6 +41,14 @@ _OUTSIDE: Final = (
 )
 _JOBS: Final = (Family("cairn_jobs", "Jobs that were ever started.", ("kind", "state")),)
 _WORKERS: Final = (Family("cairn_workers", "Workers that were ever started.", ("alive",)),)
+_EVENTS: Final = (
+    Family("cairn_webhook_dead", "Events that a webhook did not take and that were given up.", ()),
+    Family(
+        "cairn_webhook_wait_seconds",
+        "How long the oldest event waits that some webhook was not told of; 0: none does.",
+        (),
+    ),
+)
 
 
 @router.get(
@@ -67,6 +77,7 @@ def parts(app: FastAPI) -> Mapping[str, Part]:
         "outside": Part(_OUTSIDE, lambda: _outside(app.state.plane)),
         "jobs": Part(_JOBS, lambda: _jobs(app.state.plane)),
         "workers": Part(_WORKERS, lambda: _workers(app.state.plane)),
+        "events": Part(_EVENTS, lambda: _events(app.state.plane)),
     }
 
 
@@ -102,6 +113,13 @@ def _jobs(plane: ControlPlane) -> Iterator[Reading]:
         return
     for (kind, state), count in plane.engine.counts().items():
         yield Reading("cairn_jobs", {"kind": kind, "state": state.value}, count)
+
+
+def _events(plane: ControlPlane) -> Iterator[Reading]:
+    yield Reading("cairn_webhook_dead", {}, count_dead(plane.catalog))
+    since = waiting_since(plane.catalog)
+    waits = 0.0 if since is None else (utc_now() - since).total_seconds()
+    yield Reading("cairn_webhook_wait_seconds", {}, max(0.0, waits))
 
 
 def _workers(plane: ControlPlane) -> Iterator[Reading]:

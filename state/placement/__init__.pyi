@@ -33,3 +33,4 @@ from .step_plan import PlannedLeaf as PlannedLeaf
 from .step_plan import StepPlan as StepPlan
 from .step_plan import plan_step as plan_step
 from .step_plan import readable as readable
+from .step_plan import ruled_items as ruled_items

@@ -15,12 +15,9 @@ import numpy as np
 
 from cairn.state.placement.process_grid import ProcessGrid
 from cairn.state.placement.specs import Entries, entry_axes
-from cairn.storage.reading import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS
+from cairn.storage.reading import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS, RUN_BYTES
 
 __all__ = ["LoadCost", "PlacedArray", "load_cost"]
-
-_CHUNK_RUN_BYTES = 4 << 20
-_SHARD_BYTES = 64 << 20
 
 
 class PlacedArray(NamedTuple):
@@ -72,8 +69,12 @@ def load_cost(arrays: Sequence[PlacedArray], grid: ProcessGrid, *, local: bool) 
         local: the store is a folder, from which chunks are read straight to where they go.
     """
     read = read_in_all = 0
+    known: dict[object, tuple[int, int]] = {}
     for array in arrays:
-        most, in_all = _read(array, grid)
+        alike = (array.shape, array.entries, array.chunks, array.stored_bits)
+        if alike not in known:
+            known[alike] = _read(array, grid)
+        most, in_all = known[alike]
         read += most
         read_in_all += in_all
     by_item: dict[str, list[PlacedArray]] = {}
@@ -114,12 +115,10 @@ def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
     largest = stored = 0
     for array in arrays:
         cut = array.chunks if local else array.shards or array.chunks
-        nbytes = prod(array.shape if cut is None else cut) * array.itemsize
-        limit = nbytes if local else min(nbytes, _SHARD_BYTES)
-        largest = max(largest, limit)
+        largest = max(largest, prod(array.shape if cut is None else cut) * array.itemsize)
         stored += prod(array.shape) * array.itemsize
     threads = MOST_LOCAL_THREADS if local else REMOTE_THREADS
-    return min(stored, threads * (max(largest, _CHUNK_RUN_BYTES) if local else largest))
+    return min(stored, threads * (max(largest, RUN_BYTES) if local else largest))
 
 
 def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:

@@ -5,7 +5,7 @@ are whole on every device. All others go with the parameter that they mirror, as
 state puts them.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -27,7 +27,7 @@ from cairn.state.placement.specs import Entries, shard_shape
 from cairn.storage.arrays import FOUR_BITS, dtype_named, keys_of
 from cairn.storage.runs import LeafRecord
 
-__all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable"]
+__all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable", "ruled_items"]
 
 MODEL_ITEMS: Final = ("model", "merged")
 _KEY_WORD_BYTES: Final = 4
@@ -151,8 +151,7 @@ class _Planner:
     ) -> None:
         self._grid, self._layout, self._param_dtype = grid, layout, param_dtype
         items = {record.item for record in records}
-        # Without a model there is nothing that the others could mirror: all go by the rules.
-        self._models = items.intersection(MODEL_ITEMS) if "model" in items else items
+        self._models = ruled_items(records)
         self._shapes: dict[str, dict[str, tuple[int, ...]]] = {item: {} for item in items}
         for record in records:
             self._shapes[record.item][record.path] = record.shape
@@ -218,6 +217,15 @@ class _Planner:
         floating = parameter.dtype.startswith(("float", "bfloat"))
         cast = self._param_dtype if floating and not packed else None
         return parameter.dtype if cast is None else cast
+
+
+def ruled_items(records: Iterable[LeafRecord]) -> set[str]:
+    """Returns the items whose leaves go by rules or axis names: those of models.
+
+    Without a model there is nothing that the others could mirror, and all go by the rules.
+    """
+    items = {record.item for record in records}
+    return items.intersection(MODEL_ITEMS) if "model" in items else items
 
 
 def readable(path: str) -> str:

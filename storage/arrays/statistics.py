@@ -24,10 +24,13 @@ __all__ = ["MOST_BINS", "Histogram", "RunningStatistics", "Statistics"]
 
 MOST_BINS: Final = 64
 
-_TILE: Final = 1 << 16  # elements: as float64 they stay in a core's cache
+_TILE: Final = 1 << 15  # elements: as float64 they stay in a core's cache
 _COUNTED: Final = 1 << 20  # elements that are counted by their bits at a time
 _FAR: Final = 300  # numbers beyond 2**300, or below its inverse, are scaled, then squared
-_FACTORS: Final = 1000  # up to here a power of two and its inverse are float64
+_FACTORS: Final = {4: 120, 8: 1000}  # by size: up to here a float holds 2**n and its inverse
+_TOGETHER: Final = 64  # tiles
+_WAITING: Final = 1 << 20  # elements whose bins are counted together
+_BYTE: Final = 256
 
 _Numbers = np.ndarray[Any, np.dtype[Any]]
 _Real = int | float
@@ -110,8 +113,7 @@ class RunningStatistics:
             return
         bits = flat.view(f"u{self._dtype.itemsize}")
         for start in range(0, bits.size, _COUNTED):
-            part = bits[start : start + _COUNTED]
-            self._by_bits += np.bincount(part, minlength=self._by_bits.size)
+            self._by_bits += _counted(bits[start : start + _COUNTED], self._by_bits.size)
 
     def result(self) -> Statistics:
         """Of all of it."""
@@ -130,7 +132,8 @@ class _Sums:
 
     def __init__(self) -> None:
         self._count = self._nan = self._above = self._below = self._zeros = 0
-        self._finite = 0
+        self._finite = self._joined = 0
+        self._tiles: list[tuple[int, float, float]] = []  # count, sum and squares of each
         self._least: _Real = 0
         self._most: _Real = 0
         self._sum = Fraction(0)
@@ -141,13 +144,12 @@ class _Sums:
     def add(self, values: _Numbers, weights: _Numbers | None, *, floating: bool) -> None:
         """Numbers, at least one, each as often as its weight says."""
         self._count += _weight(weights, values.size)
-        if floating:
-            values = _as_float64(values)
-            if not (math.isfinite(values.min()) and math.isfinite(values.max())):
-                values, weights = self._finite_of(values, weights)
-                if not values.size:
-                    return
         least, most = values.min().item(), values.max().item()
+        if floating and not (math.isfinite(least) and math.isfinite(most)):
+            values, weights = self._finite_of(values, weights)
+            if not values.size:
+                return
+            least, most = values.min().item(), values.max().item()
         count = _weight(weights, values.size)
         if floating:
             self._join_floats(values, weights, count, max(-least, most))
@@ -161,6 +163,7 @@ class _Sums:
 
     def result(self) -> Statistics:
         """Of all of them."""
+        self._join_tiles()
         known = self._finite > 0
         mean = self._sum / self._finite if known else Fraction(0)
         squares = Fraction(self._squares) * Fraction(4) ** self._exponent
@@ -193,12 +196,30 @@ class _Sums:
     ) -> None:
         size = math.frexp(largest)[1]
         exponent = size if largest and abs(size) > _FAR else 0
-        scaled = np.ldexp(values, -exponent) if exponent else values
-        total = scaled.sum() if weights is None else (scaled * weights).sum()
-        far = scaled - total / count
+        wide = _as_float64(values)
+        if exponent:
+            wide = np.ldexp(wide, -exponent)
+        total = wide.sum() if weights is None else (wide * weights).sum()
+        far = np.subtract(wide, total / count, out=None if wide is values else wide)
         squares = _sum_of_squares(far, weights)
-        self._join(Fraction(total.item()) * Fraction(2) ** exponent, count)
-        self._add_squares(squares, exponent)
+        if exponent:
+            self._join(Fraction(total.item()) * Fraction(2) ** exponent, count)
+            self._add_squares(squares, exponent)
+            return
+        self._tiles.append((count, total.item(), squares))
+        if len(self._tiles) >= _TOGETHER:
+            self._join_tiles()
+
+    def _join_tiles(self) -> None:
+        """Join ordinary tiles: many at once, since fractions take their time."""
+        if not self._tiles:
+            return
+        counts, totals, squares = np.array(self._tiles).T
+        self._tiles.clear()
+        count, total = counts.sum(), totals.sum()
+        apart = totals / counts - total / count
+        self._join(Fraction(total.item()), int(count))
+        self._add_squares(float(squares.sum() + (counts * apart * apart).sum()), 0)
 
     def _join_integers(
         self, values: _Numbers, weights: _Numbers | None, count: int, least: int
@@ -214,14 +235,15 @@ class _Sums:
 
     def _join(self, total: Fraction, count: int) -> None:
         """Add the sum of numbers, and what their mean's distance adds to the squares."""
-        if self._finite:
-            apart = total / count - self._sum / self._finite
-            size = max(apart.numerator.bit_length() - apart.denominator.bit_length(), -_FACTORS)
+        if self._joined:
+            apart = total / count - self._sum / self._joined
+            size = max(apart.numerator.bit_length() - apart.denominator.bit_length(), -_FACTORS[8])
             exponent = size if apart and abs(size) > _FAR else 0
             distance = float(apart / Fraction(2) ** exponent)
-            both = count * self._finite / (count + self._finite)
+            both = count * self._joined / (count + self._joined)
             self._add_squares(distance * distance * both, exponent)
         self._sum += total
+        self._joined += count
 
     def _add_squares(self, squares: float, exponent: int) -> None:
         """In units of 4**exponent; what is too small beside the others to tell adds nothing."""
@@ -248,6 +270,7 @@ class _Bins:
         self._exponent = 0
         self._first = 0
         self._counts = np.zeros(MOST_BINS, np.int64)
+        self._waiting: list[_Numbers] = []  # bins of numbers that were not counted yet
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
         """Finite numbers, and the range of these and of all before."""
@@ -255,12 +278,24 @@ class _Bins:
             self._same = (least, self._same[1] + _weight(weights, values.size))
             return
         if self._range != (least, most):
+            self._count()
             self._widen(least, most)
         places = _bins_of(values, self._exponent, self._first)
-        self._counts += np.bincount(places, weights, MOST_BINS).astype(np.int64, copy=False)
+        if weights is not None:
+            self._counts += np.bincount(places, weights, MOST_BINS).astype(np.int64)
+            return
+        self._waiting.append(places)
+        if len(self._waiting) * _TILE >= _WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        if self._waiting:
+            self._counts += _counted(np.concatenate(self._waiting), MOST_BINS)
+            self._waiting.clear()
 
     def result(self) -> Histogram:
         """Of all of it."""
+        self._count()
         if self._range is None:
             return Histogram(self._same[0], 0, (self._same[1],))
         last = int(np.flatnonzero(self._counts)[-1])
@@ -333,18 +368,32 @@ def _bin_of(value: _Real, exponent: int) -> int:
 
 
 def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
-    """The bins that numbers are in, counted from the first."""
+    """The bins that numbers are in, counted from the first, as uint8."""
     if values.dtype.kind != "f":
-        return (_above(values, first << exponent) >> np.uint64(exponent)).astype(np.intp)
-    if abs(exponent) > _FACTORS:
-        scaled = np.ldexp(values, -exponent)
+        return (_above(values, first << exponent) >> np.uint64(exponent)).astype(np.uint8)
+    if abs(exponent) <= _FACTORS[values.dtype.itemsize]:
+        scaled: _Numbers = values * values.dtype.type(2.0**-exponent)
     else:
-        scaled = values * 2.0**-exponent
+        scaled = np.ldexp(_as_float64(values), -exponent)
     np.floor(scaled, out=scaled)
     if exponent > 0:  # what is below 0, and so little that it became 0
         np.copyto(scaled, -1, where=(values < 0) & (scaled == 0))
-    scaled -= float(first)
-    return scaled.astype(np.intp)
+    scaled -= scaled.dtype.type(first)
+    places: _Numbers = scaled.astype(np.int32).astype(np.uint8)
+    return places
+
+
+def _counted(numbers: _Numbers, size: int) -> _Numbers:
+    """How often there is each of the numbers below a size; bytes are looked at in pairs."""
+    if numbers.dtype.itemsize > 1:
+        return np.bincount(numbers, minlength=size)
+    pairs = numbers[: numbers.size // 2 * 2].view(np.uint16)
+    found = np.bincount(pairs, minlength=_BYTE**2).reshape(_BYTE, _BYTE)
+    counts = found.sum(0) + found.sum(1)
+    if numbers.size % 2:
+        counts[numbers[-1]] += 1
+    kept: _Numbers = counts[:size]
+    return kept
 
 
 def _root(square: Fraction) -> float:

@@ -5,6 +5,7 @@ from .leaf_reads import MOST_LOCAL_THREADS as MOST_LOCAL_THREADS
 from .leaf_reads import REMOTE_THREADS as REMOTE_THREADS
 from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
+from .local_shards import RUN_BYTES as RUN_BYTES
 from .reader import CheckpointReader as CheckpointReader
 from .step_diff import EntryDifference as EntryDifference
 from .step_diff import LeafDifference as LeafDifference

@@ -33,11 +33,11 @@ from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.store import StoreURI
 
-__all__ = ["LocalShards", "StoredCut", "WholeChunk"]
+__all__ = ["RUN_BYTES", "LocalShards", "StoredCut", "WholeChunk"]
 
 _BUFFERS_AT_ONCE: Final = 512
 
-_RUN_BYTES: Final = 4 << 20
+RUN_BYTES: Final = 4 << 20
 """Read in one go, of small chunks."""
 
 _GAP_BYTES: Final = 64 << 10
@@ -259,7 +259,7 @@ def _near(
         if run:
             first, last = run[0][0], run[-1][0]
             apart = ref.offset - last.offset - last.length
-            if apart > _GAP_BYTES or ref.offset + ref.length - first.offset > _RUN_BYTES:
+            if apart > _GAP_BYTES or ref.offset + ref.length - first.offset > RUN_BYTES:
                 yield run
                 run = []
         run.append((ref, one))

@@ -9,6 +9,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Final, Literal
@@ -262,8 +263,14 @@ class TensorPart:
                 next_step="Ask for its values, with format=npy.",
             )
         running = RunningStatistics(self.dtype)
-        for block in self.blocks():
-            running.add(block)
+        with ThreadPoolExecutor(1, thread_name_prefix="cairn-statistics") as pool:
+            counted: Future[None] | None = None
+            for block in self.blocks():  # the next one is read meanwhile
+                if counted is not None:
+                    counted.result()
+                counted = pool.submit(running.add, block)
+            if counted is not None:
+                counted.result()
         return running.result()
 
     @property

@@ -24,6 +24,8 @@ OTHERS: Final = {
     "cairn_jobs": {"kind", "state"},
     "cairn_workers": {"alive"},
     "cairn_outside_changes_total": {"root", "kind"},
+    "cairn_webhook_dead": set(),
+    "cairn_webhook_wait_seconds": set(),
     "cairn_build_info": {"version"},
     "cairn_store_requests_total": {"operation", "outcome"},
     "cairn_jobs_running": {"kind"},

@@ -83,10 +83,7 @@ def annotate(
     *,
     labels: Mapping[str, str] | None = None,
     metrics: Mapping[str, float] | None = None,
-    verified: str | None = None,
 ) -> None:
-    """Set labels and metrics of a step, and when it was found sound."""
-    annotation = Annotation(
-        labels=dict(labels or {}), metrics=dict(metrics or {}), verified=verified
-    )
+    """Set labels and metrics of a step."""
+    annotation = Annotation(labels=dict(labels or {}), metrics=dict(metrics or {}))
     put_record(run.objects, annotation_file(step, attempt), annotation)

@@ -62,6 +62,13 @@ OPERATION_IDS = {
     "verify_checkpoint",
     "verify_run",
     "watch_operation",
+    "create_webhook",
+    "delete_webhook",
+    "list_deliveries",
+    "list_events",
+    "list_webhooks",
+    "redeliver",
+    "test_webhook",
 }
 # A value for every path parameter that is well-formed and names nothing.
 UNKNOWN = {
@@ -73,6 +80,8 @@ UNKNOWN = {
     "artifact": "default~nothing~7~1~convert-0123456789ab",
     "name": "config.json",
     "key": "a" * 12,
+    "webhook": "a" * 12,
+    "delivery": "7",
     "leaf": "nothing/kernel",
 }
 # The same, malformed.
@@ -85,6 +94,8 @@ INVALID = {
     "artifact": "%",
     "name": "x" * 300,
     "key": "A" * 12,
+    "webhook": "A" * 12,
+    "delivery": "first",
     "leaf": "x" * 4001,
 }
 QUERIES = {"diff": "?other=1"}
@@ -97,6 +108,7 @@ BODIES = {
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
     "plan": {"mesh": {"axes": {"fsdp": 8}}},
+    "webhooks": {"url": "https://ci.example.com/cairn"},
 }
 
 

@@ -37,7 +37,12 @@ def test_route_asks_one_permission_and_before_all_else(route):
 def test_what_changes_something_takes_more_than_reading(route):
     # One asks for a look at the store, as `refresh` does; the other has a body to ask with.
     harmless = {"announce_checkpoint", "plan_checkpoint"}
-    managing = {"list_keys", "list_audit_events"}  # tell who there is
+    managing = {
+        "list_keys",
+        "list_audit_events",
+        "list_webhooks",
+        "list_deliveries",
+    }  # tell who there is
     changes = not route.methods <= {"GET", "HEAD"} and route.name not in harmless
     changes = changes or route.name in managing
     assert (asked(route) != [Scope.READ]) is changes

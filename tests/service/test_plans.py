@@ -1,5 +1,7 @@
 """`POST …:plan`: what a step needs on a mesh, and the load that it says."""
 
+import ast
+import shutil
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from cairn.service.actions import rule_matching
+from cairn.service.actions.looking import rule_matching
 from cairn.state import (
     DecoderConfig,
     DecoderForCausalLM,
@@ -19,10 +21,16 @@ from cairn.state import (
     make_optimizer,
 )
 from cairn.state.paths import named_leaves
+from cairn.state.weights import model_map
 from cairn.storage.adoption.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.trees import nest
+from tests.service.jobs import CONFIG as LLAMA
+from tests.service.jobs import leaves_of
 from tests.service.stores import begin_saving, make_run
+from tests.storage.older_steps import as_version_3
 
 CONFIG = DecoderConfig(
     vocab_size=64,
@@ -237,6 +245,20 @@ def test_expressions_that_take_for_ever_are_refused_and_stop_nobody(http, monkey
     assert answer.json()["detail"].startswith("rules: expected regular expressions")
 
 
+def test_a_rule_stays_text_in_the_load_that_is_told(http):
+    pattern = "x'), __import__('os') #\n\""
+    found = plan(
+        http, {"fsdp": 2}, rules=[[pattern.replace("(", "[(]").replace(")", "[)]"), []], ["", []]]
+    )
+    tree = ast.parse(found["load"])
+    (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]
+    rules = next(one.value for one in call.keywords if one.arg == "partition_rules")
+    assert [ast.literal_eval(pair.elts[0]) for pair in rules.elts] == [
+        pattern.replace("(", "[(]").replace(")", "[)]"),
+        "",
+    ]
+
+
 def test_rules_that_take_no_leaf_are_told(http):
     found = plan(http, {"fsdp": 2}, rules=[["no_such", ["fsdp"]], ["kernel", ["fsdp"]], ["", []]])
     assert (found["idle_rules"], found["placed_by"]) == (["no_such"], "rules")
@@ -320,3 +342,30 @@ assert not {{"jax", "flax", "optax", "orbax", "torch"}} & set(sys.modules)
 
 def test_there_are_eight_devices_to_compare_with():
     assert jax.device_count() == 8
+
+
+def test_steps_of_older_releases_are_planned_alike(http, root, monkeypatch):
+    shutil.copytree(root / "run", root / "older")
+    new = plan(http, {"fsdp": 4, "tp": 2}, run="older")
+    monkeypatch.undo()
+    run = Run.open(str(root / "older"))
+    as_version_3(run, run.step(1))
+    old = plan(http, {"fsdp": 4, "tp": 2}, run="older")
+    assert old["step"] != new["step"]
+    assert {**old, "step": None, "load": None} == {**new, "step": None, "load": None}
+
+
+def test_an_adopted_model_goes_by_its_axis_names_and_no_load_is_told(
+    http, root, tmp_path, monkeypatch
+):
+    monkeypatch.undo()
+    with ocp.CheckpointManager(tmp_path / "plain") as manager:
+        manager.save(1, args=ocp.args.StandardSave(nest(leaves_of(LLAMA))))
+        manager.wait_until_finished()
+    model = model_map(LLAMA, {"state/(.*)": r"\1"})
+    adopt(str(tmp_path / "plain"), run=str(root / "mapped"), model=model)
+    found = plan(http, {"fsdp": 4, "tp": 2}, run="mapped")
+    assert (found["placed_by"], found["fits"], found["load"]) == ("axis_names", True, None)
+    up = by_path(found)["model", "model/layers/1/mlp/up_proj/kernel"]
+    assert (up["spec"], up["part"]) == (["fsdp", "tp"], [8, 32])
+    assert any("cairn.load" in note for note in found["notes"])

@@ -17,11 +17,11 @@ from cairn.service.app import create_app
 from cairn.service.filters import CHECKPOINT_FIELDS, parse_order, quote
 from cairn.service.schemas import Checkpoint
 from cairn.service.settings import Settings
+from cairn.storage.runs.annotating import note_verified
 from cairn.storage.runs.records.aliases import AliasWriter
 from cairn.storage.runs.trash import delete_step
-from cairn.storage.store.clock import rfc3339
 from tests.service.conftest import BASE_URL, PEER
-from tests.service.filters.expressions import KEYS, MOMENTS, NUMBERS, TEXTS, filters, holds
+from tests.service.filters.expressions import KEYS, NUMBERS, TEXTS, filters, holds
 from tests.service.stores import add_steps, annotate, begin_saving, make_run, publish, trash
 
 RUN = "/v1/roots/default/runs/run"
@@ -42,8 +42,9 @@ def served(request, tmp_path_factory):
     for step in range(2, 25):  # the first has none
         labels = {key: chance.choice(TEXTS) for key in KEYS if chance.random() < 0.5}
         metrics = {key: chance.choice((*NUMBERS, *BAD)) for key in KEYS if chance.random() < 0.5}
-        verified = rfc3339(chance.choice(MOMENTS)) if chance.random() < 0.5 else None
-        annotate(run, step, labels=labels, metrics=metrics, verified=verified)
+        annotate(run, step, labels=labels, metrics=metrics)
+    for step in (2, 7, 9):
+        note_verified(run, run.step(step), sound=True)
     AliasWriter(run.objects).move("production", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("best", step=7, attempt=1, expect=None)
     AliasWriter(run.objects).move("old", step=3, attempt=1, expect=None)
@@ -85,6 +86,14 @@ def steps(http, filter="", order_by="", **parameters):
     return [one["step"] for one in found]
 
 
+def test_verified_steps_are_found_and_the_others(served):
+    assert steps(served, "verified:*") == [9, 7, 2]
+    assert steps(served, "verified:*", "verified") == [2, 7, 9]
+    others = steps(served, "NOT verified:*")
+    assert not {2, 7, 9} & {*others}
+    assert len(others) + 3 == len(steps(served))
+
+
 def key(entry):
     return entry["step"], entry["attempt"]
 
@@ -98,8 +107,7 @@ def test_filter_lets_through_what_it_says(served, every, expression):
     assert [key(one) for one in found] == expected
 
 
-PATHS = ["step", "attempt", "state", "created", "bytes", "leaves", "model_type"]
-PATHS += ["verified"]
+PATHS = ["step", "attempt", "state", "created", "verified", "bytes", "leaves", "model_type"]
 PATHS += [f"{field}.{quote(name)}" for field in ("labels", "metrics") for name in KEYS]
 
 

@@ -125,6 +125,8 @@ REAL = {
     "name": "config.json",
     "worker": "local",
     "key": "a" * 12,
+    "webhook": "a" * 12,
+    "delivery": "7",
     "leaf": "model/norm/scale",
 }
 

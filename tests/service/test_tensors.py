@@ -16,8 +16,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from cairn.service.actions.open_steps import OpenStep, OpenSteps
-from cairn.service.actions.tensors import list_tensors
+from cairn.service.actions.looked_into import OpenStep, OpenSteps
+from cairn.service.actions.looking.tensors import list_tensors
 from cairn.service.http.store_turns import StoreTurns
 from cairn.storage.adoption.adopt import adopt
 from cairn.storage.arrays.digests import box_digest, digest_text
@@ -696,7 +696,7 @@ def test_what_two_steps_share_is_read_once(http, root, monkeypatch):
 
 
 def test_statistics_of_too_much_are_refused(http, saved, monkeypatch):
-    monkeypatch.setattr("cairn.service.actions.tensors.MOST_STATISTICS_BYTES", 100)
+    monkeypatch.setattr("cairn.service.actions.looking.tensors.MOST_STATISTICS_BYTES", 100)
     answer = http.get(f"{TENSORS}/matrix", params={"stats": 1})
     assert answer.status_code == 422
     assert "Ask for a slice" in answer.json()["detail"]

@@ -11,6 +11,7 @@ from cairn.installation import installed_version
 from cairn.service.catalog import Catalog
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
+from cairn.service.events import Sender
 from cairn.service.jobs import open_jobs, start_worker
 from cairn.service.observing import WorkerMetrics, WorkerPort, start_logging, traced
 from cairn.service.settings import Settings
@@ -66,10 +67,13 @@ def _work(
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
         jobs = open_jobs(settings)
+        sender: Sender | None = None
         try:
             worker = jobs.worker = start_worker(
                 settings, catalog, version=installed_version(), metrics=metrics.jobs
             )
+            sender = Sender(settings, catalog, jobs)
+            sender.start()
             announce()
             while not told.wait(1.0):
                 if worker.stopping:
@@ -79,6 +83,8 @@ def _work(
                         "(CAIRN_EXECUTOR_ID)."
                     )
         finally:
+            if sender is not None:
+                sender.close()
             jobs.close()
     finally:
         catalog.close()

@@ -253,6 +253,24 @@ class Jobs:
         return self.get(operation_id)
 
     @translated
+    def ended(self, since: datetime) -> dict[tuple[str, datetime], OperationState]:
+        """How operations ended that did so since then, by id and moment; resumed ones are not told.
+
+        Args:
+            since: Not long ago, as all are told.
+        """
+        found = self._client.list_workflows(
+            name=self._names(),
+            status=[
+                status for state in OperationState if state.final for status in statuses_of(state)
+            ],
+            completed_after=since.isoformat(),
+            load_input=False,
+            load_output=False,
+        )
+        return {(one.workflow_id, moment(one.completed_at)): state_of(one.status) for one in found}
+
+    @translated
     def check(self) -> None:
         """Raise unless the database answers."""
         self._client.list_workflows(

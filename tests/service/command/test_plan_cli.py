@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from cairn.state import DecoderConfig, DecoderForCausalLM, EasyDeLState, make_optimizer
+from cairn.state import (
+    DecoderConfig,
+    DecoderForCausalLM,
+    EasyDeLState,
+    PartitionAxis,
+    make_optimizer,
+)
 from tests.service.commands import cairn_here
 from tests.service.planes import running_plane
 
@@ -85,24 +91,30 @@ def test_json_is_the_answer_of_the_control_plane(ask, tmp_path):
     assert found["next_page_token"] is None
 
 
+FILES = {"rules": "rules.json", "text": "text", "deep": "deep"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--mesh", "fsdp"), "found 'fsdp'"),
         (("--mesh", "fsdp=2,fsdp=4"), "each once"),
         (("--mesh", "fsdp=-2"), "found 'fsdp=-2'"),
+        (("--mesh", "fsdp=" + "9" * 5000), "each once"),
         (("--mesh", "fsdp=0"), "fsdp: Input should be greater than or equal to 1"),
         (("--mesh", "fsdp=8", "--processes", "3"), "a number that divides 8"),
         (("--mesh", "fsdp=8", "--dtype", "int8"), "dtype"),
         (("--mesh", "fsdp=8", "--rules", "{rules}"), "unknown mesh axis 'tp'"),
         (("--mesh", "fsdp=8", "--rules", "{text}"), "expected JSON"),
+        (("--mesh", "fsdp=8", "--rules", "{deep}"), "expected JSON"),
         (("--mesh", "fsdp=2097152"), "at most 1048576 devices"),
     ],
 )
 def test_what_cannot_be_is_wrong_usage(ask, tmp_path, arguments, told):
     (tmp_path / "rules.json").write_text('[["kernel", ["tp"]]]')
     (tmp_path / "text").write_text("kernel")
-    files = {"rules": tmp_path / "rules.json", "text": tmp_path / "text"}
+    (tmp_path / "deep").write_text("[" * 100_000)
+    files = {name: tmp_path / file for name, file in FILES.items()}
     done = ask(*(one.format(**files) for one in arguments))
     assert done.returncode == 2
     assert told in " ".join(done.stderr.replace("│", " ").split())
@@ -117,3 +129,19 @@ def test_the_client_gathers_all_pages(run, served):
     assert paged == whole
     assert len(whole.leaves) == 3 * (3 * 9 + 3) + 1
     assert Path(run).name in (whole.load or "")
+
+
+def test_large_leaves_that_stay_whole_and_problems_of_the_config_are_told(tmp_path):
+    axes = PartitionAxis()
+    config = CONFIG.replace(vocab_size=1024, partition_axis=axes)
+    model = DecoderForCausalLM(config, rngs=nnx.Rngs(0))
+    EasyDeLState.create(model=model).save_state(str(tmp_path / "run"), step=1, wait=True)
+    rules = tmp_path / "rules.json"
+    rules.write_text('[["layers", []], [".*", []]]')
+    done = cairn_here("plan", str(tmp_path / "run"), "--mesh", "x=8", "--rules", str(rules))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[1] == "fits: no"
+    assert "names mesh axis" in next(line for line in lines if line.startswith("problem: "))
+    whole = next(line for line in lines if line.startswith("whole: "))
+    assert whole.startswith("whole: model/lm_head/kernel: large, and only the catch-all rule '.*'")

@@ -87,6 +87,9 @@ def map_case(context, case):
             for name, way in case.body["better"].items()
             if way is None or metrics.get(name) is not None
         }
+    if positive and isinstance(case.body, dict) and "url" in case.body:
+        case.body["url"] = "http://127.0.0.1:9/"  # where nobody listens
+        case.body.pop("roots", None)  # which there are
     if positive and isinstance(case.body, dict) and "forget" in case.body:
         case.body["forget"] = []
     if positive and isinstance(case.body, dict) and isinstance(case.body.get("policy"), dict):

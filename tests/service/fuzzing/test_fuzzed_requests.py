@@ -36,6 +36,8 @@ def fill(root: Path) -> None:
 def names(url: str) -> dict[str, list[object]]:
     """What there is, made through the API: an artifact, operations, aliases."""
     with Client(url) as client:
+        webhook = client.create_webhook("http://127.0.0.1:9/").details.id
+        client.test_webhook(webhook)
         operation = client.wait(client.convert("llama-sft", 3).id)
         client.promote("llama-sft", 6, "best", expect=None)
         artifact = client.artifact(str((operation.result or {})["artifact_id"]))
@@ -44,6 +46,8 @@ def names(url: str) -> dict[str, list[object]]:
             "name": [artifact.files[0].name],
             "operation": [operation.id],
             "worker": [worker.name for worker in client.workers()],
+            "webhook": [webhook],
+            "delivery": [one.id for one in client.deliveries(webhook)],
         }
 
 
@@ -72,7 +76,10 @@ def ask(url: str, report: Path, known: dict[str, list[object]]) -> subprocess.Co
 def test_requests_made_from_the_document_find_no_fault(tmp_path):
     for root in ("store", "second"):
         fill(tmp_path / root)
-    second = {"CAIRN_ROOTS": json.dumps({"second": str(tmp_path / "second")})}
+    second = {
+        "CAIRN_ROOTS": json.dumps({"second": str(tmp_path / "second")}),
+        "CAIRN_WEBHOOK_NETWORKS": "127.0.0.0/8",
+    }
     report = tmp_path / "report.json"
     (tmp_path / "plane").mkdir()
     with running_plane(tmp_path / "store", tmp_path / "plane", second) as (url, process):

@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cairn.service.actions.open_steps import OpenStep
-from cairn.service.actions.rule_matching import Matches, match_rules
+from cairn.service.actions.looked_into import OpenStep
+from cairn.service.actions.looking.rule_matching import Matches, match_rules
 from cairn.service.errors import InvalidRequestError
 from cairn.service.schemas import (
     DeviceBytes,
     Misfit,
+    PlacedBy,
     PlacementRule,
     PlannedLeaf,
     PlanRequest,
@@ -46,7 +47,7 @@ class _Asked:
 
     grid: ProcessGrid
     layout: Layout
-    placed_by: Any
+    placed_by: PlacedBy
     items: list[str]
     particular: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -221,7 +222,9 @@ def _matches(step: OpenStep, rules: list[PlacementRule], sizes: dict[str, int]) 
         raise InvalidRequestError(
             f"rules: expected axes of the mesh ({have}), each once: {told}", errors=problems
         )
-    paths = {placement.readable(leaf.path) for leaf in step.contents.leaves}
+    leaves = step.contents.leaves
+    items = placement.ruled_items(leaves)
+    paths = {placement.readable(leaf.path) for leaf in leaves if leaf.item in items}
     return match_rules([text for text, _ in rules], sorted(paths))
 
 

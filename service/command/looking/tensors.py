@@ -8,6 +8,7 @@ import typer
 
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
@@ -17,7 +18,6 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.command.served_steps import ServedStep
 from cairn.service.schemas import (
     EntryDifference,
     LeafDifference,
@@ -30,7 +30,7 @@ from cairn.service.schemas import (
 from cairn.service.sizes import Size
 
 if TYPE_CHECKING:
-    from cairn.service.command.stored_steps import StoredStep
+    from cairn.service.command.looking.stored_steps import StoredStep
 
 app: Final = typer.Typer()
 
@@ -96,7 +96,7 @@ def tensors(
 def _opened(client: Client, checkpoint: str, root: str) -> "ServedStep | StoredStep":
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
-    from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+    from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
     return StoredStep(checkpoint)
 
@@ -110,13 +110,14 @@ def _list(found: Iterator[Tensor], json: bool) -> None:
 
 
 def _row(tensor: Tensor) -> tuple[Cell, ...]:
-    spec = None if tensor.spec is None else ", ".join(map(_axis, tensor.spec)) or "()"
+    spec = None if tensor.spec is None else ", ".join(map(axis_text, tensor.spec)) or "()"
     shape = "x".join(map(str, tensor.shape)) or "()"
     size = Size(tensor.bytes)
     return tensor.item, tensor.path, tensor.dtype, shape, size, spec, tensor.digest
 
 
-def _axis(axis: str | list[str] | None) -> str:
+def axis_text(axis: str | list[str] | None) -> str:
+    """Mesh axes of one dimension."""
     return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)
 
 
@@ -183,7 +184,7 @@ def diff(
     if is_in_store(checkpoint) != is_in_store(other):
         raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
     if is_in_store(checkpoint):
-        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+        from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
         found = StoredStep(checkpoint).diff(StoredStep(other), values, item, prefix)
     else:

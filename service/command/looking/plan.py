@@ -1,6 +1,7 @@
 """`cairn plan`: what a checkpoint needs on a mesh, before anybody takes one."""
 
 import json as json_module
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -11,6 +12,8 @@ from pydantic import ValidationError
 from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
+from cairn.service.command.looking.served_steps import ServedStep
+from cairn.service.command.looking.tensors import axis_text
 from cairn.service.command.options import (
     PlacedArgument,
     RootOption,
@@ -20,11 +23,12 @@ from cairn.service.command.options import (
 )
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table
-from cairn.service.command.served_steps import ServedStep
 from cairn.service.schemas import PlannedLeaf, PlanRequest, StepPlan
 from cairn.service.sizes import Size
 
 app: Final = typer.Typer()
+
+_SIZE: Final = re.compile(r"[0-9]{1,18}")
 
 
 @app.command()
@@ -64,7 +68,7 @@ def plan(
     """
     wanted = _request(mesh, processes, rules, dtype, item)
     if is_in_store(checkpoint):
-        from cairn.service.command.stored_steps import StoredStep  # imports TensorStore
+        from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
 
         found = StoredStep(checkpoint).plan(wanted)
     else:
@@ -89,7 +93,7 @@ def _request(
     if rules is not None:
         try:
             body["rules"] = json_module.loads(rules.read_bytes())
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise typer.BadParameter(f"--rules: expected JSON in {rules}: {exc}") from exc
     try:
         return PlanRequest.model_validate(body)
@@ -102,7 +106,7 @@ def _axes(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (one.strip() for one in part.partition("="))
-        if not size.isascii() or not size.isdigit() or name in axes:
+        if _SIZE.fullmatch(size) is None or name in axes:
             raise typer.BadParameter(
                 f"--mesh: expected sizes of axes, each once, such as fsdp=64,tp=4; found {part!r}"
             )
@@ -118,7 +122,8 @@ def _print_plan(found: StepPlan) -> None:
     mesh = ", ".join(f"{name}={size}" for name, size in found.mesh.items())
     shared = f" of {found.processes} processes" if found.processes > 1 else ""
     print(f"mesh: {mesh} ({found.devices} devices{shared})")
-    print(f"fits: {'yes' if found.fits else f'no, {found.misfits} leaves do not'}")
+    lacking = f", {found.misfits} leaves do not" if found.misfits else ""
+    print("fits: yes" if found.fits else f"fits: no{lacking}")
     for problem in found.problems:
         print(f"problem: {problem}")
     device = found.bytes_per_device
@@ -131,9 +136,10 @@ def _print_plan(found: StepPlan) -> None:
         print(f"note: {note}")
     for rule in found.idle_rules:
         print(f"rule {rule!r} takes no leaf")
-    for text, leaves in _misfits(found.leaves).items():
-        more = f" and {len(leaves) - 1} more" if len(leaves) > 1 else ""
-        print(f"does not fit: {leaves[0]}{more}: {text}")
+    for text, paths in _misfits(found.leaves).items():
+        print(f"does not fit: {_some(paths)}: {text}")
+    for text, paths in _unmatched(found.leaves).items():
+        print(f"whole: {_some(paths)}: {text}")
     titles = ("item", "leaf", "how many", "shape", "dtype", "spec", "per device", "rule")
     alike = Counter(map(_kind, found.leaves))
     print_table(console, titles, [_row(kind, count) for kind, count in alike.items()])
@@ -150,18 +156,27 @@ def _misfits(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
     return found
 
 
+def _unmatched(leaves: list[PlannedLeaf]) -> dict[str, list[str]]:
+    """Leaves that are whole on every device although nobody asked for that, by why."""
+    found: dict[str, list[str]] = {}
+    for leaf in leaves:
+        if leaf.unmatched is not None:
+            found.setdefault(leaf.unmatched, []).append(f"{leaf.item}/{leaf.path}")
+    return found
+
+
+def _some(paths: list[str]) -> str:
+    return f"{paths[0]} and {len(paths) - 1} more" if len(paths) > 1 else paths[0]
+
+
 def _kind(leaf: PlannedLeaf) -> tuple[str, str, str, str, str, int, str]:
     """What leaves have in common that differ only in the numbers of their paths."""
     path = "/".join("*" if part.isdigit() else part for part in leaf.path.split("/"))
     shape = "x".join(map(str, leaf.shape)) or "()"
-    spec = ", ".join(map(_axis, leaf.spec)) or "()"
+    spec = ", ".join(map(axis_text, leaf.spec)) or "()"
     return leaf.item, path, shape, leaf.dtype, spec, leaf.bytes_per_device, leaf.rule
 
 
 def _row(kind: tuple[str, str, str, str, str, int, str], count: int) -> tuple[Cell, ...]:
     item, path, shape, dtype, spec, nbytes, rule = kind
     return item, path, count, shape, dtype, spec, Size(nbytes), rule
-
-
-def _axis(axis: str | list[str] | None) -> str:
-    return "-" if axis is None else axis if isinstance(axis, str) else "+".join(axis)

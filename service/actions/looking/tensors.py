@@ -2,7 +2,7 @@
 
 import hashlib
 
-from cairn.service.actions.open_steps import OpenStep
+from cairn.service.actions.looked_into import OpenStep
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
 from cairn.storage import arrays

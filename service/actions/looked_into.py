@@ -1,18 +1,27 @@
-"""What steps hold, kept for the next request: of a step of many leaves it takes seconds to read."""
+"""What was looked into last, kept for the next request: what steps hold, and statistics of tensors.
+
+Of a step of many leaves it takes seconds to read; statistics are kept by what they are of, so that
+what two steps share is read once.
+"""
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
+from cairn.storage.arrays import Statistics
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import LeafRecord, Manifest, Run, StepContents, StepIndex, StepInfo
 from cairn.storage.store import StoreURI
 
 LEAVES: Final = 100_000
 """Most leaves that are kept, of all steps together; one and a half kilobytes each."""
+
+STATISTICS: Final = 4096
+"""Statistics that are kept; a kilobyte each."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +114,28 @@ def _opened(run: Run, info: StepInfo) -> OpenStep:
     manifest = run.manifest(info)
     contents = run.contents(info)
     return OpenStep(run.step_uri(info), manifest, info.manifest_digest, contents)
+
+
+class KnownStatistics:
+    """The statistics that were asked for last. Safe for use by many threads."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, Statistics] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, content: Hashable, read: Callable[[], Statistics]) -> Statistics:
+        """Those of some content, which are read if they are not known.
+
+        Args:
+            content: Another for everything that has others.
+            read: Finds them.
+        """
+        with self._lock:
+            known = self._found.get(content)
+        found = read() if known is None else known
+        with self._lock:
+            self._found[content] = found
+            self._found.move_to_end(content)
+            while len(self._found) > STATISTICS:
+                self._found.popitem(last=False)
+        return found

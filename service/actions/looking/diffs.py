@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from cairn.service.actions.open_steps import OpenStep, OpenSteps
+from cairn.service.actions.looked_into import OpenStep, OpenSteps
+from cairn.service.actions.looking.tensors import tensor_of
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.tensors import tensor_of
 from cairn.service.schemas import (
     EntryDifference,
     LeafCounts,

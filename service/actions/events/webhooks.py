@@ -1,0 +1,142 @@
+"""Who is told of events. An administrator of some roots makes none: it might be told of others."""
+
+from datetime import UTC, datetime
+
+from cairn.service import events
+from cairn.service.access import Caller, Scope
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import WebhookRow
+from cairn.service.errors import InvalidRequestError
+from cairn.service.schemas import (
+    Delivery,
+    DeliveryState,
+    NewWebhook,
+    Webhook,
+    WebhookRequest,
+)
+
+
+def list_webhooks(plane: ControlPlane, caller: Caller) -> list[Webhook]:
+    """Everybody who is told, without secrets.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    counted = events.count_deliveries(plane.catalog)
+    return [
+        _body(
+            row,
+            pending=counted.get((row.id, DeliveryState.PENDING), 0),
+            dead=counted.get((row.id, DeliveryState.DEAD), 0),
+        )
+        for row in events.list_webhooks(plane.catalog)
+    ]
+
+
+def create_webhook(plane: ControlPlane, caller: Caller, request: WebhookRequest) -> NewWebhook:
+    """Have somebody told of what happens from now on.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        TargetRefusedError: Nothing may be sent there.
+        InvalidRequestError: A root is none of ours.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    events.parse_target(request.url, plane.settings.networks)
+    _refuse_unknown(plane, request)
+    asked = request.model_dump(mode="json")
+    with audited(plane, caller, "webhook.create", **asked) as entry:
+        row = events.make_webhook(plane.catalog, request, by=caller.name, now=datetime.now(UTC))
+        entry.complete(id=row.id)
+    return NewWebhook(secret=row.secret, details=_body(row))
+
+
+def delete_webhook(plane: ControlPlane, caller: Caller, webhook: str) -> None:
+    """Tell somebody no more; what was not delivered is dropped.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownWebhookError: There is none of that id.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    with audited(plane, caller, "webhook.delete", id=webhook):
+        events.delete_webhook(plane.catalog, webhook)
+
+
+def list_deliveries(
+    plane: ControlPlane,
+    caller: Caller,
+    webhook: str,
+    *,
+    before: int | None,
+    limit: int,
+    state: DeliveryState | None,
+) -> tuple[list[Delivery], bool]:
+    """The next deliveries of a webhook, newest first; whether there are more.
+
+    Args:
+        plane: Where.
+        caller: Who asks.
+        webhook: Whose.
+        before: Number of the last one that is known already; None: from the newest.
+        limit: At most so many.
+        state: Only those in this state; None: in any.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownWebhookError: There is none of that id.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    found = events.list_deliveries(
+        plane.catalog, webhook, before=before, limit=limit + 1, state=state
+    )
+    return found[:limit], len(found) > limit
+
+
+def redeliver(plane: ControlPlane, caller: Caller, webhook: str, delivery: int) -> Delivery:
+    """Have a delivery tried again, whatever came of it.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownWebhookError, UnknownDeliveryError: There is none.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    with audited(plane, caller, "webhook.redeliver", id=webhook, delivery=delivery):
+        return events.redeliver(plane.catalog, webhook, delivery, datetime.now(UTC))
+
+
+def send_test(plane: ControlPlane, caller: Caller, webhook: str) -> Delivery:
+    """Tell one webhook of something that did not happen.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownWebhookError: There is none of that id.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    with audited(plane, caller, "webhook.test", id=webhook):
+        return events.send_test(plane.catalog, webhook, datetime.now(UTC))
+
+
+def _refuse_unknown(plane: ControlPlane, request: WebhookRequest) -> None:
+    odd = [one for one in request.roots or () if one not in plane.roots]
+    if odd:
+        detail = f"expected some of {', '.join(plane.roots)}, found {', '.join(map(repr, odd))}"
+        raise InvalidRequestError(
+            f"body.roots: {detail}", errors=[{"field": "body.roots", "detail": detail}]
+        )
+
+
+def _body(row: WebhookRow, *, pending: int = 0, dead: int = 0) -> Webhook:
+    return Webhook(
+        id=row.id,
+        url=row.url,
+        kinds=row.kinds,
+        roots=row.roots,
+        runs=row.runs,
+        created=row.created,
+        created_by=row.created_by,
+        pending=pending,
+        dead=dead,
+    )

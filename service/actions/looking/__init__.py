@@ -1,0 +1,1 @@
+"""Looking into steps and runs: leaves, values, what differs, what a mesh needs, what they take."""

@@ -1,0 +1,11 @@
+from .deliveries import list_deliveries as list_deliveries
+from .deliveries import redeliver as redeliver
+from .deliveries import send_test as send_test
+from .sender import Sender as Sender
+from .targets import parse_target as parse_target
+from .webhooks import count_dead as count_dead
+from .webhooks import count_deliveries as count_deliveries
+from .webhooks import delete_webhook as delete_webhook
+from .webhooks import list_webhooks as list_webhooks
+from .webhooks import make_webhook as make_webhook
+from .webhooks import waiting_since as waiting_since

@@ -1,0 +1,264 @@
+"""What each webhook is told: from events to deliveries, and from one try to the next.
+
+A webhook has a position in the events, and a delivery for every event that it wants. Of one run the
+earliest that is pending is tried, and no other.
+"""
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, Select, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from cairn.service.catalog import (
+    Catalog,
+    DeliveryRow,
+    EventColumns,
+    EventRow,
+    Happening,
+    WebhookRow,
+    event_columns,
+    queries,
+    tell,
+)
+from cairn.service.errors import UnknownDeliveryError
+from cairn.service.events.webhooks import require_webhook, wants
+from cairn.service.schemas import Delivery, DeliveryState, DeliveryTry, Event, EventKind
+
+AT_ONCE: Final = 500
+"""Events that a webhook takes up in one transaction."""
+
+TRIES_KEPT: Final = 20
+
+_PENDING: Final = DeliveryState.PENDING.value
+_ADD: Final = insert(DeliveryRow)
+_COLUMNS: Final = (
+    DeliveryRow.id.label("delivery_id"),
+    DeliveryRow.state,
+    DeliveryRow.attempts,
+    DeliveryRow.due,
+    DeliveryRow.log,
+)
+
+
+class Due(NamedTuple):
+    """A delivery whose turn it is.
+
+    Attributes:
+        id: Its number.
+        attempts: How often it was tried.
+        log: Its last tries.
+        event: What is to be told.
+    """
+
+    id: int
+    attempts: int
+    log: list[dict[str, Any]]
+    event: EventColumns
+
+
+def _of(webhook: str) -> tuple[str, str]:
+    """Of the lock under which a webhook takes up events."""
+    return "", f"webhook {webhook}"
+
+
+def waiting_webhooks(connection: Connection, now: datetime) -> list[str]:
+    """Ids of webhooks that have something to take up, or to try."""
+    newest = select(func.coalesce(func.max(EventRow.id), 0)).scalar_subquery()
+    tried = (
+        select(DeliveryRow.id)
+        .where(
+            DeliveryRow.webhook_id == WebhookRow.id,
+            DeliveryRow.state == _PENDING,
+            DeliveryRow.due <= now,
+        )
+        .exists()
+    )
+    query = select(WebhookRow.id).where((WebhookRow.position < newest) | tried)
+    return list(connection.scalars(query))
+
+
+def take_up(catalog: Catalog, webhook: str, now: datetime) -> None:
+    """Make deliveries of the events after a webhook's position that it wants; move that on."""
+    while True:
+        with catalog.write(_of(webhook)) as session:
+            row = session.get(WebhookRow, webhook, with_for_update=True)
+            if row is None:
+                return
+            connection = session.connection()
+            events = queries.events(connection, after=row.position, limit=AT_ONCE)
+            wanted = [event for event in events if wants(row, event)]
+            if wanted:
+                connection.execute(_ADD, [_row(webhook, event, now) for event in wanted])
+            if events:
+                row.position = events[-1].id
+        if len(events) < AT_ONCE:
+            return
+
+
+def next_due(connection: Connection, webhook: str, now: datetime) -> Due | None:
+    """What is to be tried next: of each run the first that is pending; None: nothing now."""
+    first = (
+        select(func.min(DeliveryRow.event_id))
+        .where(DeliveryRow.webhook_id == webhook, DeliveryRow.state == _PENDING)
+        .group_by(DeliveryRow.root, DeliveryRow.run)
+    )
+    query = (
+        _deliveries(webhook)
+        .where(
+            DeliveryRow.event_id.in_(first), DeliveryRow.state == _PENDING, DeliveryRow.due <= now
+        )
+        .order_by(DeliveryRow.due, DeliveryRow.event_id)
+        .limit(1)
+    )
+    found = connection.execute(query).first()
+    if found is None:
+        return None
+    return Due(found.delivery_id, found.attempts, found.log, EventColumns._make(found[5:]))
+
+
+def note_try(
+    catalog: Catalog, due: Due, tried: DeliveryTry, *, again: timedelta | None
+) -> DeliveryState:
+    """Note what came of a try, unless somebody has asked for it anew meanwhile.
+
+    Args:
+        catalog: Where.
+        due: What was tried.
+        tried: What came of it.
+        again: How long to wait before the next try; None: there is none.
+    """
+    state = DeliveryState.DELIVERED
+    if tried.error is not None:
+        state = DeliveryState.DEAD if again is None else DeliveryState.PENDING
+    values = {
+        "state": state.value,
+        "attempts": due.attempts + 1,
+        "due": tried.at + (again or timedelta(0)),
+        "log": [*due.log, tried.model_dump(mode="json")][-TRIES_KEPT:],
+    }
+    seen = (
+        DeliveryRow.id == due.id,
+        DeliveryRow.state == _PENDING,
+        DeliveryRow.attempts == due.attempts,
+    )
+    with catalog.connect() as connection:
+        connection.execute(update(DeliveryRow).where(*seen).values(values))
+    return state
+
+
+def list_deliveries(
+    catalog: Catalog,
+    webhook: str,
+    *,
+    before: int | None,
+    limit: int,
+    state: DeliveryState | None,
+) -> list[Delivery]:
+    """The next deliveries of a webhook, newest first.
+
+    Args:
+        catalog: Where.
+        webhook: Whose.
+        before: Number of the last one that is known already; None: from the newest.
+        limit: At most so many.
+        state: Only those in this state; None: in any.
+
+    Raises:
+        UnknownWebhookError: There is none of that id.
+    """
+    query = _deliveries(webhook)
+    if before is not None:
+        query = query.where(DeliveryRow.id < before)
+    if state is not None:
+        query = query.where(DeliveryRow.state == state.value)
+    with catalog.read() as session:
+        require_webhook(session, webhook)
+        found = session.execute(query.order_by(DeliveryRow.id.desc()).limit(limit)).all()
+    return [_body(row) for row in found]
+
+
+def redeliver(catalog: Catalog, webhook: str, delivery: int, now: datetime) -> Delivery:
+    """Have a delivery tried again, from now on, as if it never was.
+
+    Raises:
+        UnknownWebhookError: There is none of that id.
+        UnknownDeliveryError: It has no such delivery.
+    """
+    with catalog.write(_of(webhook)) as session:
+        require_webhook(session, webhook)
+        values = {"state": _PENDING, "attempts": 0, "due": now}
+        session.execute(
+            update(DeliveryRow)
+            .where(DeliveryRow.id == delivery, DeliveryRow.webhook_id == webhook)
+            .values(values)
+        )
+        return _require(session, webhook, delivery)
+
+
+def send_test(catalog: Catalog, webhook: str, now: datetime) -> Delivery:
+    """Tell a webhook of something that did not happen.
+
+    Raises:
+        UnknownWebhookError: There is none of that id.
+    """
+    key = (secrets.token_hex(8),)
+    happening = Happening(EventKind.WEBHOOK_TEST, "", "", key, {"webhook": webhook})
+    with catalog.write(("", "")) as session:
+        require_webhook(session, webhook)
+        connection = session.connection()
+        tell(connection, happening)
+        newest = connection.scalar(select(func.max(EventRow.id))) or 0  # it has their lock
+        (found,) = queries.events(connection, after=newest - 1, limit=1)
+        made = connection.execute(_ADD, _row(webhook, found, now))
+        return _require(session, webhook, (made.inserted_primary_key or (0,))[0])
+
+
+def event_body(event: EventColumns) -> Event:
+    """An event as the API gives it out."""
+    return Event.model_validate(event._asdict())
+
+
+def _row(webhook: str, event: EventColumns, now: datetime) -> dict[str, Any]:
+    return {
+        "webhook_id": webhook,
+        "event_id": event.id,
+        "root": event.root,
+        "run": event.run,
+        "state": _PENDING,
+        "attempts": 0,
+        "due": now,
+        "log": [],
+    }
+
+
+def _deliveries(webhook: str) -> Select[Any]:
+    return (
+        select(*_COLUMNS, *event_columns)
+        .join(EventRow, EventRow.id == DeliveryRow.event_id)
+        .where(DeliveryRow.webhook_id == webhook)
+    )
+
+
+def _require(session: Session, webhook: str, delivery: int) -> Delivery:
+    found = session.execute(_deliveries(webhook).where(DeliveryRow.id == delivery)).first()
+    if found is None:
+        raise UnknownDeliveryError(
+            f"delivery {delivery} of webhook {webhook!r}: expected one, found none. "
+            f"`cairn webhooks deliveries {webhook}` tells them."
+        )
+    return _body(found)
+
+
+def _body(row: Sequence[Any]) -> Delivery:
+    number, state, attempts, due, log = row[:5]
+    return Delivery(
+        id=number,
+        state=DeliveryState(state),
+        attempts=attempts,
+        due=due if state == _PENDING else None,
+        tries=[DeliveryTry.model_validate(one) for one in log],
+        event=event_body(EventColumns._make(row[5:])),
+    )

@@ -1,0 +1,140 @@
+"""Sends one request to one address, and waits for no more than its status.
+
+The standard library's client resolves names by itself, follows what an answer says, and waits for
+each part of it anew: a receiver could lead it elsewhere, or hold it for ever.
+"""
+
+import http.client
+import io
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from functools import cache
+from typing import Final
+
+from cairn.service.events.targets import Target, resolve
+from cairn.service.settings import Networks
+
+CONNECT_SECONDS: Final = 5.0
+ANSWER_SECONDS = 15.0
+"""From the beginning to the last letter of an answer's head."""
+
+READ_BYTES: Final = 64 * 1024
+"""Of an answer, at most."""
+
+
+_SHOWN: Final = 300
+
+
+class PostFailedError(Exception):
+    """No answer that could be understood, in time; the message says why."""
+
+
+def post(target: Target, headers: Mapping[str, str], body: bytes, networks: Networks) -> int:
+    """Send it; the answer's status.
+
+    Raises:
+        TargetRefusedError: Nothing may be sent there.
+        PostFailedError: No answer.
+    """
+    until = time.monotonic() + ANSWER_SECONDS
+    try:
+        with closing(_connect(target, networks, until)) as connection:
+            connection.sendall(_request(target, headers, body))
+            return _status(connection, until)
+    except (OSError, UnicodeError, http.client.HTTPException) as exc:
+        late = isinstance(exc, TimeoutError)
+        why = "it took too long" if late else f"{type(exc).__name__}: {exc}"[:_SHOWN]
+        raise PostFailedError(
+            f"expected an answer from {target.authority}, found none: {why}"
+        ) from exc
+
+
+def _connect(target: Target, networks: Networks, until: float) -> socket.socket:
+    """A connection to the first of the target's addresses that takes one."""
+    failure: OSError = OSError("the name means no address")
+    for address in resolve(target, networks):
+        wait = min(CONNECT_SECONDS, _left(until))
+        try:
+            plain = socket.create_connection((str(address), target.port), timeout=wait)
+        except OSError as exc:
+            failure = exc
+            continue
+        try:
+            plain.settimeout(_left(until))
+            if target.scheme == "http":
+                return plain
+            return _context().wrap_socket(plain, server_hostname=target.host)
+        except BaseException:
+            plain.close()
+            raise
+    raise failure
+
+
+@cache
+def _context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+    given = {
+        "Host": target.authority,
+        "User-Agent": "cairn-webhooks",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **headers,
+    }
+    lines = (f"POST {target.path} HTTP/1.1", *(f"{name}: {given[name]}" for name in given), "", "")
+    return "\r\n".join(lines).encode("ascii") + body
+
+
+def _status(connection: socket.socket, until: float) -> int:
+    """The status of the answer, whose body nobody reads."""
+    answer = http.client.HTTPResponse(_Limited(connection, until), method="POST")  # type: ignore[arg-type]
+    answer.begin()
+    return answer.status
+
+
+class _Limited:
+    """A connection as `http.client` reads it: to a moment, and to a size."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._until = until
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What is read, as a file."""
+        return io.BufferedReader(_Reader(self._connection, self._until))
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection = connection
+        self._until = until
+        self._read = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if self._read >= READ_BYTES:
+            raise OSError(f"expected a head of {READ_BYTES} bytes at most")
+        self._connection.settimeout(_left(self._until))
+        count = self._connection.recv_into(buffer)
+        self._read += count
+        return count
+
+
+def _left(until: float) -> float:
+    """Seconds up to a moment.
+
+    Raises:
+        TimeoutError: It is over.
+    """
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("too late")
+    return left

@@ -1,0 +1,195 @@
+"""Delivers events: one process of all that share a catalog does, and each receiver for itself."""
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from cairn.service.catalog import Catalog, WebhookRow
+from cairn.service.errors import SettingsError, TargetRefusedError
+from cairn.service.events.deliveries import (
+    Due,
+    event_body,
+    next_due,
+    note_try,
+    take_up,
+    waiting_webhooks,
+)
+from cairn.service.events.noticing import Noticing
+from cairn.service.events.posting import PostFailedError, post
+from cairn.service.events.retries import wait_after
+from cairn.service.events.signing import signed_headers
+from cairn.service.events.targets import parse_target
+from cairn.service.jobs import Jobs, JobsBusyError, WorkerName, name_at
+from cairn.service.schemas import DeliveryState, DeliveryTry
+from cairn.service.settings import Settings
+from cairn.storage.store import utc_now
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""How often it is asked whether there is something to deliver."""
+
+NOTICE_SECONDS = 2.0
+"""How often jobs and roots are looked at."""
+
+ASK_SECONDS = 5.0
+"""How often a process that does not deliver asks whether the one that does is gone."""
+
+AT_ONCE: Final = 8
+"""Receivers that are sent to at a time; of each one message."""
+
+IN_A_ROW: Final = 100
+"""Messages to one receiver, before others have their turn."""
+
+STOP_SECONDS: Final = 20.0
+
+
+class Sender:
+    """Delivers, in threads of its own, while no other process of this catalog does.
+
+    Args:
+        settings: Of the server.
+        catalog: With events and webhooks.
+        jobs: Whose ends are events.
+    """
+
+    def __init__(self, settings: Settings, catalog: Catalog, jobs: Jobs) -> None:
+        self._catalog = catalog
+        self._networks = settings.networks
+        self._noticing = Noticing(
+            catalog, jobs, settings.root_uris, looks=settings.scan_seconds > 0
+        )
+        self._name = _name_of(settings)
+        self._has_name = False
+        self._busy: set[str] = set()
+        self._guard = threading.Lock()
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cairn-webhook")
+        self._thread = threading.Thread(target=self._look, name="cairn-events", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; what is being sent is waited for."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_SECONDS)
+        self._pool.shutdown(cancel_futures=True)
+        self._name.release()
+
+    def _look(self) -> None:
+        noticed = 0.0
+        while not self._stop.is_set():
+            if not self._take_name():
+                self._stop.wait(ASK_SECONDS)
+                continue
+            if time.monotonic() - noticed > NOTICE_SECONDS:
+                self._tried(lambda: self._noticing.index(utc_now()))
+                self._tried(lambda: self._noticing.jobs(utc_now()))
+                noticed = time.monotonic()
+            self._tried(self._hand_out)
+            self._stop.wait(LOOK_SECONDS)
+
+    def _take_name(self) -> bool:
+        """Whether this process is the one that delivers."""
+        if self._has_name:
+            return True
+        try:
+            self._name.release()  # of a session that was cut
+            self._name.acquire(self._lose_name)
+        except JobsBusyError:
+            return False
+        except SettingsError:
+            logger.warning("events wait: the catalog's database does not answer")
+            return False
+        self._has_name = True
+        return True
+
+    def _lose_name(self) -> None:
+        self._has_name = False
+
+    def _hand_out(self) -> None:
+        """Give each webhook that something waits for a thread, unless it has one."""
+        with self._catalog.query() as connection:
+            waiting = waiting_webhooks(connection, utc_now())
+        for webhook in waiting:
+            with self._guard:
+                if webhook in self._busy:
+                    continue
+                self._busy.add(webhook)
+            self._pool.submit(self._serve, webhook)
+
+    def _serve(self, webhook: str) -> None:
+        try:
+            self._tried(lambda: self._deliver(webhook))
+        finally:
+            with self._guard:
+                self._busy.discard(webhook)
+
+    def _deliver(self, webhook: str) -> None:
+        """Take up what is new, and try what is due."""
+        take_up(self._catalog, webhook, utc_now())
+        for _ in range(IN_A_ROW):
+            if self._stop.is_set() or not self._has_name:
+                return
+            with self._catalog.read() as session:
+                row = session.get(WebhookRow, webhook)
+                due = next_due(session.connection(), webhook, utc_now())
+            if row is None or due is None:
+                return
+            tried = self._try(row, due)
+            failed = tried.error is not None
+            again = wait_after(due.attempts + 1, random.random()) if failed else None
+            state = note_try(self._catalog, due, tried, again=again)
+            if state is DeliveryState.DEAD:
+                logger.warning(
+                    "webhook %s: event %s is given up: %s", webhook, due.event.uid, tried.error
+                )
+
+    def _try(self, row: WebhookRow, due: Due) -> DeliveryTry:
+        began, clock = utc_now(), time.monotonic()
+        status: int | None = None
+        error: str | None = None
+        event = event_body(due.event).model_dump(mode="json")
+        message = {"type": event["kind"], "timestamp": event["at"], "data": event}
+        body = json.dumps(message).encode()
+        headers = signed_headers(row.secret, due.event.uid, int(began.timestamp()), body)
+        try:
+            target = parse_target(row.url, self._networks)
+            status = post(target, headers, body, self._networks)
+        except (TargetRefusedError, PostFailedError) as exc:
+            error = str(exc)
+        else:
+            if not 200 <= status < 300:
+                error = f"expected a status from 200 to 299, found {status}"
+        seconds = round(time.monotonic() - clock, 3)
+        return DeliveryTry(at=began, seconds=seconds, status=status, error=error)
+
+    def _tried(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except SQLAlchemyError as exc:
+            logger.warning("events wait for the database: %s", exc)
+            self._stop.wait(LOOK_SECONDS)
+        except Exception:  # the next look may go better; without any nothing is delivered
+            logger.exception("events wait")
+            self._stop.wait(LOOK_SECONDS)
+
+
+def _name_of(settings: Settings) -> WorkerName:
+    """What the delivering process holds: beside the catalog, or in its database."""
+    url = make_url(settings.database_url)
+    place = Path(url.database).absolute() if url.database else settings.data_dir
+    folder = place.parent if url.database else place
+    return name_at(settings.database_url, folder, f"events of {place.name}")

@@ -1,0 +1,113 @@
+"""Who is told of events: made, told apart, deleted."""
+
+import fnmatch
+import secrets
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from cairn.service.catalog import Catalog, DeliveryRow, EventColumns, EventRow, WebhookRow
+from cairn.service.errors import UnknownWebhookError
+from cairn.service.events.signing import make_secret
+from cairn.service.schemas import DeliveryState, EventKind, WebhookRequest
+
+TABLE: Final = ("", "webhooks")
+"""Of the lock under which webhooks are made and deleted."""
+
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz234567"
+_LENGTH: Final = 12
+
+
+def make_webhook(
+    catalog: Catalog, request: WebhookRequest, *, by: str, now: datetime
+) -> WebhookRow:
+    """Have somebody told of what happens from now on."""
+    with catalog.write(TABLE) as session:
+        row = WebhookRow(
+            id="".join(secrets.choice(_LETTERS) for _ in range(_LENGTH)),
+            url=request.url,
+            secret=make_secret(),
+            kinds=None if request.kinds is None else sorted({*request.kinds}),
+            roots=None if request.roots is None else sorted({*request.roots}),
+            runs=request.runs,
+            created=now,
+            created_by=by,
+            position=session.scalar(select(func.coalesce(func.max(EventRow.id), 0))) or 0,
+        )
+        session.add(row)
+    return row
+
+
+def list_webhooks(catalog: Catalog) -> list[WebhookRow]:
+    """All of them, by when they were made."""
+    with catalog.read() as session:
+        return list(session.scalars(select(WebhookRow).order_by(WebhookRow.created, WebhookRow.id)))
+
+
+def require_webhook(session: Session, webhook: str) -> WebhookRow:
+    """The webhook of an id.
+
+    Raises:
+        UnknownWebhookError: There is none.
+    """
+    row = session.get(WebhookRow, webhook)
+    if row is None:
+        raise UnknownWebhookError(
+            f"webhook {webhook!r}: expected the id of one, found none of that id. "
+            "`cairn webhooks list` tells them."
+        )
+    return row
+
+
+def delete_webhook(catalog: Catalog, webhook: str) -> None:
+    """Tell somebody no more; what was not delivered is dropped with it.
+
+    Raises:
+        UnknownWebhookError: There is none.
+    """
+    with catalog.write(TABLE) as session:
+        session.delete(require_webhook(session, webhook))
+
+
+def count_deliveries(catalog: Catalog) -> Mapping[tuple[str, DeliveryState], int]:
+    """How many deliveries there are, by webhook and state."""
+    query = select(DeliveryRow.webhook_id, DeliveryRow.state, func.count()).group_by(
+        DeliveryRow.webhook_id, DeliveryRow.state
+    )
+    with catalog.query() as connection:
+        return {(one, DeliveryState(state)): n for one, state, n in connection.execute(query)}
+
+
+def count_dead(catalog: Catalog) -> int:
+    """How many events were given up, and not asked for anew."""
+    query = select(func.count()).where(DeliveryRow.state == DeliveryState.DEAD.value)
+    with catalog.query() as connection:
+        return connection.scalar(query) or 0
+
+
+def waiting_since(catalog: Catalog) -> datetime | None:
+    """Since when the oldest event waits that some webhook was not told of; None: none does.
+
+    Also one that nobody has looked at yet for a webhook that may want it.
+    """
+    pending = select(DeliveryRow.event_id).where(DeliveryRow.state == DeliveryState.PENDING.value)
+    seen = select(func.min(WebhookRow.position)).scalar_subquery()
+    with catalog.query() as connection:
+        found = [
+            connection.scalar(select(func.min(EventRow.at)).where(which))
+            for which in (EventRow.id.in_(pending), EventRow.id > seen)
+        ]
+    return min((one for one in found if one is not None), default=None)
+
+
+def wants(webhook: WebhookRow, event: EventColumns) -> bool:
+    """Whether it is told of an event; of a test only the webhook that is tested is."""
+    return (
+        event.kind != EventKind.WEBHOOK_TEST
+        and (webhook.kinds is None or event.kind in webhook.kinds)
+        and (webhook.roots is None or event.root in webhook.roots)
+        and fnmatch.fnmatchcase(event.run, webhook.runs)
+    )

@@ -1,0 +1,2 @@
+from . import happened as happened
+from . import webhooks as webhooks

@@ -1,0 +1,50 @@
+"""What happened to checkpoints, for clients that ask again and again."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Response
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
+from cairn.service.http import StoreRoute, decode_token, encode_token, json_answer
+from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, EventKind, EventList
+
+router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
+
+After = Annotated[
+    int, Query(ge=0, le=LARGEST_NUMBER, description="Id of the last event that is known already.")
+]
+RootFilter = Annotated[str | None, Query(pattern=NAME_PATTERN, description="Of this root only.")]
+RunFilter = Annotated[
+    str | None, Query(pattern=NAME_PATTERN, description="Of runs of this name only.")
+]
+KindFilter = Annotated[EventKind | None, Query(description="Of this kind only.")]
+
+
+@router.get("", response_model=EventList)
+def list_events(
+    caller: Reader,
+    plane: PlaneDependency,
+    after: After = 0,
+    root: RootFilter = None,
+    run: RunFilter = None,
+    kind: KindFilter = None,
+    page_size: PageSize = 100,
+    page_token: PageToken = None,
+) -> Response:
+    """Events, in the order in which this catalog came to know of them.
+
+    Who goes on from the id of the last one (`after`) misses none.
+    """
+    listing = f"events, {root}, {run}, {kind}"
+    token = decode_token(listing, page_token, kinds=(int,))
+    since = max(after, int(token[0]) if token else 0)
+    page, more = actions.list_events(
+        plane, caller, after=since, limit=page_size, root=root, run=run, kind=kind
+    )
+    return json_answer(
+        EventList(
+            events=page, next_page_token=encode_token(listing, (page[-1].id,)) if more else None
+        )
+    )

@@ -1,0 +1,96 @@
+"""Who is told of events, and what became of each."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Response
+
+from cairn.service import actions
+from cairn.service.access import Administrator
+from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
+from cairn.service.http import decode_token, encode_token, named, problem_responses
+from cairn.service.schemas import (
+    LARGEST_NUMBER,
+    Delivery,
+    DeliveryList,
+    DeliveryState,
+    NewWebhook,
+    WebhookList,
+    WebhookRequest,
+)
+
+router: Final = APIRouter(prefix="/webhooks", tags=["events"])
+
+WebhookId = Annotated[str, Path(pattern="^[a-z2-7]{12}$", description="Id of a webhook.")]
+DeliveryId = Annotated[int, Path(ge=1, le=LARGEST_NUMBER, description="Number of a delivery.")]
+StateFilter = Annotated[
+    DeliveryState | None, Query(description="Deliveries in this state only; default: all.")
+]
+
+
+@router.get("")
+def list_webhooks(caller: Administrator, plane: PlaneDependency) -> WebhookList:
+    """Everybody who is told of events, without secrets."""
+    return WebhookList(webhooks=actions.list_webhooks(plane, caller))
+
+
+@router.post("", status_code=201, responses=problem_responses())
+def create_webhook(
+    caller: Administrator, body: WebhookRequest, plane: PlaneDependency, response: Response
+) -> NewWebhook:
+    """Have somebody told of what happens from now on.
+
+    Messages are signed as the Standard Webhooks specification has it, with a secret that this
+    answer alone has.
+    """
+    response.headers["Cache-Control"] = "no-store"
+    return actions.create_webhook(plane, caller, body)
+
+
+@router.delete("/" + named("webhook"), status_code=204, responses=problem_responses(404))
+def delete_webhook(caller: Administrator, webhook: WebhookId, plane: PlaneDependency) -> None:
+    """Tell somebody no more; what was not delivered is dropped."""
+    actions.delete_webhook(plane, caller, webhook)
+
+
+@router.post("/{webhook}:test", status_code=202, responses=problem_responses(404))
+def test_webhook(caller: Administrator, webhook: WebhookId, plane: PlaneDependency) -> Delivery:
+    """Tell this one of a `webhook.test`, which is signed and delivered as all else."""
+    return actions.send_test(plane, caller, webhook)
+
+
+@router.get("/{webhook}/deliveries", responses=problem_responses(404))
+def list_deliveries(
+    caller: Administrator,
+    webhook: WebhookId,
+    plane: PlaneDependency,
+    state: StateFilter = None,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+) -> DeliveryList:
+    """What became of each event, newest first."""
+    listing = f"deliveries of {webhook}, {state}"
+    token = decode_token(listing, page_token, kinds=(int,))
+    page, more = actions.list_deliveries(
+        plane,
+        caller,
+        webhook,
+        before=int(token[0]) if token else None,
+        limit=page_size,
+        state=state,
+    )
+    return DeliveryList(
+        deliveries=page,
+        next_page_token=encode_token(listing, (page[-1].id,)) if more else None,
+    )
+
+
+@router.post(
+    "/{webhook}/deliveries/{delivery}:redeliver",
+    status_code=202,
+    responses=problem_responses(404),
+)
+def redeliver(
+    caller: Administrator, webhook: WebhookId, delivery: DeliveryId, plane: PlaneDependency
+) -> Delivery:
+    """Try a delivery again, whatever came of it; later ones of its run wait for it."""
+    return actions.redeliver(plane, caller, webhook, delivery)
