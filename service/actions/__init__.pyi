@@ -2,11 +2,6 @@ from .annotating import annotate_checkpoint as annotate_checkpoint
 from .annotating import annotate_run_labels as annotate_run_labels
 from .audit_trail import list_audit_events as list_audit_events
 from .auditing import audited as audited
-from .clean_up import apply_retention as apply_retention
-from .clean_up import collect_garbage as collect_garbage
-from .clean_up import plan_retention as plan_retention
-from .deletion import delete_checkpoint as delete_checkpoint
-from .deletion import undelete_checkpoint as undelete_checkpoint
 from .events import create_webhook as create_webhook
 from .events import delete_webhook as delete_webhook
 from .events import list_deliveries as list_deliveries
@@ -53,6 +48,11 @@ from .plane import ControlPlane as ControlPlane
 from .promotion import alias_history as alias_history
 from .promotion import delete_alias as delete_alias
 from .promotion import promote as promote
+from .removing.clean_up import apply_retention as apply_retention
+from .removing.clean_up import collect_garbage as collect_garbage
+from .removing.clean_up import plan_retention as plan_retention
+from .removing.deletion import delete_checkpoint as delete_checkpoint
+from .removing.deletion import undelete_checkpoint as undelete_checkpoint
 from .restoring import restore_checkpoint as restore_checkpoint
 from .schedules import Scheduler as Scheduler
 from .schedules import list_schedules as list_schedules

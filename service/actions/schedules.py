@@ -14,9 +14,9 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.access import Caller
-from cairn.service.actions.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.listing import list_runs
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
 from cairn.service.actions.verification import verify_run
 from cairn.service.errors import ServiceError
 from cairn.service.jobs import OperationNotFoundError, operation_id

@@ -14,7 +14,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http import MaybeSeenDependency, StoreRoute, problem_responses
-from cairn.service.routes.accepted import accepted
+from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import Operation, RestoreRequest
 
 router: Final = APIRouter(

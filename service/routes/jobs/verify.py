@@ -14,7 +14,7 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.routes.accepted import accepted
+from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import Operation, RepairReport, RepairRequest, VerifyRunRequest
 
 router: Final = APIRouter(prefix="/roots/{root}/runs", tags=["jobs"], route_class=StoreRoute)

@@ -9,7 +9,7 @@ from cairn.service import actions
 from cairn.service.access import Operator
 from cairn.service.dependencies import IdempotencyKey, PlaneDependency, RootName, RunName
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.routes.accepted import accepted
+from cairn.service.routes.jobs.accepted import accepted
 from cairn.service.schemas import (
     ApplyRetentionRequest,
     CollectGarbageRequest,

@@ -1,4 +1,4 @@
-"""Export of a checkpoint in Hugging Face format."""
+"""A checkpoint as one safetensors file."""
 
 from typing import Final
 
@@ -14,31 +14,27 @@ from cairn.service.dependencies import (
     StepNumber,
 )
 from cairn.service.http import StoreRoute, problem_responses
-from cairn.service.routes.accepted import accepted
-from cairn.service.schemas import ConvertRequest, Operation
+from cairn.service.routes.jobs.accepted import accepted
+from cairn.service.schemas import GatherRequest, Operation
 
 router: Final = APIRouter(
     prefix="/roots/{root}/runs/{run}/checkpoints", tags=["jobs"], route_class=StoreRoute
 )
 
 
-@router.post("/{step}:convert", status_code=202, responses=problem_responses(404, 409))
-def convert_checkpoint(
+@router.post("/{step}:gather", status_code=202, responses=problem_responses(404, 409))
+def gather_checkpoint(
     caller: Operator,
     root: RootName,
     run: RunName,
     step: StepNumber,
-    body: ConvertRequest,
+    body: GatherRequest,
     plane: PlaneDependency,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Operation:
-    """Start an export; its result names the artifact.
-
-    The same export again is the same artifact, and the same operation: also once that has
-    succeeded, for as long as its files are there. With a key it is an operation of its own.
-    """
-    started = actions.convert_checkpoint(
+    """Start gathering items of any checkpoint; the result names the artifact."""
+    started = actions.gather_checkpoint(
         plane, caller, root, run, step, body, idempotency_key=idempotency_key
     )
     return accepted(started, response)
