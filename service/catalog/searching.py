@@ -114,7 +114,7 @@ CHECKPOINTS: Final = Searched(
     },
     frozenset({"step", "attempt", "state"}),
     tuple_(CheckpointRow.step, CheckpointRow.attempt),
-    # Of the one run that is meant, all at once: a look for each step takes a hundred times as long.
+    # Of the one run that is meant, all at once: a look for each step takes far longer.
     select(AliasRow.step, AliasRow.attempt).where(AliasRow.run_id == bindparam("run")),
 )
 RUNS: Final = Searched(

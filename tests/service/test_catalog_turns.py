@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cairn.service.app import create_app
-from cairn.service.catalog import Catalog, refresh
+from cairn.service.catalog import Catalog, queries, refresh
 from cairn.service.settings import Settings
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.stores import make_run
@@ -124,3 +124,29 @@ def test_many_who_ask_for_a_run_that_was_made_just_now_all_find_it(http, root, m
     with ThreadPoolExecutor(50) as pool:
         answers = list(pool.map(http.get, paths * 25))
     assert {answer.status_code for answer in answers} == {200}
+
+
+def test_a_search_that_takes_long_keeps_other_readers_from_nothing(served, monkeypatch):
+    app, http = served
+    over, begun, search = threading.Event(), threading.Semaphore(0), queries.search_checkpoints
+
+    def slow(*arguments, **options):
+        begun.release()
+        assert over.wait(60)
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(queries, "search_checkpoints", slow)
+    monkeypatch.setattr("cairn.service.http.catalog_turns.WAIT_SECONDS", 0.5)
+    held = app.state.plane.catalog.reads_at_once
+    searched = f"{RUN}/checkpoints?filter=step>0&order_by=created"
+    with ThreadPoolExecutor(held) as pool:
+        searches = [pool.submit(http.get, searched) for _ in range(held)]
+        for _ in searches:
+            assert begun.acquire(timeout=30)
+        answers = [http.get(path) for path in READS]
+        refused = http.get(searched)
+        over.set()
+        found = [one.result().json()["checkpoints"] for one in searches]
+    assert all(answer.is_success for answer in answers)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+    assert [len(one) for one in found] == [1] * held

@@ -1,6 +1,8 @@
 """Lists that are searched, on both databases: what is found, in what order, page by page."""
 
+import base64
 import itertools
+import json
 import math
 import random
 import threading
@@ -375,3 +377,39 @@ def test_moments_are_compared_to_the_microsecond_in_any_zone(http, root):
     assert steps(http, f"created < {hours}-00:01") == [1]
     assert steps(http, "created > 0001-01-01T00:00:00Z AND created < 9999-12-31T23:59:59Z") == [1]
     assert run.uri.name == "run"
+
+
+def test_the_largest_searches_are_answered(http, root):
+    run = make_run(root / "run", [1, 2])
+    annotate(run, 2, metrics={"loss": 0.5})
+    many = " OR ".join(f"metrics.m{n} < {n}" for n in range(49)) + " OR metrics.loss = 0.5"
+    deep = "NOT (" * 8 + "metrics.loss = 0.5" + ")" * 8
+    order = ", ".join(f"labels.{quote('x' * 300 + str(n))} desc" for n in range(4))
+    assert steps(http, many, order) == [2]
+    assert steps(http, deep, order) == [2]
+
+
+def test_page_token_of_long_labels_is_taken_back(http, root):
+    run = make_run(root / "run", range(4))
+    names = [f"l{n}" for n in range(4)]
+    for step in range(4):
+        annotate(run, step, labels=dict.fromkeys(names, "😀" * 200 + "x" * step))
+    assert steps(http, order_by=", ".join(f"labels.{name}" for name in names), size=1) == [
+        3,
+        2,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize("part", [None, "x", 1.5, True, [], {}, "2026-13-01T00:00:00Z", 2**60])
+def test_forged_key_of_a_token_is_refused_or_harmless(http, root, part):
+    make_run(root / "run", range(4))
+    asked = {"order_by": "leaves, created", "page_size": 2}
+    token = http.get(CHECKPOINTS, params=asked).json()["next_page_token"]
+    body = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+    for place in range(1, len(body)):
+        forged = json.dumps([*body[:place], part, *body[place + 1 :]]).encode()
+        given = base64.urlsafe_b64encode(forged).decode().rstrip("=")
+        answer = http.get(CHECKPOINTS, params={**asked, "page_token": given})
+        assert answer.status_code in (200, 422), answer.text

@@ -160,7 +160,11 @@ def test_alias_is_created_moved_and_refused_when_stale(url):
         (["runs", "--root", "nope"], 3, ["root 'nope': expected one of default"]),
         (["path", "tiny@unknown"], 3, ["expected an alias 'unknown'"]),
         (["path", "tiny/steps/9"], 3, ["expected step 9, found steps 1, 2"]),
-        (["path", "tiny@@x"], 2, ["'tiny@@x': expected RUN, RUN@ALIAS or RUN/steps/N"]),
+        (
+            ["path", "tiny@@x"],
+            2,
+            ["'tiny@@x': expected RUN, RUN@ALIAS, RUN@best:METRIC or RUN/steps/N"],
+        ),
         (["path", "empty"], 3, ["empty: expected a run with a checkpoint", "--state all"]),
         (
             ["convert", "saving/steps/2"],
