@@ -30,6 +30,7 @@ MODULES: Final = {
     ),
     "server": (
         "alembic",
+        "croniter",
         "dbos",
         "fastapi",
         "jinja2",

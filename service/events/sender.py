@@ -35,10 +35,10 @@ from cairn.storage.store import utc_now
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 """How often it is asked whether there is something to deliver."""
 
-NOTICE_SECONDS = 2.0
+NOTICE_SECONDS = 4.0
 """How often jobs and roots are looked at."""
 
 ASK_SECONDS = 5.0
