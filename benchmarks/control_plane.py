@@ -293,7 +293,7 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
             "default",
             name_of(turn * 101 % chosen.runs),
             state=CheckpointState.LISTED,
-            before=(),
+            after=(),
             limit=100,
             refresh=False,
         )

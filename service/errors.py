@@ -6,6 +6,7 @@ ServiceError
 │   └── NoCheckpointError    a run that has none yet
 ├── OperationFailedError     a job that was watched did not succeed
 ├── WatchEndedError          a job is not watched any more, and goes on
+├── PullError                what was pulled can't be served
 ├── ServeError               the server cannot start
 ├── BackupError              the databases cannot be copied
 ├── ClientError              what the HTTP client raises
@@ -57,6 +58,10 @@ class OperationFailedError(ServiceError):
 
 class WatchEndedError(ServiceError):
     """Whoever watched a job stopped watching; the job goes on."""
+
+
+class PullError(ServiceError):
+    """A folder can't serve what was pulled, or what came is not what was exported."""
 
 
 class ServeError(ServiceError):

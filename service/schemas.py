@@ -1033,6 +1033,34 @@ class VerifyRunRequest(Request):
     )
 
 
+class AutomatedAction(StrEnum):
+    """What is done to a step that an alias has moved to."""
+
+    CONVERT = "convert"
+    VERIFY = "verify"
+
+
+class AutomationState(Response):
+    """What the settings have done when an alias moves, and what came of it last."""
+
+    name: str
+    alias: str = Field(description="Of these aliases: a pattern, as below.")
+    root: str
+    run: str
+    action: AutomatedAction
+    position: int | None = Field(
+        description="Id of the last event that was looked at for it; null: it has not begun."
+    )
+    operation: str | None = Field(description="What it started last.")
+    problem: str | None = Field(description="Why it could not, if it was so the last time.")
+
+
+class AutomationList(Response):
+    """Every automation, as the settings have them."""
+
+    automations: list[AutomationState]
+
+
 class ScheduledAction(StrEnum):
     """What is done on a schedule, to each run."""
 

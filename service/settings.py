@@ -21,7 +21,14 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from cairn.service.errors import SettingsError
-from cairn.service.schemas import NAME_PATTERN, RetentionPolicy, ScheduledAction, Scope
+from cairn.service.schemas import (
+    NAME_PATTERN,
+    AutomatedAction,
+    ConvertRequest,
+    RetentionPolicy,
+    ScheduledAction,
+    Scope,
+)
 from cairn.storage.errors import StorageError
 from cairn.storage.runs import check_run_name
 from cairn.storage.store import StoreURI, parse_uri
@@ -79,6 +86,32 @@ class Gate(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
     metrics: dict[str, Bound] = Field(default_factory=dict)
     webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
+
+
+class Automation(BaseModel):
+    """What is done to a step once an alias has moved to it.
+
+    Attributes:
+        name: Of it; its operations are asked for by `automation:<name>`.
+        alias, root, run: Patterns, as the shell has them.
+        action: To the step.
+        convert: Of `convert`: how.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=NAME_PATTERN)
+    alias: str = Field(min_length=1)
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+    action: AutomatedAction
+    convert: ConvertRequest | None = None
+
+    @model_validator(mode="after")
+    def _has_its_own(self) -> Self:
+        if self.convert is not None and self.action is not AutomatedAction.CONVERT:
+            raise ValueError("expected convert for the action convert, and for nothing else")
+        return self
 
 
 class Schedule(BaseModel):
@@ -206,6 +239,13 @@ class Settings(BaseSettings):
         '{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}; `action` is verify, '
         "apply_retention (with a `policy`) or collect_garbage; `root` and `run` are patterns.",
     )
+    automations: tuple[Automation, ...] = Field(
+        default=(),
+        description="What is done once an alias has moved: a JSON list of "
+        '{"name": "export", "alias": "production", "action": "convert"}; `action` is convert '
+        '(with `"convert": {"dtype": "bfloat16"}`, if anything) or verify; `root` and `run` are '
+        "patterns.",
+    )
     executor_id: str = Field(
         default="local",
         min_length=1,
@@ -267,12 +307,14 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("schedules")
+    @field_validator("schedules", "automations")
     @classmethod
-    def _distinct(cls, value: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
+    def _distinct(
+        cls, value: tuple[Schedule | Automation, ...]
+    ) -> tuple[Schedule | Automation, ...]:
         names = [one.name for one in value]
         if len({*names}) < len(names):
-            raise ValueError("expected names of schedules that differ")
+            raise ValueError("expected names that differ")
         return value
 
     @model_validator(mode="after")
@@ -395,6 +437,7 @@ def load_settings(**given: Any) -> Settings:
 _JSON: Final = {
     "ROOTS": 'object {"name": "uri"}',
     "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
+    "AUTOMATIONS": 'list [{"name": "export", "alias": "production", "action": "convert"}]',
     "SCHEDULES": 'list [{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}]',
     "GATES": 'list [{"alias": "production", "verified": true}]',
 }

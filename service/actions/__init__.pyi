@@ -2,6 +2,7 @@ from .annotating import annotate_checkpoint as annotate_checkpoint
 from .annotating import annotate_run_labels as annotate_run_labels
 from .audit_trail import list_audit_events as list_audit_events
 from .auditing import audited as audited
+from .automations import list_automations as list_automations
 from .events import create_webhook as create_webhook
 from .events import delete_webhook as delete_webhook
 from .events import list_deliveries as list_deliveries

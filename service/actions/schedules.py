@@ -14,6 +14,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.access import Caller
+from cairn.service.actions.automations import follow_moves
 from cairn.service.actions.listing import list_runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 10.0
 """From one look at the clock to the next."""
+
+FOLLOW_SECONDS: Final = 1.0
+"""From one look at the moves of aliases to the next, if something is to be done about them."""
 
 LATE: Final = timedelta(hours=1)
 """What was due this long ago, while no server ran, is left out until it is due again."""
@@ -117,25 +121,28 @@ def _due(schedule: Schedule, now: datetime, *, ahead: bool = False) -> datetime:
 
 
 class Scheduler:
-    """Starts what is due, in a thread of its own."""
+    """Starts what is due, and what the moves of aliases ask for, in a thread of its own."""
 
     def __init__(self, plane: ControlPlane, *, clock: Callable[[], datetime] = utc_now) -> None:
-        """Of the settings' schedules."""
+        """Of the settings' schedules and automations."""
         self._plane = plane
+        settings = plane.settings
+        self._needed = bool(settings.schedules or settings.automations)
+        self._pause = FOLLOW_SECONDS if settings.automations else LOOK_SECONDS
         self._clock = clock
         self._done: dict[str, datetime] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="cairn-scheduler", daemon=True)
 
     def start(self) -> None:
-        """Begin, if there is a schedule."""
-        if self._plane.settings.schedules:
+        """Begin, if there is anything to start."""
+        if self._needed:
             self._thread.start()
 
     def close(self) -> None:
         """End; what is being started is waited for."""
         self._stop.set()
-        if self._plane.settings.schedules:
+        if self._needed:
             self._thread.join(LOOK_SECONDS)  # a database that is silent keeps nobody from ending
 
     def look(self) -> int:
@@ -153,8 +160,10 @@ class Scheduler:
         while not self._stop.is_set():
             try:
                 self.look()
+                if self._plane.settings.automations:
+                    follow_moves(self._plane)
             except (StorageError, SQLAlchemyError, ServiceError) as exc:
                 logger.warning("what is due was not started: %s", exc)
             except Exception:  # the next look may go better
                 logger.exception("what is due was not started")
-            self._stop.wait(LOOK_SECONDS)
+            self._stop.wait(self._pause)

@@ -7,10 +7,13 @@ from .deletions import read_deletions as read_deletions
 from .engine import Catalog as Catalog
 from .engine import upgrade_catalog as upgrade_catalog
 from .engine import use_wal as use_wal
-from .events import EventColumns as EventColumns
-from .events import Happening as Happening
-from .events import event_columns as event_columns
-from .events import tell as tell
+from .events.automations import advance as advance
+from .events.automations import positions as positions
+from .events.automations import states as states
+from .events.outbox import EventColumns as EventColumns
+from .events.outbox import Happening as Happening
+from .events.outbox import event_columns as event_columns
+from .events.outbox import tell as tell
 from .models import CheckpointRow as CheckpointRow
 from .models import DeliveryRow as DeliveryRow
 from .models import EventRow as EventRow

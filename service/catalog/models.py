@@ -294,6 +294,20 @@ class WebhookRow(Base):
     position: Mapped[int] = mapped_column(BigInteger)
 
 
+class AutomationRow(Base):
+    """How far an automation of the settings has followed the moves of aliases."""
+
+    __tablename__ = "automations"
+
+    name: Mapped[str] = mapped_column(String(128), primary_key=True)
+    # Id of the last event that it has acted on, or was of another alias.
+    position: Mapped[int] = mapped_column(BigInteger)
+    # Of the last move that it was for: what it started, or why it could not.
+    operation: Mapped[str | None] = mapped_column(String(64))
+    problem: Mapped[str | None] = mapped_column(PlainText(2000))
+    at: Mapped[datetime] = mapped_column(UTCDateTime)
+
+
 class DeliveryRow(Base):
     """An event that a webhook is told of, and what became of it."""
 

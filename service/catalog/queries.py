@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.events import EventColumns, event_columns
+from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
 from cairn.service.filters import Search

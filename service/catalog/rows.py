@@ -9,8 +9,7 @@ from typing import Final
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from cairn.service.catalog.events import Happening, tell_all
-from cairn.service.catalog.happenings import (
+from cairn.service.catalog.events.happenings import (
     Seen,
     Step,
     Subject,
@@ -18,6 +17,7 @@ from cairn.service.catalog.happenings import (
     alias_moved,
     step_states,
 )
+from cairn.service.catalog.events.outbox import Happening, tell_all
 from cairn.service.catalog.models import AliasRow, CheckpointRow, RootRow, RunRow
 from cairn.service.catalog.outside import (
     Position,

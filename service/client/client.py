@@ -21,7 +21,7 @@ from cairn.service.client.connection import (
     segment,
     step_path,
 )
-from cairn.service.client.download import download
+from cairn.service.client.download import blocks, download
 from cairn.service.client.event_stream import follow_operation
 from cairn.service.client.events import EventsConnection
 from cairn.service.client.tensors import TensorsConnection
@@ -429,6 +429,15 @@ class Client(TensorsConnection, EventsConnection):
     def artifact(self, artifact: str) -> Artifact:
         """What a gather or convert made."""
         return self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
+
+    def artifact_blocks(self, artifact: str, name: str, *, start: int = 0) -> Iterator[bytes]:
+        """One file of an artifact from an offset on, as it comes; a broken connection is taken up.
+
+        Raises:
+            ServerUnreachableError: The connection broke again and again.
+        """
+        path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
+        return blocks(self._http, path, start)
 
     def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
         """Write one file of an artifact to `target`; returns its bytes.

@@ -1,6 +1,7 @@
 """Downloads one large file over a connection that may break."""
 
 import uuid
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -27,6 +28,35 @@ def download(http: httpx.Client, path: str, target: Path) -> int:
     finally:
         part.unlink(missing_ok=True)
     return target.stat().st_size
+
+
+def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:
+    """What `path` answers from an offset on; what it answers never changes.
+
+    Raises:
+        ProblemResponseError: The server refused.
+        ServerUnreachableError: The connection broke five times without a byte in between.
+    """
+    failures = 0
+    while True:
+        before = start
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        try:
+            with http.stream("GET", path, headers=headers) as response:
+                if start and response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return  # there is no more
+                raise_for_problem(response)
+                skip = start if response.status_code != HTTPStatus.PARTIAL_CONTENT else 0
+                for chunk in response.iter_bytes():
+                    given, skip = chunk[skip:], max(0, skip - len(chunk))
+                    start += len(given)
+                    if given:
+                        yield given
+            return
+        except httpx.TransportError as exc:
+            failures = 0 if start > before else failures + 1
+            if failures == ATTEMPTS_WITHOUT_PROGRESS:
+                raise unreachable(f"{http.base_url}{path}", exc) from exc
 
 
 def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:

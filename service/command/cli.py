@@ -20,10 +20,14 @@ from cairn.service.client.client import Client
 from cairn.service.client.connection import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
-from cairn.service.command import audit as audit_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
+from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
+from cairn.service.command.administration import audit as audit_commands
+from cairn.service.command.administration.keys import keys_app
+from cairn.service.command.administration.webhooks import webhooks_app
+from cairn.service.command.administration.workers import workers_app
 from cairn.service.command.doctor import app as doctor_app
 from cairn.service.command.failures import (
     KNOWN,
@@ -36,7 +40,6 @@ from cairn.service.command.failures import (
     problem_of,
     usage_problem,
 )
-from cairn.service.command.keys import keys_app
 from cairn.service.command.looking import plan as plan_commands
 from cairn.service.command.looking import tensors as tensor_commands
 from cairn.service.command.looking import usage as usage_commands
@@ -44,6 +47,7 @@ from cairn.service.command.options import (
     SIZE,
     CheckpointArgument,
     DataOption,
+    DtypeOption,
     FilterOption,
     OrderOption,
     PlacedArgument,
@@ -65,8 +69,6 @@ from cairn.service.command.printing.listings import (
     name_problems,
 )
 from cairn.service.command.upkeep import upkeep_app
-from cairn.service.command.webhooks import webhooks_app
-from cairn.service.command.workers import workers_app
 from cairn.service.schemas import (
     CheckpointList,
     CheckpointState,
@@ -102,6 +104,7 @@ app.add_typer(clean_up_commands.app)  # beside the others, without a word of its
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
 app.add_typer(annotate_commands.app)
+app.add_typer(pull_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)
@@ -138,14 +141,6 @@ def cairn(
         raise typer.Exit(ExitStatus.USAGE)
 
 
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE",
-        help="Such as bfloat16; default: as stored.",
-        autocompletion=completion.dtypes,
-    ),
-]
 OperationArgument = Annotated[
     str,
     typer.Argument(

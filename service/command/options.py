@@ -66,6 +66,14 @@ PlacedArgument = Annotated[
         autocompletion=completion.checkpoints,
     ),
 ]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Such as bfloat16; default: as stored.",
+        autocompletion=completion.dtypes,
+    ),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Name of the run.", autocompletion=completion.runs),

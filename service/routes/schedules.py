@@ -1,4 +1,4 @@
-"""What the settings have done again and again, and when it is due."""
+"""What the settings have done: again and again, or when an alias moves."""
 
 from typing import Final
 
@@ -7,12 +7,18 @@ from fastapi import APIRouter
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import PlaneDependency
-from cairn.service.schemas import ScheduleList
+from cairn.service.schemas import AutomationList, ScheduleList
 
-router: Final = APIRouter(prefix="/schedules", tags=["jobs"])
+router: Final = APIRouter(tags=["jobs"])
 
 
-@router.get("")
+@router.get("/automations")
+def list_automations(caller: Reader, plane: PlaneDependency) -> AutomationList:
+    """Every automation of this server's settings, by name, with what it started last."""
+    return AutomationList(automations=actions.list_automations(plane))
+
+
+@router.get("/schedules")
 def list_schedules(caller: Reader, plane: PlaneDependency) -> ScheduleList:
     """Every schedule of this server's settings, by name, with when it was and is due."""
     return ScheduleList(schedules=actions.list_schedules(plane))

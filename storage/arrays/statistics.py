@@ -41,7 +41,7 @@ class Histogram:
     """How many elements lie where.
 
     Attributes:
-        start: where the first bin begins.
+        start: where the first bin begins; infinite if that is beyond float64.
         width: of each bin. It holds what is not less than its beginning, and less than its end; 0
             with one bin says that all are `start`.
         counts: elements of each bin, of which there are at most 64.
@@ -300,7 +300,7 @@ class _Bins:
             return Histogram(self._same[0], 0, (self._same[1],))
         last = int(np.flatnonzero(self._counts)[-1])
         width = Fraction(2) ** self._exponent
-        plain = int if isinstance(self._range[0], int) else float
+        plain = int if isinstance(self._range[0], int) else _as_float
         counts = tuple(self._counts[: last + 1].tolist())
         return Histogram(plain(self._first * width), plain(width), counts)
 
@@ -394,6 +394,14 @@ def _counted(numbers: _Numbers, size: int) -> _Numbers:
         counts[numbers[-1]] += 1
     kept: _Numbers = counts[:size]
     return kept
+
+
+def _as_float(number: Fraction) -> float:
+    """Rounded; infinite if it is beyond float64, as the beginning of the first bin may be."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _root(square: Fraction) -> float:

@@ -47,6 +47,7 @@ OPERATION_IDS = {
     "list_operations",
     "list_roots",
     "list_runs",
+    "list_automations",
     "list_schedules",
     "list_tensors",
     "metrics",

@@ -153,5 +153,5 @@ def test_schedules_that_can_not_be_are_refused_at_the_start(monkeypatch, change)
 
 def test_two_schedules_of_one_name_are_refused(monkeypatch):
     monkeypatch.setenv("CAIRN_SCHEDULES", json.dumps([VERIFY, VERIFY]))
-    with pytest.raises(SettingsError, match="names of schedules that differ"):
+    with pytest.raises(SettingsError, match="names that differ"):
         load_settings()

@@ -36,8 +36,13 @@ def anything(name, size, seed):
     return values.view(dtype)
 
 
+def start_of(histogram):
+    beyond = Fraction(2) ** 1024
+    return -beyond if histogram.start == -math.inf else Fraction(histogram.start)
+
+
 def bin_of(histogram, value):
-    return math.floor((Fraction(value) - Fraction(histogram.start)) / Fraction(histogram.width))
+    return math.floor((Fraction(value) - start_of(histogram)) / Fraction(histogram.width))
 
 
 def numbers_of(values):
@@ -99,7 +104,7 @@ def test_each_finite_element_is_in_its_bin(name, size, seed, data):
         assert finite == [bins.start] * bins.counts[0]
         return
     assert math.frexp(bins.width)[0] == 0.5
-    assert Fraction(bins.start) % Fraction(bins.width) == 0
+    assert start_of(bins) % Fraction(bins.width) == 0
     expected = [0] * len(bins.counts)
     for one in finite:
         expected[bin_of(bins, one)] += 1
@@ -144,6 +149,12 @@ def test_squares_neither_overflow_nor_vanish(scale):
     assert found.std == pytest.approx(values.std() * scale, rel=1e-6)
     assert found.norm == pytest.approx(np.linalg.norm(values) * scale, rel=1e-6)
     assert sum(found.histogram.counts) == values.size
+
+
+def test_bins_of_the_largest_numbers_begin_beyond_them():
+    most = np.finfo(np.float64).max
+    bins = statistics(np.asarray([-most, 0, most])).histogram
+    assert (bins.start, sum(bins.counts)) == (-math.inf, 3)
 
 
 def test_tiny_numbers_beside_ordinary_ones_add_nothing():

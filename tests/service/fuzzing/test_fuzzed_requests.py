@@ -54,7 +54,7 @@ def names(url: str) -> dict[str, list[object]]:
 def ask(url: str, report: Path, known: dict[str, list[object]]) -> subprocess.CompletedProcess[str]:
     arguments = ["--config-file", str(FOLDER / "schemathesis.toml"), "run", f"{url}/openapi.json"]
     arguments += ["--checks", "all", "--continue-on-failure", "--no-color"]
-    arguments += ["--max-examples", str(trials(short=10, long=310)), "--seed", str(seed())]
+    arguments += ["--max-examples", str(trials(short=5, long=310)), "--seed", str(seed())]
     arguments += ["--request-timeout", "30", "--output-truncate", "false"]
     arguments += ["--report", "json", "--report-json-path", str(report)]
     environment = {

@@ -58,6 +58,7 @@ INDEX = IndexRef(
     nbytes=123,
     files=7,
     leaves=5,
+    leaves_digest="3" * 64,
 )
 
 
@@ -214,6 +215,7 @@ def test_the_digest_depends_on_every_field():
         "nbytes": 124,
         "files": 8,
         "leaves": 6,
+        "leaves_digest": "4" * 64,
     }
     assert others.keys() == IndexRef.model_fields.keys()
     for name, value in others.items():

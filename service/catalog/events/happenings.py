@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from cairn.service.catalog.events import Happening
+from cairn.service.catalog.events.outbox import Happening
 from cairn.service.schemas import CheckpointState, EventKind
 from cairn.storage.runs import Alias
 from cairn.storage.store import from_rfc3339, rfc3339

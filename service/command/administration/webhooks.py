@@ -38,7 +38,7 @@ def create(
     address: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.")],
     kind: Annotated[
         list[EventKind] | None,
-        typer.Option(help="Tell of this only; may be repeated."),
+        typer.Option(metavar="KIND", help="Tell of this only; may be repeated."),
     ] = None,
     root: Annotated[
         list[str] | None,

@@ -1,0 +1,82 @@
+"""How far automations have followed the moves of aliases: one row for each, changed in order."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import AutomationRow, EventRow
+from cairn.storage.store import utc_now
+
+_LONGEST: Final = 2000  # characters of a problem
+
+
+def positions(catalog: Catalog, names: Iterable[str]) -> dict[str, int]:
+    """Ids of the events up to which these were followed; new ones begin with what happens next."""
+    wanted = list(names)
+    with catalog.query() as connection:
+        found = _positions(connection, wanted)
+    for name in wanted:
+        if name not in found:
+            found[name] = _begin(catalog, name)
+    return found
+
+
+def advance(
+    catalog: Catalog,
+    name: str,
+    *,
+    before: int,
+    after: int,
+    operation: str | None = None,
+    problem: str | None = None,
+) -> bool:
+    """Note that an automation has followed up to an event; whether nobody else did meanwhile.
+
+    Args:
+        catalog: Where.
+        name: Of the automation.
+        before: Where it was.
+        after: Where it is now.
+        operation: What it has started; None: nothing, and what it started before stays noted.
+        problem: Why it could not.
+    """
+    told = {} if operation is None and problem is None else _told(operation, problem)
+    moved = (
+        update(AutomationRow)
+        .where(AutomationRow.name == name, AutomationRow.position == before)
+        .values(position=after, at=utc_now(), **told)
+    )
+    with catalog.connect() as connection:
+        return bool(connection.execute(moved).rowcount)
+
+
+def states(catalog: Catalog) -> dict[str, AutomationRow]:
+    """What is noted of each, by name."""
+    with catalog.read() as session:
+        return {row.name: row for row in session.scalars(select(AutomationRow))}
+
+
+def _positions(connection: Connection, names: Iterable[str]) -> dict[str, int]:
+    asked = select(AutomationRow.name, AutomationRow.position)
+    found = connection.execute(asked.where(AutomationRow.name.in_(list(names))))
+    return {row.name: row.position for row in found}
+
+
+def _begin(catalog: Catalog, name: str) -> int:
+    last = select(func.coalesce(func.max(EventRow.id), 0))
+    try:
+        with catalog.connect() as connection:
+            position = connection.scalar(last) or 0
+            values = {"name": name, "position": position, "at": utc_now()}
+            connection.execute(insert(AutomationRow).values(values))
+            return position
+    except IntegrityError:  # another server was faster
+        with catalog.query() as connection:
+            return _positions(connection, [name])[name]
+
+
+def _told(operation: str | None, problem: str | None) -> dict[str, str | None]:
+    return {"operation": operation, "problem": problem and problem[:_LONGEST]}

@@ -1,0 +1,195 @@
+"""An export kept on a machine that serves it: whole, verified, and changed at once.
+
+    folder/
+      current -> versions/<version>     what to serve; replaced at once
+      versions/<version>/               files of an export, each compared with its checksum
+      partial/<version>/                what was fetched of the next one, and goes on from there
+
+A version that was replaced stays until it is told to go.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+
+from cairn.service.client.client import Client
+from cairn.service.errors import PullError
+from cairn.service.schemas import Artifact, ArtifactFile
+
+CURRENT: Final = "current"
+_VERSIONS: Final = "versions"
+_PARTIAL: Final = "partial"
+_LOCK: Final = ".lock"
+_BLOCK: Final = 8 << 20
+_NAME_DIGITS: Final = 12
+
+Tell = Callable[[str, int, int], None]
+"""Is told the file, its bytes so far, and of how many."""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What a folder serves.
+
+    Attributes:
+        run: Name of the run.
+        step: Of it.
+        artifact: Id of the export.
+        folder: With its files.
+        changed: Whether it was another before.
+    """
+
+    run: str
+    step: int
+    artifact: str
+    folder: Path
+    changed: bool
+
+
+def pull(
+    client: Client,
+    run: str,
+    step: int,
+    folder: Path,
+    *,
+    root: str,
+    options: Mapping[str, Any],
+    keep: int | None = None,
+    tell: Tell = lambda name, done, total: None,
+) -> Pulled:
+    """Have a folder serve the export of a step; the export is made if it was not yet.
+
+    Args:
+        client: Of the control plane.
+        run: Name of the run.
+        step: A listed step.
+        folder: Where; made if it is not there.
+        root: Name of the run's root.
+        options: Of the export.
+        keep: How many of the versions that were replaced stay; None: all.
+        tell: See `Tell`.
+
+    Raises:
+        PullError: Another process pulls into the folder, or what came is not what was exported.
+        OSError: The disk is full, or does not let us write.
+        ProblemResponseError: There is no such step, or it can't be exported.
+        ServerUnreachableError: No control plane answers.
+    """
+    started = client.convert(run, step, root=root, **options)
+    result = client.wait(started.id).result or {}
+    artifact = client.artifact(str(result["artifact_id"]))
+    version = _version(artifact)
+    with _alone(folder):
+        whole = folder / _VERSIONS / version
+        if not whole.is_dir():
+            _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
+            whole.parent.mkdir(exist_ok=True)
+            os.rename(folder / _PARTIAL / version, whole)
+            _sync(whole.parent)
+        changed = _switch(folder, version)
+        if keep is not None:
+            _forget(folder, version, keep)
+    return Pulled(run, artifact.step, artifact.id, whole, changed)
+
+
+def _version(artifact: Artifact) -> str:
+    """A name that sorts by step, and is no other export's."""
+    digest = hashlib.sha256(artifact.id.encode()).hexdigest()[:_NAME_DIGITS]
+    return f"{artifact.step:012d}-{artifact.attempt}-{digest}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise PullError(
+                f"{folder}: expected no other process that pulls into it, found one. Give each a "
+                "folder of its own."
+            ) from exc
+        yield
+
+
+def _fetch_all(client: Client, artifact: Artifact, folder: Path, tell: Tell) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {file.name for file in artifact.files}
+    for left in folder.iterdir():
+        if left.name not in known:
+            left.unlink()
+    for file in artifact.files:
+        target = folder / file.name
+        if target.parent != folder:
+            raise PullError(f"{artifact.id}: expected plain names of files, found {file.name!r}")
+        _fetch(client, artifact, file, target, tell)
+    _sync(folder)
+
+
+def _fetch(
+    client: Client, artifact: Artifact, file: ArtifactFile, target: Path, tell: Tell
+) -> None:
+    """Go on with a file, and compare it; one that is wrong is fetched anew, once."""
+    for again in (True, False):
+        checksum = google_crc32c.Checksum()
+        with target.open("a+b") as sink:
+            if sink.tell() > file.bytes:
+                sink.truncate(0)
+            sink.seek(0)
+            while block := sink.read(_BLOCK):
+                checksum.update(block)
+            for block in client.artifact_blocks(artifact.id, file.name, start=sink.tell()):
+                sink.write(block)
+                checksum.update(block)
+                tell(file.name, sink.tell(), file.bytes)
+            size = sink.tell()
+            sink.flush()
+            os.fsync(sink.fileno())
+        found = checksum.digest().hex()
+        if size == file.bytes and found == (file.crc32c or found):
+            return
+        target.unlink()
+        if not again:
+            raise PullError(
+                f"{artifact.id}: {file.name}: expected {file.bytes} bytes, crc32c {file.crc32c}, "
+                f"found {size} bytes, {found}. `cairn verify` says whether the store is damaged."
+            )
+
+
+def _switch(folder: Path, version: str) -> bool:
+    """Have `current` name a version; whether it was another before."""
+    link, wanted = folder / CURRENT, f"{_VERSIONS}/{version}"
+    if link.is_symlink() and os.readlink(link) == wanted:
+        return False
+    if link.exists() and not link.is_symlink():
+        raise PullError(f"{link}: expected a link that Cairn made, or nothing, found another thing")
+    made = folder / f".{CURRENT}.{os.getpid()}"
+    made.unlink(missing_ok=True)
+    made.symlink_to(wanted)
+    os.replace(made, link)
+    _sync(folder)
+    return True
+
+
+def _forget(folder: Path, serving: str, keep: int) -> None:
+    """Remove the versions that were fetched longest ago; the one that is served stays."""
+    others = [one for one in (folder / _VERSIONS).iterdir() if one.name != serving]
+    others.sort(key=lambda one: one.stat().st_mtime_ns, reverse=True)
+    for one in others[keep:]:
+        shutil.rmtree(one)
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,1 @@
+"""Commands for who runs the service: keys, workers, webhooks, the audit trail."""

@@ -1,0 +1,100 @@
+"""The command of `cairn` that keeps an export on a machine that serves it."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from cairn.service.client.addresses import Address, find_step
+from cairn.service.client.client import Client
+from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.pull import Pulled, pull
+from cairn.service.command.options import (
+    SIZE,
+    TIME,
+    CheckpointArgument,
+    DtypeOption,
+    RootOption,
+    UrlOption,
+    errors,
+)
+from cairn.service.command.printing.documents import JsonOption, print_line
+from cairn.service.errors import ClientError, OperationFailedError, PullError
+from cairn.service.schemas import Response
+
+app: Final = typer.Typer()
+
+EVERY_SECONDS: Final = 10.0
+
+
+class PulledStep(Response):
+    """A line of `--json`."""
+
+    run: str
+    step: int
+    artifact: str
+    folder: str
+    changed: bool
+
+
+@app.command("pull")
+def pull_command(
+    checkpoint: CheckpointArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Which has `current` in it.")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on, whenever the checkpoint is another one.")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(help="How often that is looked at; default: 10s.", **TIME)
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Replaced versions that stay; default: all."),
+    ] = None,
+    dtype: DtypeOption = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
+    ] = "5GB",
+    root: RootOption = DEFAULT_ROOT,
+    url: UrlOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep an export of a checkpoint on a host that serves it.
+
+    FOLDER/current is a link to whole, verified files, and changes at once. A fetch that broke off
+    goes on where it was. What was replaced stays, unless --keep says otherwise.
+    """
+    address = Address.parse(checkpoint)
+    options = {"dtype": dtype, "max_shard_size": max_shard_size}
+    known: tuple[str, int] | None = None
+    with Client(url) as client:
+        while True:
+            try:
+                found = find_step(client, address, root)
+                if found != known:
+                    pulled = pull(client, *found, folder, root=root, options=options, keep=keep)
+                    known = found
+                    _say(pulled, json, said=not watch or pulled.changed)
+            except (ClientError, OperationFailedError, PullError, OSError) as exc:
+                if not watch:
+                    raise
+                errors.print(f"{checkpoint}: {exc}", soft_wrap=True, markup=False)
+            if not watch:
+                return
+            time.sleep(EVERY_SECONDS if every is None else every)
+
+
+def _say(pulled: Pulled, json: bool, *, said: bool) -> None:
+    if json:
+        print_line(
+            PulledStep(
+                run=pulled.run,
+                step=pulled.step,
+                artifact=pulled.artifact,
+                folder=str(pulled.folder),
+                changed=pulled.changed,
+            )
+        )
+    elif said:
+        print(f"{pulled.run}/steps/{pulled.step}: {pulled.folder}", flush=True)

@@ -1,0 +1,183 @@
+"""`cairn pull`: an export on a machine that serves it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from cairn.service.client.client import Client
+from cairn.service.client.pull import pull
+from cairn.service.errors import PullError
+from tests.service.commands import cairn_here
+from tests.service.jobs import save_llama
+from tests.service.planes import running_plane
+
+EMBEDDING = ("model/embed_tokens/embedding", "model.embed_tokens.weight")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pulled")
+    leaves = save_llama(folder / "store" / "llama", (1, 2, 3))
+    (folder / "data").mkdir()
+    with running_plane(folder / "store", folder / "data") as (url, _):
+        yield url, leaves
+
+
+@pytest.fixture
+def client(saved):
+    with Client(saved[0]) as client:
+        yield client
+
+
+def move(client, step):
+    seen = [one.sequence for one in client.aliases("llama") if one.alias == "production"]
+    client.promote("llama", step, "production", expect=seen[0] if seen else None)
+
+
+def served(folder):
+    """The embedding that a folder serves."""
+    return load_file(folder / "current" / "model.safetensors")[EMBEDDING[1]]
+
+
+def same(folder, leaves, step):
+    np.testing.assert_array_equal(served(folder), leaves[step][EMBEDDING[0]])
+
+
+def test_a_folder_serves_what_the_alias_names(saved, client, tmp_path):
+    url, leaves = saved
+    move(client, 1)
+    done = cairn_here("pull", "llama@production", str(tmp_path / "models"), "--json", url=url)
+    told = json.loads(done.stdout)
+    assert (told["step"], told["changed"]) == (1, True)
+    same(tmp_path / "models", leaves, 1)
+    assert {"config.json", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "models" / "current").iterdir()
+    }
+    move(client, 2)
+    before = os.readlink(tmp_path / "models" / "current")
+    done = cairn_here("pull", "llama@production", str(tmp_path / "models"), url=url)
+    assert done.stdout == f"llama/steps/2: {(tmp_path / 'models' / 'versions').resolve()}/" + (
+        os.readlink(tmp_path / "models" / "current").partition("/")[2] + "\n"
+    )
+    same(tmp_path / "models", leaves, 2)
+    assert (tmp_path / "models" / before / "model.safetensors").is_file(), "the old one stays"
+    again = cairn_here("pull", "llama@production", str(tmp_path / "models"), "--json", url=url)
+    assert json.loads(again.stdout)["changed"] is False
+    cairn_here("pull", "llama@production", str(tmp_path / "models"), "--keep", "0", url=url)
+    assert len(list((tmp_path / "models" / "versions").iterdir())) == 1
+
+
+def test_a_watched_folder_follows_the_alias(saved, client, tmp_path):
+    url, leaves = saved
+    move(client, 1)
+    arguments = ["pull", "llama@production", str(tmp_path / "models"), "--watch", "--every", "0.2s"]
+    program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("llama/steps/1: ")
+        move(client, 3)
+        assert process.stdout.readline().startswith("llama/steps/3: ")
+        same(tmp_path / "models", leaves, 3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def partial_of(folder):
+    return list((folder / "partial").rglob("model.safetensors"))
+
+
+def test_a_fetch_that_broke_off_goes_on_where_it_was(saved, client, tmp_path):
+    _, leaves = saved
+    fetched = []
+
+    class Broken(Exception):
+        pass
+
+    def break_off(name, done, total):
+        if name == "model.safetensors":
+            raise Broken
+
+    def take(tell):
+        return pull(client, "llama", 2, tmp_path, root="default", options={}, tell=tell)
+
+    with pytest.raises(Broken):
+        take(break_off)
+    (part,) = partial_of(tmp_path)
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1000])
+    assert not (tmp_path / "current").exists()
+    real = client.artifact_blocks
+
+    def counted(artifact, name, *, start=0):
+        fetched.append((name, start))
+        return real(artifact, name, start=start)
+
+    client.artifact_blocks = counted
+    take(lambda *told: None)
+    assert ("model.safetensors", len(whole) - 1000) in fetched
+    same(tmp_path, leaves, 2)
+
+
+def test_what_is_not_what_was_exported_is_fetched_anew_and_never_served(saved, client, tmp_path):
+    _, leaves = saved
+    pulled = pull(client, "llama", 1, tmp_path / "a", root="default", options={})
+    part = tmp_path / "b" / "partial" / pulled.folder.name
+    part.mkdir(parents=True)
+    (part / "model.safetensors").write_bytes(b"x" * 1000)
+    (part / "stray").write_bytes(b"x")
+    pull(client, "llama", 1, tmp_path / "b", root="default", options={})
+    same(tmp_path / "b", leaves, 1)
+    assert not (tmp_path / "b" / "current" / "stray").exists()
+    client.artifact_blocks = lambda artifact, name, start=0: iter([b"forged"])
+    with pytest.raises(PullError, match="crc32c"):
+        pull(client, "llama", 2, tmp_path / "b", root="default", options={})
+    same(tmp_path / "b", leaves, 1)
+
+
+def test_two_that_pull_into_one_folder_do_not(saved, client, tmp_path):
+    def also(name, done, total):
+        pull(client, "llama", 2, tmp_path, root="default", options={})
+
+    with pytest.raises(PullError, match="no other process"):
+        pull(client, "llama", 1, tmp_path, root="default", options={}, tell=also)
+
+
+def test_something_else_called_current_is_left_alone(saved, client, tmp_path):
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "mine").touch()
+    with pytest.raises(PullError, match="a link that Cairn made"):
+        pull(client, "llama", 1, tmp_path, root="default", options={})
+    assert (tmp_path / "current" / "mine").exists()
+
+
+def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
+    leaves = save_llama(tmp_path / "store" / "llama", (1,))
+    (tmp_path / "data").mkdir()
+    models = tmp_path / "models"
+    arguments = ["pull", "llama", str(models), "--watch", "--every", "0.2s"]
+    with running_plane(tmp_path / "store", tmp_path / "data") as (url, _):
+        program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
+        process = subprocess.Popen(
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout.readline().startswith("llama/steps/1: ")
+    assert "llama: " in process.stderr.readline()
+    time.sleep(0.3)
+    assert process.poll() is None
+    same(models, leaves, 1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+
+def test_an_address_that_can_not_be_exported_fails(saved, tmp_path):
+    done = cairn_here("pull", "llama/steps/9", str(tmp_path / "models"), url=saved[0])
+    assert done.returncode == 3
+    assert not (tmp_path / "models").exists()
+    assert Path(tmp_path).is_dir()
