@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import google_crc32c
-
 from cairn.service.client.client import Client
 from cairn.service.errors import PullError
 from cairn.service.schemas import Artifact, ArtifactFile
@@ -138,6 +136,8 @@ def _fetch(
     client: Client, artifact: Artifact, file: ArtifactFile, target: Path, tell: Tell
 ) -> None:
     """Go on with a file, and compare it; one that is wrong is fetched anew, once."""
+    import google_crc32c  # of an extra, which other commands do without
+
     for again in (True, False):
         checksum = google_crc32c.Checksum()
         with target.open("a+b") as sink:
