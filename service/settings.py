@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -63,12 +64,42 @@ class Bound(BaseModel):
         return self
 
 
-class Gate(BaseModel):
+class ForRuns(BaseModel):
+    """What settings say of some runs, by patterns as the shell has them.
+
+    Attributes:
+        root: Of the names of their roots.
+        run: Of their names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    root: str = Field(default="*", min_length=1)
+    run: str = Field(default="*", min_length=1)
+
+    def is_for(self, root: str, run: str) -> bool:
+        """Whether it is said of a run."""
+        return fnmatchcase(root, self.root) and fnmatchcase(run, self.run)
+
+
+class ForAliases(ForRuns):
+    """What settings say of some aliases of some runs.
+
+    Attributes:
+        alias: Pattern of their names.
+    """
+
+    alias: str = Field(min_length=1)
+
+    def is_for_alias(self, root: str, run: str, alias: str) -> bool:
+        """Whether it is said of an alias."""
+        return self.is_for(root, run) and fnmatchcase(alias, self.alias)
+
+
+class Gate(ForAliases):
     """What a step must be like for an alias to move to it.
 
     Attributes:
-        alias: Name of the alias, or a pattern as the shell has them.
-        root, run: Names, or patterns, of the roots and runs that it is for.
         verified: Every byte was compared with what was saved, and none found damaged since.
         exported: A Hugging Face export of it lies in the store, whose files were checked.
         labels: Texts by name; `*` is any.
@@ -76,11 +107,6 @@ class Gate(BaseModel):
         webhook: Is asked with a POST, and answers `{"allow": true}`, or false and a `reason`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    alias: str = Field(min_length=1)
-    root: str = Field(default="*", min_length=1)
-    run: str = Field(default="*", min_length=1)
     verified: bool = False
     exported: bool = False
     labels: dict[str, str] = Field(default_factory=dict)
@@ -88,22 +114,16 @@ class Gate(BaseModel):
     webhook: str | None = Field(default=None, pattern=r"^https?://[^\s@]+$")
 
 
-class Automation(BaseModel):
+class Automation(ForAliases):
     """What is done to a step once an alias has moved to it.
 
     Attributes:
         name: Of it; its operations are asked for by `automation:<name>`.
-        alias, root, run: Patterns, as the shell has them.
         action: To the step.
         convert: Of `convert`: how.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(pattern=NAME_PATTERN)
-    alias: str = Field(min_length=1)
-    root: str = Field(default="*", min_length=1)
-    run: str = Field(default="*", min_length=1)
     action: AutomatedAction
     convert: ConvertRequest | None = None
 
@@ -114,25 +134,20 @@ class Automation(BaseModel):
         return self
 
 
-class Schedule(BaseModel):
+class Schedule(ForRuns):
     """What is done to runs again and again.
 
     Attributes:
         name: Of it; its operations are asked for by `schedule:<name>`.
         cron: When, in UTC: minute, hour, day, month and day of the week.
         action: To each of these runs.
-        root, run: Patterns, as the shell has them.
         steps: Of `verify`: whose bytes are read.
         policy: Of `apply_retention`: what stays.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: str = Field(pattern=NAME_PATTERN)
     cron: str = Field(max_length=100)
     action: ScheduledAction
-    root: str = Field(default="*", min_length=1)
-    run: str = Field(default="*", min_length=1)
     steps: Literal["all", "latest", "none"] = "latest"
     policy: RetentionPolicy | None = None
 

@@ -6,7 +6,6 @@ no automation sets off another.
 """
 
 import logging
-from fnmatch import fnmatchcase
 from typing import Final
 
 from cairn.service.access import Caller
@@ -72,7 +71,9 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
             )
         for move in moves:
             operation, problem = None, None
-            if _is_for(automation, move) and move.root in plane.roots:
+            alias = str(move.detail.get("alias"))
+            wanted = automation.is_for_alias(move.root, move.run, alias)
+            if wanted and move.root in plane.roots:
                 try:
                     operation = _start(plane, automation, move).id
                     started += 1
@@ -87,14 +88,6 @@ def _followed(plane: ControlPlane, automation: Automation, position: int) -> int
             position = move.id
         if len(moves) < _AT_ONCE:
             return started
-
-
-def _is_for(automation: Automation, move: EventColumns) -> bool:
-    return (
-        fnmatchcase(str(move.detail.get("alias")), automation.alias)
-        and fnmatchcase(move.root, automation.root)
-        and fnmatchcase(move.run, automation.run)
-    )
 
 
 def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> Operation:

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
@@ -76,13 +75,7 @@ class Candidate:
 
 def gates_of(plane: ControlPlane, root: str, run: str, alias: str) -> list[Gate]:
     """The gates of an alias."""
-    return [
-        gate
-        for gate in plane.settings.gates
-        if fnmatchcase(alias, gate.alias)
-        and fnmatchcase(root, gate.root)
-        and fnmatchcase(run, gate.run)
-    ]
+    return [gate for gate in plane.settings.gates if gate.is_for_alias(root, run, alias)]
 
 
 def refuse_gated(gates: Sequence[Gate], candidate: Candidate) -> None:

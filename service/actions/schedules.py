@@ -105,7 +105,7 @@ def _runs(plane: ControlPlane, schedule: Schedule) -> Iterator[tuple[str, str]]:
     while roots:
         look = not after
         page, last = list_runs(plane, roots, after=after, limit=_RUNS_AT_ONCE, refresh=look)
-        yield from ((one.root, one.name) for one in page if fnmatchcase(one.name, schedule.run))
+        yield from ((one.root, one.name) for one in page if schedule.is_for(one.root, one.name))
         if not last:
             return
         after = last

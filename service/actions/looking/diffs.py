@@ -184,12 +184,11 @@ def _values(this: TensorPart, other: TensorPart, needed: int, most: float) -> di
     if found is None:
         return {"not_compared": f"no numbers hold both {this.dtype.name} and {other.dtype.name}"}
     change = found.change
-    finite = change.count - change.nan - change.positive_infinity - change.negative_infinity
     return {
         "values": ValueDifference(
             elements=change.count,
             differing=found.differing,
-            not_finite=change.count - finite,
+            not_finite=change.nan + change.positive_infinity + change.negative_infinity,
             max_absolute=found.max_absolute,
             mean=change.mean,
             norm=None if change.norm is None else json_number(change.norm),

@@ -135,8 +135,7 @@ def _print_values(found: TensorValues, json: bool) -> None:
         return
     import numpy as np
 
-    values = np.empty(found.shape, object)
-    values[...] = np.asarray(found.values, object).reshape(found.shape)
+    values = np.asarray(found.values, object).reshape(found.shape)
     print(np.array2string(values, formatter={"object": str}, separator=", ", threshold=1000))
 
 
