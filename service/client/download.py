@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,14 +21,21 @@ def download(http: httpx.Client, path: str, target: Path) -> int:
         ProblemResponseError: The server refused.
         ServerUnreachableError: The connection broke five times without a byte in between.
     """
+    with whole_file(target) as file:
+        _fetch(http, path, file)
+    return target.stat().st_size
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which is called `target` once the block has ended well."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with part.open("xb") as file:
-            _fetch(http, path, file)
+            yield file
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-    return target.stat().st_size
 
 
 def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:

@@ -1,6 +1,5 @@
 """What the commands that look into checkpoints look into: one of a control plane, or of a store."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ from cairn.service.actions import (
     statistics_of,
     tensor_values,
 )
+from cairn.service.client.download import whole_file
 from cairn.service.schemas import (
     PlanRequest,
     StepDiff,
@@ -64,14 +64,8 @@ class StoredStep:
     ) -> int:
         """Write a leaf, or a part of it, to a file, which appears once it is whole; its bytes."""
         file = self._part(path, item, part).file(kind)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-        try:
-            with partial.open("xb") as stream:
-                for block in file.blocks():
-                    stream.write(block)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(target) as stream:
+            stream.writelines(file.blocks())
         return file.nbytes
 
     def plan(self, wanted: PlanRequest) -> StepPlan:
