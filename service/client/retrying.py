@@ -13,6 +13,7 @@ import httpx
 
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _NOTHING_DONE: Final = frozenset({"urn:cairn:problem:not-ready"})
+_NEVER_SENT: Final = (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 _LONGEST: Final = 5.0  # seconds, of what the client chooses itself
 _JITTER: Final = 0.25
 
@@ -40,8 +41,8 @@ def pause_after(
 def pause_after_break(
     error: httpx.TransportError, attempt: int, method: str, headers: Mapping[str, str] | None
 ) -> float | None:
-    """The same, of a request without an answer. One that nobody listens to is not sent again."""
-    if isinstance(error, httpx.ConnectError | httpx.TimeoutException):
+    """The same, of a request without an answer. One that nobody can hear is not sent again."""
+    if isinstance(error, (*_NEVER_SENT, httpx.TimeoutException)):
         return None
     return _pace(attempt) if _is_repeatable(method, headers) else None
 

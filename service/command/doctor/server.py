@@ -20,7 +20,7 @@ def server_found(
     """
     asked = url or environment.get("CAIRN_URL")
     try:
-        with Client(asked, timeout=seconds) as client:
+        with Client(asked, timeout=seconds, retry_seconds=0) as client:
             health = client.health()
             where = client.url
             if health.version == version:

@@ -95,7 +95,8 @@ def test_other_refusals_are_final(status):
         assert len(requests) == 1
 
 
-def test_a_server_that_is_not_there_is_not_waited_for():
-    nobody = Client("http://127.0.0.1:9", retry_seconds=1e6)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://127.0.0.1/", "127.0.0.1:8321"])
+def test_a_server_that_is_not_there_is_not_waited_for(url):
+    nobody = Client(url, retry_seconds=1e6)
     with nobody as client, pytest.raises(ServerUnreachableError):
         client.health()
