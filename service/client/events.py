@@ -1,8 +1,10 @@
+# Made of asynchronous/events.py by `python scripts/sync_client.py`: change that one.
 """What a client asks about events and webhooks."""
 
 from collections.abc import Iterable, Iterator
 
-from cairn.service.client.connection import Connection, segment
+from cairn.service.client.connection import Connection
+from cairn.service.client.protocol import segment
 from cairn.service.schemas import (
     Delivery,
     DeliveryList,
@@ -51,7 +53,8 @@ class EventsConnection(Connection):
 
     def webhooks(self) -> list[Webhook]:
         """Everybody who is told of events, without secrets."""
-        return self._get(WebhookList, "/v1/webhooks").webhooks
+        found = self._get(WebhookList, "/v1/webhooks")
+        return found.webhooks
 
     def create_webhook(
         self,
