@@ -1,9 +1,13 @@
 """What a client asks about events and webhooks."""
 
 from collections.abc import AsyncGenerator, Iterable
+from typing import Final
+
+import anyio
 
 from cairn.service.client.asynchronous.connection import AsyncConnection
-from cairn.service.client.protocol import segment
+from cairn.service.client.protocol import Parameter, Patience, segment
+from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import (
     Delivery,
     DeliveryList,
@@ -15,6 +19,8 @@ from cairn.service.schemas import (
     Webhook,
     WebhookList,
 )
+
+_AT_ONCE: Final = 500  # events of an answer
 
 
 class AsyncEventsConnection(AsyncConnection):
@@ -50,6 +56,87 @@ class AsyncEventsConnection(AsyncConnection):
         async for page in pages:
             for one in page.events:
                 yield one
+
+    async def watch_events(
+        self,
+        *,
+        after: int = 0,
+        kinds: Iterable[EventKind | str] | None = None,
+        root: str | None = None,
+        run: str | None = None,
+        patience: float = 300.0,
+    ) -> AsyncGenerator[Event, None]:
+        """What happened, and then what happens, for ever: in order, each event once.
+
+        An event comes some two seconds after it is known at the latest. The server may be away
+        meanwhile. Who keeps the `id` of the last event that was dealt with, and goes on there,
+        misses none.
+
+        Args:
+            after: `id` of the last event that is known already; 0: from the first.
+            kinds: Only of these, such as `alias.moved`; None: of any.
+            root: Only of this root; None: of all.
+            run: Only of runs of this name; None: of all.
+            patience: Seconds without any answer after which the server counts as gone.
+
+        Raises:
+            EventsLostError: The last event is not there any more: the catalog was made anew, or
+                restored from an older copy, and events have other ids.
+            ProblemResponseError: There is no such kind, or the caller may not read there.
+            ServerUnreachableError: No answer for `patience` seconds.
+        """
+        server = Patience(patience)
+        wanted = None if kinds is None else [str(kind) for kind in kinds]
+        for kind in wanted or ():
+            await self._look(server, kind=kind, page_size=1)  # refused, and not waited for in vain
+        only = wanted[0] if wanted is not None and len(wanted) == 1 else None
+        last = await self._event(server, after) if after else None
+        while True:
+            found = await self._look(
+                server,
+                after=after,
+                root=root,
+                run=run,
+                kind=only,
+                page_size=_AT_ONCE,
+            )
+            if last is not None:  # after the others: what was read before is of the same catalog
+                again = await self._event(server, last.id)
+                if again.uid != last.uid:
+                    raise self._lost(last.id, "another one")
+            for event in found.events:
+                after, last = event.id, event
+                if wanted is None or event.kind in wanted:
+                    server.begin_again()
+                    yield event
+            if found.next_page_token is None:
+                await anyio.sleep(server.pause())
+
+    async def _event(self, server: Patience, event: int) -> Event:
+        found = await self._look(server, after=event - 1, page_size=1)
+        if not found.events or found.events[0].id != event:
+            raise self._lost(event, "none that this key may read")
+        return found.events[0]
+
+    def _lost(self, event: int, found: str) -> EventsLostError:
+        return EventsLostError(
+            f"{self.url}: expected event {event}, the last one that is known here, found {found}. "
+            "The catalog was made anew or restored from an older copy, and numbers its events "
+            "anew: look at what is listed now, and watch with after=0."
+        )
+
+    async def _look(self, server: Patience, **parameters: Parameter) -> EventList:
+        """The next events, once the server answers."""
+        while True:
+            try:
+                found = await self._get(EventList, "/v1/events", timeout=None, **parameters)
+            except (ProblemResponseError, ServerUnreachableError) as exc:
+                if server.failed(exc):
+                    raise
+            else:
+                server.answered()
+                return found
+            await anyio.sleep(server.pause())
 
     async def webhooks(self) -> list[Webhook]:
         """Everybody who is told of events, without secrets."""

@@ -10,7 +10,12 @@ from cairn.service.errors import ProblemResponseError
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 2.0
 _TRANSIENT: Final = frozenset(
-    {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+    {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
 )
 
 

@@ -35,7 +35,8 @@ def test_it_ends_once_nothing_was_answered_for_so_long():
 
 
 @pytest.mark.parametrize(
-    ("status", "final"), [(502, False), (503, False), (504, False), (404, True), (500, True)]
+    ("status", "final"),
+    [(429, False), (502, False), (503, False), (504, False), (404, True), (500, True)],
 )
 def test_a_problem_that_stays_is_not_waited_for(status, final):
     assert Patience(30).failed(problem(status)) is final
