@@ -42,7 +42,7 @@ class Connection:
         key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
         retry_seconds: How long a request is sent again that can be: the server has no turn for
-            it, or a connection broke; see `retrying`.
+            it, or a connection broke.
         transport: For tests.
     """
 

@@ -1,4 +1,4 @@
-"""The client for asyncio and trio, of which `scripts/sync_client.py` makes the one that waits."""
+"""The client that is awaited, of which `scripts/sync_client.py` makes the one that waits."""
 
 import lazy_loader
 

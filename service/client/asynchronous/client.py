@@ -58,7 +58,7 @@ from cairn.service.schemas import (
 
 
 class AsyncClient(AsyncTensorsConnection, AsyncEventsConnection):
-    """Asks one control plane; safe to share between threads.
+    """Asks one control plane; safe to share between the tasks of one event loop.
 
     Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
     if there is none.
@@ -67,6 +67,8 @@ class AsyncClient(AsyncTensorsConnection, AsyncEventsConnection):
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
         key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
+        retry_seconds: How long a request is sent again that can be: the server has no turn for
+            it, or a connection broke.
         transport: For tests.
     """
 

@@ -87,7 +87,7 @@ class AsyncEventsConnection(AsyncConnection):
         """
         server = Patience(patience)
         wanted = None if kinds is None else [str(kind) for kind in kinds]
-        for kind in wanted or ():
+        for kind in [] if wanted is None else wanted or [""]:
             await self._look(server, kind=kind, page_size=1)  # refused, and not waited for in vain
         only = wanted[0] if wanted is not None and len(wanted) == 1 else None
         last = await self._event(server, after) if after else None

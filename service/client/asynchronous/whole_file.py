@@ -18,4 +18,4 @@ async def whole_file(target: Path) -> AsyncIterator[AsyncFile[bytes]]:
     """
     with ExitStack() as parts:
         yield wrap_file(parts.enter_context(on_disk.whole_file(target)))
-        await to_thread.run_sync(parts.pop_all().close)
+        await to_thread.run_sync(parts.close)

@@ -9,12 +9,14 @@ from contextlib import aclosing, contextmanager
 from threading import Event
 
 import anyio
+import httpx
 import pytest
 
 from cairn.service.client import Address, AsyncClient
 from cairn.service.client import whole_file as on_disk
 from cairn.service.client.asynchronous import find_step
 from cairn.service.client.asynchronous.connection import AT_ONCE
+from cairn.service.client.asynchronous.whole_file import whole_file
 from cairn.service.errors import NoCheckpointError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import Health, OperationState
 from tests.service.jobs import save_llama
@@ -155,6 +157,31 @@ def test_many_are_asked_at_once(url, root, count):
             return await asyncio.gather(*asked)
 
     assert [found.step for found in on_loop(ask)] == [1 + number % 3 for number in range(count)]
+
+
+class Counting(httpx.AsyncBaseTransport):
+    """Answers that the server is well, after a while; counts who waits for that."""
+
+    def __init__(self):
+        self.now, self.most = 0, 0
+
+    async def handle_async_request(self, request):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        return httpx.Response(200, content=Health(version="1").model_dump_json())
+
+
+def test_no_more_than_a_hundred_requests_are_under_way():
+    counting = Counting()
+
+    async def ask():
+        async with AsyncClient(transport=counting) as cairn:
+            await asyncio.gather(*(cairn.health() for _ in range(3 * AT_ONCE)))
+
+    on_loop(ask)
+    assert counting.most == AT_ONCE
 
 
 def test_streams_that_last_keep_no_request_waiting():
@@ -369,6 +396,28 @@ def test_a_download_that_is_cancelled_while_it_writes_leaves_nothing(tmp_path, s
 
     with scripted(Endless()) as (url, _):
         on_loop(lambda: download(url))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+def test_a_download_that_is_cancelled_after_its_last_byte_leaves_nothing_half(tmp_path, how):
+    async def write(scope):
+        async with whole_file(tmp_path / "f") as file:
+            await file.write(b"all")
+            if how == "task":
+                asyncio.current_task().cancel()
+            else:
+                scope.cancel()
+
+    async def download():
+        with anyio.CancelScope() as scope:
+            await asyncio.ensure_future(write(scope)) if how == "task" else await write(scope)
+
+    if how == "task":
+        with pytest.raises(asyncio.CancelledError):
+            on_loop(download)
+    else:
+        on_loop(download)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -64,6 +64,12 @@ def test_nothing_that_is_awaited_is_left():
         assert text.startswith(f"# Made of asynchronous/{path.name} by `python scripts/")
         left = re.findall(r"\b(?:async|await|anyio|aclose|Async\w+|a(?:iter|next)\w*)\b", text)
         assert left == [], path
+        assert "event loop" not in text, path
+
+
+def test_each_says_who_may_share_it():
+    assert "between the tasks of one event loop." in AsyncClient.__doc__
+    assert "between threads." in Client.__doc__
 
 
 def methods(kind):

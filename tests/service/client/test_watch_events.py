@@ -139,7 +139,7 @@ def test_only_what_is_asked_for_comes(run, url, root):
         ]
 
 
-@pytest.mark.parametrize("kinds", [["alias.move"], ["alias.moved", "alias.move"]])
+@pytest.mark.parametrize("kinds", [["alias.move"], ["alias.moved", "alias.move"], []])
 def test_a_kind_that_there_is_not_is_refused_and_not_waited_for(url, kinds):
     with Client(url) as client, pytest.raises(ProblemResponseError, match=r"kind.*alias.moved"):
         next(client.watch_events(kinds=kinds))
