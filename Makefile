@@ -64,7 +64,7 @@ fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 m
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)
 
-check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is deployed, the documentation builds
+check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is made, what is deployed, the documentation builds
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -72,6 +72,7 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is deployed,
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/yamllint --strict deploy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/python scripts/sync_client.py --check
 	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
@@ -85,9 +86,10 @@ bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.control_plane
 
-format: $(DEV_STAMP)  ## format and fix what can be fixed
+format: $(DEV_STAMP)  ## format, fix what can be fixed, and make the client that waits of the awaited one
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/sync_client.py
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
 	@$(BIN)/python -m cairn.service.command.openapi

@@ -1,5 +1,6 @@
 from .installation import InstallationError as InstallationError
 from .service.app import create_app as create_app
+from .service.client.asynchronous.client import AsyncClient as AsyncClient
 from .service.client.client import Client as Client
 from .service.errors import ServiceError as ServiceError
 from .service.errors import SettingsError as SettingsError

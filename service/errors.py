@@ -11,6 +11,7 @@ ServiceError
 ├── BackupError              the databases cannot be copied
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
+│   ├── EventsLostError
 │   └── ProblemResponseError (.problem, .status, .retry_after)
 └── ProblemError             raised by routes (.status, .slug, .title, .extra)
     ├── UnauthenticatedError      401
@@ -78,6 +79,10 @@ class ClientError(ServiceError):
 
 class ServerUnreachableError(ClientError):
     """No answer from the control plane."""
+
+
+class EventsLostError(ClientError):
+    """Events were watched in a catalog that is not there any more."""
 
 
 class ProblemResponseError(ClientError):

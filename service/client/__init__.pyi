@@ -1,4 +1,5 @@
 from .addresses import Address as Address
-from .addresses import find_step as find_step
+from .asynchronous import AsyncClient as AsyncClient
 from .client import Client as Client
-from .connection import DEFAULT_ROOT as DEFAULT_ROOT
+from .finding import find_step as find_step
+from .protocol import DEFAULT_ROOT as DEFAULT_ROOT

@@ -4,10 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from cairn.service.client.best_step import BEST, best_step
-from cairn.service.client.client import Client
-from cairn.service.errors import AddressError, NoCheckpointError
+from cairn.service.errors import AddressError
 
+BEST: Final = "best:"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _ADDRESS: Final = re.compile(
     rf"(?P<run>{_NAME})"
@@ -61,26 +60,3 @@ class Address:
     def is_run(self) -> bool:
         """Whether it names a run and nothing else."""
         return self.alias is None and self.step is None and self.best is None
-
-
-def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
-    """The run and step that an address means now.
-
-    Raises:
-        AddressError: It is the best by a metric of which nobody said which values are good.
-        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric.
-        ProblemResponseError: There is no such run or alias.
-    """
-    if address.best is not None:
-        return address.run, best_step(client, address.run, address.best, root)
-    if address.step is not None:
-        return address.run, address.step
-    if address.alias is not None:
-        return address.run, client.alias(address.run, address.alias, root=root, refresh=True).step
-    latest = client.run(address.run, root=root, refresh=True).latest_step
-    if latest is None:
-        raise NoCheckpointError(
-            f"{address.run}: expected a run with a checkpoint, found none listed. "
-            f"`cairn checkpoints {address.run} --state all` shows what is there."
-        )
-    return address.run, latest

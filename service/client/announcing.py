@@ -30,7 +30,7 @@ def announce(run: str, step: int, attempt: int) -> None:
         return
     # Not before: a job that announces nothing does not load an HTTP client.
     from cairn.service.client.client import Client
-    from cairn.service.client.connection import DEFAULT_ROOT
+    from cairn.service.client.protocol import DEFAULT_ROOT
     from cairn.service.errors import ClientError, ProblemResponseError, SettingsError
 
     folder, _, name = run.rpartition("/")

@@ -1,16 +1,17 @@
+# Made of asynchronous/clean_up.py by `python scripts/sync_client.py`: change that one.
 """The part of the HTTP client that deletes: steps, what a policy does not keep, and garbage."""
 
 from collections.abc import Mapping
 
-from cairn.service.client.connection import (
+from cairn.service.client.connection import Connection
+from cairn.service.client.protocol import (
     DEFAULT_ROOT,
-    Connection,
     given,
     idempotency,
+    read_body,
     run_path,
     step_path,
 )
-from cairn.service.client.responses import read_body
 from cairn.service.schemas import Checkpoint, Operation, RetentionPlan
 
 

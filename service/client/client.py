@@ -1,9 +1,10 @@
+# Made of asynchronous/client.py by `python scripts/sync_client.py`: change that one.
 """Typed HTTP client of the control plane.
 
 with Client("http://127.0.0.1:8321") as cairn:
-    step = next(cairn.checkpoints("llama-sft")).step
-    cairn.promote("llama-sft", step, "production", expect=None, reason="first release")
-    operation = cairn.convert("llama-sft", step)
+    newest = next(cairn.checkpoints("llama-sft"))
+    cairn.promote("llama-sft", newest.step, "production", expect=None, reason="first release")
+    operation = cairn.convert("llama-sft", newest.step)
     for state in cairn.follow(operation.id):
         print(state.state, state.progress.done_bytes)
 """
@@ -13,20 +14,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.client.connection import (
+from cairn.service.client.download import blocks, download
+from cairn.service.client.events import EventsConnection
+from cairn.service.client.following import follow_operation
+from cairn.service.client.protocol import (
     DEFAULT_ROOT,
+    Patience,
     alias_path,
     idempotency,
+    precondition,
     run_path,
     segment,
     step_path,
 )
-from cairn.service.client.download import blocks, download
-from cairn.service.client.event_stream import follow_operation
-from cairn.service.client.events import EventsConnection
 from cairn.service.client.tensors import TensorsConnection
 from cairn.service.errors import ProblemResponseError
-from cairn.service.http import etag
 from cairn.service.schemas import (
     Alias,
     AliasHistory,
@@ -66,6 +68,8 @@ class Client(TensorsConnection, EventsConnection):
         url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
         key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
+        retry_seconds: How long a request is sent again that can be: the server has no turn for
+            it, or a connection broke.
         transport: For tests.
     """
 
@@ -79,7 +83,8 @@ class Client(TensorsConnection, EventsConnection):
 
     def roots(self) -> list[Root]:
         """Every root of the server."""
-        return self._get(RootList, "/v1/roots").roots
+        found = self._get(RootList, "/v1/roots")
+        return found.roots
 
     def runs(
         self,
@@ -178,7 +183,8 @@ class Client(TensorsConnection, EventsConnection):
     def aliases(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> list[Alias]:
         """Aliases of a run, by name."""
         path = f"{run_path(root, run)}/aliases"
-        return self._get(AliasList, path, refresh=refresh or None).aliases
+        found = self._get(AliasList, path, refresh=refresh or None)
+        return found.aliases
 
     def alias(
         self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
@@ -218,25 +224,28 @@ class Client(TensorsConnection, EventsConnection):
             "POST",
             f"{step_path(root, run, step)}:promote",
             {"alias": alias, "reason": reason},
-            headers=_precondition(expect),
+            headers=precondition(expect),
         )
 
     def delete_alias(self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT) -> None:
         """Delete an alias that is still at sequence number `expect`."""
-        self._answer("DELETE", alias_path(root, run, alias), headers=_precondition(expect))
+        self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
 
     def workers(self) -> list[Worker]:
         """Every job worker that was started, by name."""
-        return self._get(WorkerList, "/v1/workers").workers
+        found = self._get(WorkerList, "/v1/workers")
+        return found.workers
 
     def take_over(self, worker: str) -> list[str]:
         """Have other workers go on with what a dead one has left; ids of the operations."""
         path = f"/v1/workers/{segment(worker)}:takeOver"
-        return self._send(TakenOver, "POST", path).operations
+        found = self._send(TakenOver, "POST", path)
+        return found.operations
 
     def keys(self) -> list[Key]:
         """Every key of a caller that was made, by name and time, without secrets."""
-        return self._get(KeyList, "/v1/keys").keys
+        found = self._get(KeyList, "/v1/keys")
+        return found.keys
 
     def create_key(
         self,
@@ -313,8 +322,8 @@ class Client(TensorsConnection, EventsConnection):
             ProblemResponseError: 409 if other aliases do; `.problem["aliases"]` names them. 412 if
                 the run has changed between the look at it here and the rollback.
         """
-        seen = self._answer("GET", run_path(root, run), params={"refresh": True}).headers["ETag"]
-        headers = {"If-Match": seen, **idempotency(idempotency_key)}
+        seen = self._answer("GET", run_path(root, run), params={"refresh": True})
+        headers = {"If-Match": seen.headers["ETag"], **idempotency(idempotency_key)}
         body = {"mode": "rollback", "strand": list(strand)}
         path = f"{step_path(root, run, step)}:restore"
         return self._send(Operation, "POST", path, body, headers=headers)
@@ -409,7 +418,7 @@ class Client(TensorsConnection, EventsConnection):
             ServerUnreachableError: No answer for `patience` seconds.
         """
         path = f"/v1/operations/{segment(operation)}/events"
-        return follow_operation(self._http, path, patience=patience)
+        return follow_operation(self._http, path, Patience(patience))
 
     def wait(self, operation: str) -> Operation:
         """Follow an operation to its end.
@@ -449,7 +458,3 @@ class Client(TensorsConnection, EventsConnection):
         """
         path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
         return download(self._http, path, Path(target))
-
-
-def _precondition(expect: int | None) -> dict[str, str]:
-    return {"If-None-Match": "*"} if expect is None else {"If-Match": etag(expect)}

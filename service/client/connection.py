@@ -1,24 +1,34 @@
-"""What the HTTP client is made of: one connection to a control plane, and its paths."""
+# Made of asynchronous/connection.py by `python scripts/sync_client.py`: change that one.
+"""What the HTTP client is made of: one connection to a control plane."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
 
-from cairn.service.client.own_key import authorization
-from cairn.service.client.responses import raise_for_problem, read_body, unreachable
-from cairn.service.client.retrying import pause_after, pause_after_break
+from cairn.service.client.protocol import (
+    DEFAULT_URL,
+    Parameter,
+    authorization,
+    given,
+    idempotency,
+    pause_after,
+    pause_after_break,
+    raise_for_problem,
+    read_body,
+    step_path,
+    unreachable,
+)
 from cairn.service.schemas import Operation
 
-DEFAULT_URL: Final = "http://127.0.0.1:8321"
-DEFAULT_ROOT: Final = "default"
+AT_ONCE: Final = 100
+"""Requests of one client; more wait. Streams are not counted: they last."""
 
 Body = TypeVar("Body", bound=BaseModel)
-Parameter = str | int | float | bool | None
 
 
 class Connection:
@@ -32,7 +42,7 @@ class Connection:
         key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
         timeout: Seconds to wait for an answer, not for a stream to end.
         retry_seconds: How long a request is sent again that can be: the server has no turn for
-            it, or a connection broke; see `retrying`.
+            it, or a connection broke.
         transport: For tests.
     """
 
@@ -46,11 +56,13 @@ class Connection:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._retry_seconds = retry_seconds
+        self._turns = threading.Semaphore(AT_ONCE)
         self.url = (url or os.environ.get("CAIRN_URL") or DEFAULT_URL).rstrip("/")
         try:
             self._http = httpx.Client(
                 base_url=self.url,
                 timeout=timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE),
                 transport=transport,
                 trust_env=False,  # a proxy does not know this machine's loopback address
                 headers={"Accept": "application/json", **authorization(key)},
@@ -127,7 +139,8 @@ class Connection:
         last = time.monotonic() + self._retry_seconds
         while True:
             try:
-                response = self._http.request(method, path, **arguments)
+                with self._turns:
+                    response = self._http.request(method, path, **arguments)
             except httpx.TransportError as exc:
                 pause = pause_after_break(exc, attempt, method, headers)
                 if pause is None or time.monotonic() + pause > last:
@@ -139,33 +152,3 @@ class Connection:
                     return response
             time.sleep(pause)
             attempt += 1
-
-
-def idempotency(key: str | None) -> dict[str, str]:
-    """The header of a request that may be sent again."""
-    return {} if key is None else {"Idempotency-Key": key}
-
-
-def given(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Those parameters that say something."""
-    return {name: value for name, value in parameters.items() if value is not None}
-
-
-def segment(text: str) -> str:
-    """One segment of a path, whatever the text is."""
-    return quote(text, safe="")
-
-
-def run_path(root: str, run: str) -> str:
-    """The path of a run."""
-    return f"/v1/roots/{segment(root)}/runs/{segment(run)}"
-
-
-def step_path(root: str, run: str, step: int) -> str:
-    """The path of a checkpoint."""
-    return f"{run_path(root, run)}/checkpoints/{step}"
-
-
-def alias_path(root: str, run: str, alias: str) -> str:
-    """The path of an alias."""
-    return f"{run_path(root, run)}/aliases/{segment(alias)}"

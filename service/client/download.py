@@ -1,15 +1,16 @@
+# Made of asynchronous/download.py by `python scripts/sync_client.py`: change that one.
 """Downloads one large file over a connection that may break."""
 
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import httpx
 
-from cairn.service.client.responses import raise_for_problem, unreachable
+from cairn.service.client.protocol import unreachable
+from cairn.service.client.streams import check
+from cairn.service.client.whole_file import whole_file
 
 ATTEMPTS_WITHOUT_PROGRESS: Final = 5
 
@@ -24,18 +25,6 @@ def download(http: httpx.Client, path: str, target: Path) -> int:
     with whole_file(target) as file:
         _fetch(http, path, file)
     return target.stat().st_size
-
-
-@contextmanager
-def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which is called `target` once the block has ended well."""
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with part.open("xb") as file:
-            yield file
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:
@@ -53,7 +42,7 @@ def blocks(http: httpx.Client, path: str, start: int) -> Iterator[bytes]:
             with http.stream("GET", path, headers=headers) as response:
                 if start and response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                     return  # there is no more
-                raise_for_problem(response)
+                check(response)
                 skip = start if response.status_code != HTTPStatus.PARTIAL_CONTENT else 0
                 for chunk in response.iter_bytes():
                     given, skip = chunk[skip:], max(0, skip - len(chunk))
@@ -77,7 +66,7 @@ def _fetch(http: httpx.Client, path: str, file: BinaryIO) -> None:
             headers |= {"Range": f"bytes={before}-", "If-Range": etag}
         try:
             with http.stream("GET", path, headers=headers) as response:
-                raise_for_problem(response)
+                check(response)
                 if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
                     file.seek(0)
                     file.truncate()

@@ -1,8 +1,13 @@
+# Made of asynchronous/events.py by `python scripts/sync_client.py`: change that one.
 """What a client asks about events and webhooks."""
 
+import time
 from collections.abc import Iterable, Iterator
+from typing import Final
 
-from cairn.service.client.connection import Connection, segment
+from cairn.service.client.connection import Connection
+from cairn.service.client.protocol import Parameter, Patience, segment
+from cairn.service.errors import EventsLostError, ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import (
     Delivery,
     DeliveryList,
@@ -14,6 +19,8 @@ from cairn.service.schemas import (
     Webhook,
     WebhookList,
 )
+
+_AT_ONCE: Final = 500  # events of an answer
 
 
 class EventsConnection(Connection):
@@ -49,9 +56,91 @@ class EventsConnection(Connection):
         for page in pages:
             yield from page.events
 
+    def watch_events(
+        self,
+        *,
+        after: int = 0,
+        kinds: Iterable[EventKind | str] | None = None,
+        root: str | None = None,
+        run: str | None = None,
+        patience: float = 300.0,
+    ) -> Iterator[Event]:
+        """What happened, and then what happens, for ever: in order, each event once.
+
+        An event comes some two seconds after it is known at the latest. The server may be away
+        meanwhile. Who keeps the `id` of the last event that was dealt with, and goes on there,
+        misses none.
+
+        Args:
+            after: `id` of the last event that is known already; 0: from the first.
+            kinds: Only of these, such as `alias.moved`; None: of any.
+            root: Only of this root; None: of all.
+            run: Only of runs of this name; None: of all.
+            patience: Seconds without any answer after which the server counts as gone.
+
+        Raises:
+            EventsLostError: The last event is not there any more: the catalog was made anew, or
+                restored from an older copy, and events have other ids.
+            ProblemResponseError: There is no such kind, or the caller may not read there.
+            ServerUnreachableError: No answer for `patience` seconds.
+        """
+        server = Patience(patience)
+        wanted = None if kinds is None else [str(kind) for kind in kinds]
+        for kind in [] if wanted is None else wanted or [""]:
+            self._look(server, kind=kind, page_size=1)  # refused, and not waited for in vain
+        only = wanted[0] if wanted is not None and len(wanted) == 1 else None
+        last = self._event(server, after) if after else None
+        while True:
+            found = self._look(
+                server,
+                after=after,
+                root=root,
+                run=run,
+                kind=only,
+                page_size=_AT_ONCE,
+            )
+            if last is not None:  # after the others: what was read before is of the same catalog
+                again = self._event(server, last.id)
+                if again.uid != last.uid:
+                    raise self._lost(last.id, "another one")
+            for event in found.events:
+                after, last = event.id, event
+                if wanted is None or event.kind in wanted:
+                    server.begin_again()
+                    yield event
+            if found.next_page_token is None:
+                time.sleep(server.pause())
+
+    def _event(self, server: Patience, event: int) -> Event:
+        found = self._look(server, after=event - 1, page_size=1)
+        if not found.events or found.events[0].id != event:
+            raise self._lost(event, "none that this key may read")
+        return found.events[0]
+
+    def _lost(self, event: int, found: str) -> EventsLostError:
+        return EventsLostError(
+            f"{self.url}: expected event {event}, the last one that is known here, found {found}. "
+            "The catalog was made anew or restored from an older copy, and numbers its events "
+            "anew: look at what is listed now, and watch with after=0."
+        )
+
+    def _look(self, server: Patience, **parameters: Parameter) -> EventList:
+        """The next events, once the server answers."""
+        while True:
+            try:
+                found = self._get(EventList, "/v1/events", timeout=None, **parameters)
+            except (ProblemResponseError, ServerUnreachableError) as exc:
+                if server.failed(exc):
+                    raise
+            else:
+                server.answered()
+                return found
+            time.sleep(server.pause())
+
     def webhooks(self) -> list[Webhook]:
         """Everybody who is told of events, without secrets."""
-        return self._get(WebhookList, "/v1/webhooks").webhooks
+        found = self._get(WebhookList, "/v1/webhooks")
+        return found.webhooks
 
     def create_webhook(
         self,

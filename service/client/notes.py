@@ -1,14 +1,11 @@
+# Made of asynchronous/notes.py by `python scripts/sync_client.py`: change that one.
 """The part of the HTTP client that notes labels and metrics of what was saved."""
 
 from collections.abc import Mapping
-from typing import Final
 
 from cairn.service.client.clean_up import CleanUpConnection
-from cairn.service.client.connection import DEFAULT_ROOT, run_path, step_path
+from cairn.service.client.protocol import ANY, DEFAULT_ROOT, run_path, step_path
 from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
-
-ANY: Final = {"If-Match": "*"}
-"""Whatever else is noted there: entries are merged."""
 
 
 class NotesConnection(CleanUpConnection):

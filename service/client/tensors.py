@@ -1,3 +1,4 @@
+# Made of asynchronous/tensors.py by `python scripts/sync_client.py`: change that one.
 """The part of the HTTP client that looks into checkpoints."""
 
 import os
@@ -8,9 +9,9 @@ from urllib.parse import urlencode
 
 import httpx
 
-from cairn.service.client.connection import DEFAULT_ROOT, segment, step_path
 from cairn.service.client.download import download
 from cairn.service.client.notes import NotesConnection
+from cairn.service.client.protocol import DEFAULT_ROOT, leaf_path, step_path
 from cairn.service.schemas import (
     PlannedLeaf,
     StepDiff,
@@ -74,7 +75,7 @@ class TensorsConnection(NotesConnection):
             item: The leaf's.
             root: Name of the run's root.
         """
-        leaf = _leaf_path(root, run, step, path)
+        leaf = leaf_path(root, run, step, path)
         return self._get(TensorValues, leaf, item=item, slice=part, format="json")
 
     def tensor_statistics(
@@ -88,7 +89,7 @@ class TensorsConnection(NotesConnection):
         root: str = DEFAULT_ROOT,
     ) -> TensorStatistics:
         """What the elements of a leaf, or of a part of it, are like; arguments as above."""
-        leaf = _leaf_path(root, run, step, path)
+        leaf = leaf_path(root, run, step, path)
         return self._get(TensorStatistics, leaf, timeout=LONG, item=item, slice=part, stats=True)
 
     def download_tensor(
@@ -120,7 +121,7 @@ class TensorsConnection(NotesConnection):
                 values are damaged.
         """
         asked = urlencode({"item": item, "slice": part, "format": format})
-        return download(self._http, f"{_leaf_path(root, run, step, path)}?{asked}", Path(target))
+        return download(self._http, f"{leaf_path(root, run, step, path)}?{asked}", Path(target))
 
     def diff(
         self,
@@ -203,7 +204,3 @@ class TensorsConnection(NotesConnection):
             if page.next_page_token is None:
                 return page.model_copy(update={"leaves": leaves})
             asked["page_token"] = page.next_page_token
-
-
-def _leaf_path(root: str, run: str, step: int, leaf: str) -> str:
-    return f"{step_path(root, run, step)}/tensors/{segment(leaf)}"

@@ -7,7 +7,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command import completion
 from cairn.service.command.options import (
     TIME,

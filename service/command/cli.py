@@ -15,9 +15,10 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from cairn.installation import installed_version, missing_extra
-from cairn.service.client.addresses import Address, find_step
+from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.finding import find_step
+from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands

@@ -4,9 +4,10 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from cairn.service.client.addresses import Address, find_step
+from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.finding import find_step
+from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command.failures import ExitStatus
 from cairn.service.command.options import (
     CheckpointArgument,

@@ -17,13 +17,15 @@ from tests.packaging.conftest import ROOT
 
 PROGRAM = """\
 import cairn
-from cairn import CheckpointReader, Checkpointer, Client, EasyDeLState, RunSaver, TrainState
+from cairn import AsyncClient, CheckpointReader, Checkpointer, Client
+from cairn import EasyDeLState, RunSaver, TrainState
 
 reveal_type(cairn.EasyDeLState)
 reveal_type(EasyDeLState.load_state("runs/a"))
 reveal_type(EasyDeLState.load_state("runs/a").save_state("runs/b"))
 reveal_type(Client)
 reveal_type(next(Client().runs()).latest_step)
+reveal_type(AsyncClient().runs())
 reveal_type(Checkpointer)
 reveal_type(RunSaver)
 reveal_type(TrainState)
@@ -36,6 +38,7 @@ MYPY = [
     r"cairn\.storage\.training\.saving\.save_handle\.SaveHandle",
     r"def \(.*\) -> cairn\.service\.client\.client\.Client",
     r"int \| None",
+    r"typing\.AsyncGenerator\[cairn\.service\.schemas\.Run, None\]",
     r"def \(.*\) -> cairn\.storage\.training\.checkpointer\.Checkpointer",
     r"def \(.*\) -> cairn\.state\S*\.RunSaver",
     r"def \(.*\) -> cairn\.state\S*\.TrainState",
@@ -47,12 +50,13 @@ PYRIGHT = [
     "SaveHandle",
     "type[Client]",
     "int | None",
+    "AsyncGenerator[Run, None]",
     "type[Checkpointer]",
     "type[RunSaver]",
     "type[TrainState]",
     "type[CheckpointReader]",
 ]
-FIRST_LINE = 4
+FIRST_LINE = 5
 OUTSIDE = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 

@@ -12,10 +12,17 @@ from tests.programs.program import Program
 
 @contextmanager
 def running_plane(
-    root: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+    root: str | Path,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    port: int = 0,
 ) -> Iterator[tuple[str, Program]]:
-    """The URL of a control plane of a root, which keeps its data in a folder; its process."""
-    with control_plane(str(root), folder, environment or {}, 0, _start) as (url, _, process):
+    """The URL of a control plane of a root, which keeps its data in a folder; its process.
+
+    Port 0 takes any free one.
+    """
+    with control_plane(str(root), folder, environment or {}, port, _start) as (url, _, process):
         yield url, process
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from cairn.service.client.addresses import Address, find_step
+from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
+from cairn.service.client.finding import find_step
 from cairn.service.schemas import (
     PlanRequest,
     StepDiff,

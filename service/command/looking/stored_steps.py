@@ -15,7 +15,7 @@ from cairn.service.actions import (
     statistics_of,
     tensor_values,
 )
-from cairn.service.client.download import whole_file
+from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
     PlanRequest,
     StepDiff,

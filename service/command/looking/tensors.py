@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command.looking.served_steps import ServedStep
 from cairn.service.command.options import (
     PlacedArgument,

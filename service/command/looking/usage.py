@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from cairn.service.client.client import Client
-from cairn.service.client.connection import DEFAULT_ROOT
+from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.command.options import RootOption, RunArgument, UrlOption, console, is_in_store
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import Cell, print_table

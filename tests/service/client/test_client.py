@@ -2,11 +2,9 @@ import json
 import socket
 import time
 
-import httpx
 import pytest
 
 from cairn.service.client.client import Client
-from cairn.service.client.event_stream import follow_operation, parse_events
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import OperationState
 from tests.service.servers import reply, scripted, serve
@@ -141,27 +139,23 @@ def test_operation_is_followed_over_a_restart_of_the_server():
     )
     ended = reply(200, event(1, "running"), **STREAM)
     last = reply(200, event(2, "failed", error=None), **STREAM)
-    slept = []
-    with scripted(ended, unavailable, unavailable, last) as (url, requests), httpx.Client() as http:
-        seen = list(follow_operation(http, f"{url}/x", patience=60, sleep=slept.append))
+    with (
+        scripted(ended, unavailable, unavailable, last) as (url, requests),
+        Client(url) as client,
+    ):
+        seen = list(client.follow("op-1"))
     assert [state.state.value for state in seen] == ["running", "failed"]
     assert [request.headers["Last-Event-ID"] for request in requests] == [None, "1", "1", "1"]
-    assert slept == [0.1, 0.2, 0.4]
 
 
 def test_server_that_stays_away_ends_the_following():
-    now = [0.0]
-
-    def sleep(seconds):
-        now[0] += seconds
-
-    with socket.socket() as free, httpx.Client() as http:
+    with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/x"
-        stream = follow_operation(http, url, patience=5, clock=lambda: now[0], sleep=sleep)
-        with pytest.raises(ServerUnreachableError):
-            list(stream)
-    assert 5 <= now[0] < 8
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        began = time.monotonic()
+        with Client(url) as client, pytest.raises(ServerUnreachableError, match="op-1"):
+            list(client.follow("op-1", patience=0.5))
+    assert 0.5 <= time.monotonic() - began < 5
 
 
 def test_unknown_operation_is_not_waited_for():
@@ -206,19 +200,6 @@ def test_wait_gives_the_last_state():
         Client(url) as client,
     ):
         assert client.wait("op-1").result == {"artifact_id": "a"}
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_events_are_read_whatever_the_chunks_and_line_ends(size, newline):
-    text = (
-        "\ufeff: comment\nretry: 250\nid: 1\ndata: one\u2028line\ndata:two\n\n"
-        "event: x\n\nid: 2\nid\ndata\nunknown: x\n\ndata: three\n\ndata: cut off"
-    )
-    body = text.replace("\n", newline).encode()
-    chunks = [body[start : start + size] for start in range(0, len(body), size)]
-    found = [(read.data, read.id, read.retry_seconds) for read in parse_events(chunks)]
-    assert found == [("one\u2028line\ntwo", "1", 0.25), ("", "", 0.25), ("three", None, 0.25)]
 
 
 def test_download_goes_on_where_it_broke(tmp_path):

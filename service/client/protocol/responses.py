@@ -11,14 +11,13 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def raise_for_problem(response: httpx.Response) -> None:
-    """Nothing for a success.
+    """Nothing for a success; of another answer, the body was read.
 
     Raises:
         ProblemResponseError: The answer is a problem, or anything else but a success.
     """
     if response.is_success:
         return
-    response.read()
     problem: Any = None
     if response.headers.get("content-type", "").startswith("application/"):
         try:

@@ -1,18 +1,42 @@
-"""The best checkpoint of a run by a metric, as `run@best:METRIC` means it in a store too."""
+# Made of asynchronous/finding.py by `python scripts/sync_client.py`: change that one.
+"""Which checkpoint an address means now; what is best by a metric is the same as in a store."""
 
 from collections.abc import Collection
 from difflib import get_close_matches
-from itertools import islice
 from typing import Final
 
+from cairn.service.client.addresses import BEST, Address
 from cairn.service.client.client import Client
 from cairn.service.errors import AddressError, NoCheckpointError
 from cairn.service.filters import quote
-from cairn.service.schemas import Better
+from cairn.service.schemas import Better, Checkpoint
 
-BEST: Final = "best:"
 _WAYS: Final[tuple[Better, ...]] = ("min", "max")
 _LOOKED_AT: Final = 100  # checkpoints whose metrics a message names
+
+
+def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
+    """The run and step that an address means now.
+
+    Raises:
+        AddressError: It is the best by a metric of which nobody said which values are good.
+        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric.
+        ProblemResponseError: There is no such run or alias.
+    """
+    if address.best is not None:
+        return address.run, best_step(client, address.run, address.best, root)
+    if address.step is not None:
+        return address.run, address.step
+    if address.alias is not None:
+        alias = client.alias(address.run, address.alias, root=root, refresh=True)
+        return address.run, alias.step
+    run = client.run(address.run, root=root, refresh=True)
+    if run.latest_step is None:
+        raise NoCheckpointError(
+            f"{address.run}: expected a run with a checkpoint, found none listed. "
+            f"`cairn checkpoints {address.run} --state all` shows what is there."
+        )
+    return address.run, run.latest_step
 
 
 def best_step(client: Client, run: str, best: str, root: str) -> int:
@@ -33,11 +57,12 @@ def best_step(client: Client, run: str, best: str, root: str) -> int:
     metric = best.removesuffix(f":{wanted}")
     name = quote(metric)
     client.run(run, root=root, refresh=True)  # what was saved just now counts
-    noted = [
-        way
-        for way in _WAYS
-        if any(client.checkpoints(run, root=root, filter=f"better.{name} = {way}", page_size=1))
-    ]
+    noted: list[Better] = []
+    for one in _WAYS:
+        said = f"better.{name} = {one}"
+        saying = client.checkpoints(run, root=root, filter=said, page_size=1)
+        if next(saying, None) is not None:
+            noted.append(one)
     way = wanted or (noted[0] if len(noted) == 1 else None)
     order = f"metrics.{name} desc" if way == "max" else f"metrics.{name}"
     there = f"metrics.{name} <= inf"
@@ -64,7 +89,11 @@ def _no_way(run: str, best: str, metric: str, noted: Collection[Better]) -> Addr
 
 
 def _no_value(client: Client, run: str, metric: str, root: str) -> NoCheckpointError:
-    some = islice(client.checkpoints(run, root=root, filter="metrics:*"), _LOOKED_AT)
+    some: list[Checkpoint] = []
+    for one in client.checkpoints(run, root=root, filter="metrics:*", page_size=_LOOKED_AT):
+        some.append(one)
+        if len(some) == _LOOKED_AT:
+            break
     known = sorted({name for one in some for name in one.metrics})
     near = get_close_matches(metric, known, n=1)
     found = f"some with {', '.join(map(repr, known))}" if known else "none with metrics"

@@ -1,0 +1,475 @@
+"""Typed HTTP client of the control plane.
+
+async with AsyncClient("http://127.0.0.1:8321") as cairn:
+    newest = await anext(cairn.checkpoints("llama-sft"))
+    await cairn.promote("llama-sft", newest.step, "production", expect=None, reason="first release")
+    operation = await cairn.convert("llama-sft", newest.step)
+    async for state in cairn.follow(operation.id):
+        print(state.state, state.progress.done_bytes)
+"""
+
+import os
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import Literal
+
+from cairn.service.client.asynchronous.download import blocks, download
+from cairn.service.client.asynchronous.events import AsyncEventsConnection
+from cairn.service.client.asynchronous.following import follow_operation
+from cairn.service.client.asynchronous.tensors import AsyncTensorsConnection
+from cairn.service.client.protocol import (
+    DEFAULT_ROOT,
+    Patience,
+    alias_path,
+    idempotency,
+    precondition,
+    run_path,
+    segment,
+    step_path,
+)
+from cairn.service.errors import ProblemResponseError
+from cairn.service.schemas import (
+    Alias,
+    AliasHistory,
+    AliasList,
+    Artifact,
+    AuditEvent,
+    AuditEventList,
+    Checkpoint,
+    CheckpointList,
+    Health,
+    Key,
+    KeyList,
+    NewKey,
+    Operation,
+    OperationList,
+    OperationState,
+    Readiness,
+    RepairReport,
+    Root,
+    RootList,
+    Run,
+    RunList,
+    RunUsage,
+    TakenOver,
+    Worker,
+    WorkerList,
+)
+
+
+class AsyncClient(AsyncTensorsConnection, AsyncEventsConnection):
+    """Asks one control plane; safe to share between the tasks of one event loop.
+
+    Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
+    if there is none.
+
+    Args:
+        url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
+        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
+        timeout: Seconds to wait for an answer, not for a stream to end.
+        retry_seconds: How long a request is sent again that can be: the server has no turn for
+            it, or a connection broke.
+        transport: For tests.
+    """
+
+    async def health(self) -> Health:
+        """The server answers."""
+        return await self._get(Health, "/healthz")
+
+    async def ready(self) -> Readiness:
+        """The server can work; a problem answer (503) names what is missing."""
+        return await self._get(Readiness, "/readyz")
+
+    async def roots(self) -> list[Root]:
+        """Every root of the server."""
+        found = await self._get(RootList, "/v1/roots")
+        return found.roots
+
+    async def runs(
+        self,
+        *,
+        root: str | None = None,
+        filter: str = "",
+        order_by: str = "",
+        page_size: int = 100,
+        refresh: bool = False,
+    ) -> AsyncGenerator[Run, None]:
+        """Every run, by root and name; pages are fetched as needed.
+
+        Args:
+            root: Of this root only.
+            filter: Those of which this holds, such as `labels.team = "nlp" AND latest_step > 1000`.
+            order_by: Another order, such as `created desc`.
+            page_size: Runs per request.
+            refresh: Have the server look at the store first, here as below.
+        """
+        path = "/v1/runs" if root is None else f"/v1/roots/{segment(root)}/runs"
+        async for page in self._pages(
+            RunList,
+            path,
+            filter=filter or None,
+            order_by=order_by or None,
+            page_size=page_size,
+            refresh=refresh or None,
+        ):
+            for one in page.runs:
+                yield one
+
+    async def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
+        """One run."""
+        return await self._get(Run, run_path(root, run), refresh=refresh or None)
+
+    async def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
+        """What a run takes in the store, to the byte, counted there now."""
+        return await self._get(RunUsage, f"{run_path(root, run)}/usage")
+
+    async def checkpoints(
+        self,
+        run: str,
+        *,
+        root: str = DEFAULT_ROOT,
+        state: str | None = None,
+        filter: str = "",
+        order_by: str = "",
+        page_size: int = 100,
+        refresh: bool = False,
+    ) -> AsyncGenerator[Checkpoint, None]:
+        """Checkpoints of a run, highest step first; pages are fetched as needed.
+
+        Args:
+            run: Name of the run.
+            root: Name of its root.
+            state: One state, or `all`; None: listed ones, or all if the filter asks about `state`.
+            filter: Those of which this holds, such as `metrics.loss < 0.5 AND step >= 1000`.
+            order_by: Another order, such as `metrics.loss, step desc`.
+            page_size: Checkpoints per request.
+            refresh: Have the server look at the store first.
+        """
+        path = f"{run_path(root, run)}/checkpoints"
+        async for page in self._pages(
+            CheckpointList,
+            path,
+            state=state,
+            filter=filter or None,
+            order_by=order_by or None,
+            page_size=page_size,
+            refresh=refresh or None,
+        ):
+            for one in page.checkpoints:
+                yield one
+
+    async def checkpoint(
+        self, run: str, step: int, *, root: str = DEFAULT_ROOT, refresh: bool = False
+    ) -> Checkpoint:
+        """One checkpoint."""
+        return await self._get(Checkpoint, step_path(root, run, step), refresh=refresh or None)
+
+    async def announce(
+        self, run: str, step: int, *, attempt: int | None = None, root: str = DEFAULT_ROOT
+    ) -> Checkpoint:
+        """Tell the server of a step that was saved: it looks at the store, and lists have it.
+
+        Args:
+            run: Name of the run.
+            step: The step.
+            attempt: Of several attempts at it, this one.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 404 if the store has no such step.
+        """
+        body = {"step": step, "attempt": attempt}
+        return await self._send(Checkpoint, "POST", f"{run_path(root, run)}/checkpoints", body)
+
+    async def aliases(
+        self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
+    ) -> list[Alias]:
+        """Aliases of a run, by name."""
+        path = f"{run_path(root, run)}/aliases"
+        found = await self._get(AliasList, path, refresh=refresh or None)
+        return found.aliases
+
+    async def alias(
+        self, run: str, alias: str, *, root: str = DEFAULT_ROOT, refresh: bool = False
+    ) -> Alias:
+        """Where an alias points; its `sequence` is what `promote` expects."""
+        return await self._get(Alias, alias_path(root, run, alias), refresh=refresh or None)
+
+    async def alias_history(
+        self, run: str, alias: str, *, root: str = DEFAULT_ROOT
+    ) -> AliasHistory:
+        """Where an alias pointed, newest first."""
+        return await self._get(AliasHistory, f"{alias_path(root, run, alias)}/history")
+
+    async def promote(
+        self,
+        run: str,
+        step: int,
+        alias: str,
+        *,
+        expect: int | None,
+        reason: str = "",
+        root: str = DEFAULT_ROOT,
+    ) -> Alias:
+        """Point an alias at a step.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            alias: Name of the alias.
+            expect: Sequence number of the alias as last seen; None: it must not exist yet.
+            reason: For its history.
+            root: Name of the run's root.
+
+        Raises:
+            ProblemResponseError: 412 if the alias has moved since; `.problem["current"]` is it.
+        """
+        return await self._send(
+            Alias,
+            "POST",
+            f"{step_path(root, run, step)}:promote",
+            {"alias": alias, "reason": reason},
+            headers=precondition(expect),
+        )
+
+    async def delete_alias(
+        self, run: str, alias: str, *, expect: int, root: str = DEFAULT_ROOT
+    ) -> None:
+        """Delete an alias that is still at sequence number `expect`."""
+        await self._answer("DELETE", alias_path(root, run, alias), headers=precondition(expect))
+
+    async def workers(self) -> list[Worker]:
+        """Every job worker that was started, by name."""
+        found = await self._get(WorkerList, "/v1/workers")
+        return found.workers
+
+    async def take_over(self, worker: str) -> list[str]:
+        """Have other workers go on with what a dead one has left; ids of the operations."""
+        path = f"/v1/workers/{segment(worker)}:takeOver"
+        found = await self._send(TakenOver, "POST", path)
+        return found.operations
+
+    async def keys(self) -> list[Key]:
+        """Every key of a caller that was made, by name and time, without secrets."""
+        found = await self._get(KeyList, "/v1/keys")
+        return found.keys
+
+    async def create_key(
+        self,
+        name: str,
+        *,
+        scope: str = "read",
+        roots: Iterable[str] | None = None,
+        expires_seconds: float | None = None,
+    ) -> NewKey:
+        """Make a key for a caller; the answer alone has it.
+
+        Args:
+            name: Of the caller, for the audit trail.
+            scope: `read`, `operate` or `admin`.
+            roots: Names of the roots where it counts; None: in all.
+            expires_seconds: How long it counts; None: until it is revoked.
+        """
+        body = {
+            "name": name,
+            "scope": scope,
+            "roots": None if roots is None else list(roots),
+            "expires_seconds": expires_seconds,
+        }
+        return await self._send(NewKey, "POST", "/v1/keys", body)
+
+    async def revoke_key(self, key: str) -> None:
+        """Have the key of an id count no more, for good."""
+        await self._answer("DELETE", f"/v1/keys/{segment(key)}")
+
+    async def audit_events(
+        self, *, filter: str = "", page_size: int = 100
+    ) -> AsyncGenerator[AuditEvent, None]:
+        """What was asked of the server, newest first; pages are fetched as needed.
+
+        Args:
+            filter: Entries of which this holds, such as `caller = "ci" AND action = alias.promote`.
+            page_size: Entries per request.
+        """
+        async for page in self._pages(
+            AuditEventList, "/v1/audit-events", filter=filter or None, page_size=page_size
+        ):
+            for one in page.audit_events:
+                yield one
+
+    async def restore(
+        self,
+        run: str,
+        step: int,
+        *,
+        target: str,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Fork a new run, called `target`, from a step."""
+        body = {"mode": "fork", "run": target}
+        return await self._start("restore", run, step, root, body, idempotency_key)
+
+    async def roll_back(
+        self,
+        run: str,
+        step: int,
+        *,
+        strand: Iterable[str] = (),
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Make a step the latest of its run; later ones are set aside, none is deleted.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            strand: Aliases that may go on naming a step that is set aside.
+            root: Name of the run's root.
+            idempotency_key: Of this one request.
+
+        Raises:
+            ProblemResponseError: 409 if other aliases do; `.problem["aliases"]` names them. 412 if
+                the run has changed between the look at it here and the rollback.
+        """
+        seen = await self._answer("GET", run_path(root, run), params={"refresh": True})
+        headers = {"If-Match": seen.headers["ETag"], **idempotency(idempotency_key)}
+        body = {"mode": "rollback", "strand": list(strand)}
+        path = f"{step_path(root, run, step)}:restore"
+        return await self._send(Operation, "POST", path, body, headers=headers)
+
+    async def gather(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+        **options: object,
+    ) -> Operation:
+        """Consolidate a step into one safetensors file; options as in `GatherRequest`."""
+        return await self._start("gather", run, step, root, options, idempotency_key)
+
+    async def convert(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+        **options: object,
+    ) -> Operation:
+        """Export a step in Hugging Face format; options as in `ConvertRequest`."""
+        return await self._start("convert", run, step, root, options, idempotency_key)
+
+    async def verify(
+        self,
+        run: str,
+        step: int,
+        *,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Compare a step with what was saved, byte by byte; a damaged one's operation fails."""
+        return await self._start("verify", run, step, root, {}, idempotency_key)
+
+    async def verify_run(
+        self,
+        run: str,
+        *,
+        steps: Literal["all", "latest", "none"] = "all",
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """Compare the records of a run, and the bytes of its listed steps, with what was saved."""
+        path = f"{run_path(root, run)}:verify"
+        headers = idempotency(idempotency_key)
+        return await self._send(Operation, "POST", path, {"steps": steps}, headers=headers)
+
+    async def repair(
+        self,
+        run: str,
+        *,
+        dry_run: bool = True,
+        forget: Iterable[str] = (),
+        root: str = DEFAULT_ROOT,
+    ) -> RepairReport:
+        """What would mend the records of a run, or, without `dry_run`, what did."""
+        body = {"dry_run": dry_run, "forget": list(forget)}
+        return await self._send(RepairReport, "POST", f"{run_path(root, run)}:repair", body)
+
+    async def operations(
+        self, *, state: OperationState | None = None, page_size: int = 100
+    ) -> AsyncGenerator[Operation, None]:
+        """Operations, newest first; pages are fetched as needed."""
+        async for page in self._pages(
+            OperationList, "/v1/operations", page_size=page_size, state=state
+        ):
+            for one in page.operations:
+                yield one
+
+    async def operation(self, operation: str) -> Operation:
+        """One operation as it stands now."""
+        return await self._get(Operation, f"/v1/operations/{segment(operation)}")
+
+    async def cancel(self, operation: str) -> Operation:
+        """Ask an operation to stop."""
+        return await self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:cancel")
+
+    async def resume(self, operation: str) -> Operation:
+        """Go on with a cancelled or failed operation."""
+        return await self._send(Operation, "POST", f"/v1/operations/{segment(operation)}:resume")
+
+    def follow(self, operation: str, *, patience: float = 30.0) -> AsyncGenerator[Operation, None]:
+        """Every change of an operation until it has ended; reconnects where a stream breaks off.
+
+        Args:
+            operation: Its id.
+            patience: Seconds without any answer after which the server counts as gone.
+
+        Raises:
+            ServerUnreachableError: No answer for `patience` seconds.
+        """
+        path = f"/v1/operations/{segment(operation)}/events"
+        return follow_operation(self._http, path, Patience(patience))
+
+    async def wait(self, operation: str) -> Operation:
+        """Follow an operation to its end.
+
+        Raises:
+            ProblemResponseError: It failed; the problem is the operation's.
+        """
+        last: Operation | None = None
+        async for state in self.follow(operation):
+            last = state
+        if last is None:
+            last = await self.operation(operation)
+        if last.error is not None:
+            raise ProblemResponseError(last.error.model_dump(mode="json"), last.error.status)
+        return last
+
+    async def artifact(self, artifact: str) -> Artifact:
+        """What a gather or convert made."""
+        return await self._get(Artifact, f"/v1/artifacts/{segment(artifact)}")
+
+    def artifact_blocks(
+        self, artifact: str, name: str, *, start: int = 0
+    ) -> AsyncGenerator[bytes, None]:
+        """One file of an artifact from an offset on, as it comes; a broken connection is taken up.
+
+        Raises:
+            ServerUnreachableError: The connection broke again and again.
+        """
+        path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
+        return blocks(self._http, path, start)
+
+    async def download(self, artifact: str, name: str, target: str | os.PathLike[str]) -> int:
+        """Write one file of an artifact to `target`; returns its bytes.
+
+        A broken connection is taken up where it broke; `target` appears only once it is whole.
+
+        Raises:
+            ServerUnreachableError: The connection broke again and again.
+        """
+        path = f"/v1/artifacts/{segment(artifact)}/files/{segment(name)}"
+        return await download(self._http, path, Path(target))

@@ -1,0 +1,153 @@
+"""What the HTTP client is made of: one connection to a control plane."""
+
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final, Self, TypeVar
+
+import anyio
+import httpx
+from pydantic import BaseModel
+
+from cairn.service.client.protocol import (
+    DEFAULT_URL,
+    Parameter,
+    authorization,
+    given,
+    idempotency,
+    pause_after,
+    pause_after_break,
+    raise_for_problem,
+    read_body,
+    step_path,
+    unreachable,
+)
+from cairn.service.schemas import Operation
+
+AT_ONCE: Final = 100
+"""Requests of one client; more wait. Streams are not counted: they last."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class AsyncConnection:
+    """Asks one control plane; safe to share between the tasks of one event loop.
+
+    Every method raises `ProblemResponseError` for a problem answer and `ServerUnreachableError`
+    if there is none.
+
+    Args:
+        url: Address of the control plane; default: `CAIRN_URL`, else port 8321 here.
+        key: With which it is asked; default: `CAIRN_KEY`, else the file `CAIRN_KEY_FILE`.
+        timeout: Seconds to wait for an answer, not for a stream to end.
+        retry_seconds: How long a request is sent again that can be: the server has no turn for
+            it, or a connection broke.
+        transport: For tests.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = 60.0,
+        retry_seconds: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._retry_seconds = retry_seconds
+        self._turns = anyio.Semaphore(AT_ONCE)
+        self.url = (url or os.environ.get("CAIRN_URL") or DEFAULT_URL).rstrip("/")
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=self.url,
+                timeout=timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE),
+                transport=transport,
+                trust_env=False,  # a proxy does not know this machine's loopback address
+                headers={"Accept": "application/json", **authorization(key)},
+            )
+        except httpx.InvalidURL as exc:
+            raise unreachable(self.url, exc) from exc
+
+    async def __aenter__(self) -> Self:
+        """Use as `async with AsyncClient() as cairn:`."""
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Close."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _start(
+        self,
+        verb: str,
+        run: str,
+        step: int,
+        root: str,
+        body: Mapping[str, object],
+        idempotency_key: str | None,
+    ) -> Operation:
+        path = f"{step_path(root, run, step)}:{verb}"
+        return await self._send(Operation, "POST", path, body, headers=idempotency(idempotency_key))
+
+    async def _pages(
+        self,
+        kind: type[Body],
+        path: str,
+        /,
+        *,
+        timeout: httpx.Timeout | None = None,
+        **parameters: Parameter,
+    ) -> AsyncGenerator[Body, None]:
+        token: str | None = None
+        while True:
+            page = await self._get(kind, path, timeout=timeout, **parameters, page_token=token)
+            yield page
+            token = getattr(page, "next_page_token", None)
+            if token is None:
+                return
+
+    async def _get(
+        self,
+        kind: type[Body],
+        path: str,
+        /,
+        *,
+        timeout: httpx.Timeout | None = None,
+        **parameters: Parameter,
+    ) -> Body:
+        more = {} if timeout is None else {"timeout": timeout}
+        return read_body(kind, await self._answer("GET", path, params=given(parameters), **more))
+
+    async def _send(
+        self,
+        kind: type[Body],
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Body:
+        return read_body(kind, await self._answer(method, path, json=body, headers=headers))
+
+    async def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers, attempt = arguments.get("headers"), 0
+        last = time.monotonic() + self._retry_seconds
+        while True:
+            try:
+                async with self._turns:
+                    response = await self._http.request(method, path, **arguments)
+            except httpx.TransportError as exc:
+                pause = pause_after_break(exc, attempt, method, headers)
+                if pause is None or time.monotonic() + pause > last:
+                    raise unreachable(self.url, exc) from exc
+            else:
+                pause = pause_after(response, attempt, method, headers)
+                if pause is None or time.monotonic() + pause > last:
+                    raise_for_problem(response)
+                    return response
+            await anyio.sleep(pause)
+            attempt += 1

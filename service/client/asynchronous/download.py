@@ -1,0 +1,85 @@
+"""Downloads one large file over a connection that may break."""
+
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import httpx
+from anyio import AsyncFile
+
+from cairn.service.client.asynchronous.streams import check
+from cairn.service.client.asynchronous.whole_file import whole_file
+from cairn.service.client.protocol import unreachable
+
+ATTEMPTS_WITHOUT_PROGRESS: Final = 5
+
+
+async def download(http: httpx.AsyncClient, path: str, target: Path) -> int:
+    """Write what `path` answers to `target`; returns its bytes.
+
+    Raises:
+        ProblemResponseError: The server refused.
+        ServerUnreachableError: The connection broke five times without a byte in between.
+    """
+    async with whole_file(target) as file:
+        await _fetch(http, path, file)
+    return target.stat().st_size
+
+
+async def blocks(http: httpx.AsyncClient, path: str, start: int) -> AsyncGenerator[bytes, None]:
+    """What `path` answers from an offset on; what it answers never changes.
+
+    Raises:
+        ProblemResponseError: The server refused.
+        ServerUnreachableError: The connection broke five times without a byte in between.
+    """
+    failures = 0
+    while True:
+        before = start
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        try:
+            async with http.stream("GET", path, headers=headers) as response:
+                if start and response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                    return  # there is no more
+                await check(response)
+                skip = start if response.status_code != HTTPStatus.PARTIAL_CONTENT else 0
+                async for chunk in response.aiter_bytes():
+                    given, skip = chunk[skip:], max(0, skip - len(chunk))
+                    start += len(given)
+                    if given:
+                        yield given
+            return
+        except httpx.TransportError as exc:
+            failures = 0 if start > before else failures + 1
+            if failures == ATTEMPTS_WITHOUT_PROGRESS:
+                raise unreachable(f"{http.base_url}{path}", exc) from exc
+
+
+async def _fetch(http: httpx.AsyncClient, path: str, file: AsyncFile[bytes]) -> None:
+    etag: str | None = None
+    failures = 0
+    while True:
+        before = await file.tell()
+        headers = {"Accept-Encoding": "identity"}
+        if before and etag is not None:
+            headers |= {"Range": f"bytes={before}-", "If-Range": etag}
+        try:
+            async with http.stream("GET", path, headers=headers) as response:
+                await check(response)
+                if response.status_code != HTTPStatus.PARTIAL_CONTENT:  # from the start
+                    await file.seek(0)
+                    await file.truncate()
+                    etag = _strong(response.headers.get("etag"))
+                async for chunk in response.aiter_bytes():
+                    await file.write(chunk)
+            return
+        except httpx.TransportError as exc:
+            failures = 0 if await file.tell() > before else failures + 1
+            if failures == ATTEMPTS_WITHOUT_PROGRESS:
+                raise unreachable(f"{http.base_url}{path}", exc) from exc
+
+
+def _strong(etag: str | None) -> str | None:
+    """Only a strong ETag may rejoin two halves of a file."""
+    return None if etag is None or etag.startswith("W/") else etag

@@ -1,0 +1,56 @@
+"""The part of the HTTP client that notes labels and metrics of what was saved."""
+
+from collections.abc import Mapping
+
+from cairn.service.client.asynchronous.clean_up import AsyncCleanUpConnection
+from cairn.service.client.protocol import ANY, DEFAULT_ROOT, run_path, step_path
+from cairn.service.schemas import AnnotateRequest, AnnotateRunRequest, Better, Checkpoint, Run
+
+
+class AsyncNotesConnection(AsyncCleanUpConnection):
+    """A connection with the requests that note labels and metrics."""
+
+    async def annotate(
+        self,
+        run: str,
+        step: int,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        metrics: Mapping[str, float | None] | None = None,
+        better: Mapping[str, Better | None] | None = None,
+        root: str = DEFAULT_ROOT,
+    ) -> Checkpoint:
+        """Set labels and metrics of a listed step; those that are not named stay.
+
+        Args:
+            run: Name of the run.
+            step: A listed step.
+            labels: Texts by name; None removes one.
+            metrics: Numbers by name, NaN and infinities too; None removes one.
+            better: Of metrics, whether small ("min") or large values ("max") are good.
+            root: Name of the run's root.
+        """
+        body = AnnotateRequest(
+            labels=dict(labels or {}), metrics=dict(metrics or {}), better=dict(better or {})
+        )
+        path = step_path(root, run, step)
+        return await self._send(
+            Checkpoint, "PATCH", path, body.model_dump(mode="json"), headers=ANY
+        )
+
+    async def annotate_run(
+        self,
+        run: str,
+        labels: Mapping[str, str | None],
+        *,
+        root: str = DEFAULT_ROOT,
+    ) -> Run:
+        """Set labels of a run; those that are not named stay.
+
+        Args:
+            run: Name of the run.
+            labels: Texts by name; None removes one.
+            root: Name of the run's root.
+        """
+        body = AnnotateRunRequest(labels=dict(labels))
+        return await self._send(Run, "PATCH", run_path(root, run), body.model_dump(), headers=ANY)

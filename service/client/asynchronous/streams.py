@@ -1,0 +1,16 @@
+"""Answers that are read as they come."""
+
+import httpx
+
+from cairn.service.client.protocol import raise_for_problem
+
+
+async def check(response: httpx.Response) -> None:
+    """Nothing for a success, of which nothing is read.
+
+    Raises:
+        ProblemResponseError: The answer is another.
+    """
+    if not response.is_success:
+        await response.aread()
+        raise_for_problem(response)

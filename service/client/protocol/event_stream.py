@@ -1,0 +1,65 @@
+"""Server-sent events, read from the bytes of a stream as they come."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One event, with its id if it has one."""
+
+    data: str
+    id: str | None
+    retry_seconds: float | None = None
+
+
+class EventStream:
+    """A `text/event-stream` body.
+
+    Source: WHATWG HTML, section 9.2.6, "Interpreting an event stream".
+    """
+
+    def __init__(self) -> None:
+        self._data: list[str] = []
+        self._id: str | None = None
+        self._retry_seconds: float | None = None
+        self._rest = b""
+        self._after_return = False
+        self._at_start = True
+
+    def read(self, chunk: bytes) -> list[StreamEvent]:
+        """The events that end in the next bytes."""
+        found = []
+        for line in self._lines(chunk):
+            if line:
+                self._take(line)
+                continue
+            if self._data:
+                found.append(StreamEvent("\n".join(self._data), self._id, self._retry_seconds))
+            self._data, self._id = [], None
+        return found
+
+    def _take(self, line: str) -> None:
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "id" and "\0" not in value:
+            self._id = value
+        elif field == "retry" and value.isascii() and value.isdigit():
+            self._retry_seconds = int(value) / 1000
+
+    def _lines(self, chunk: bytes) -> list[str]:
+        r"""Lines ended by \r\n, \n or \r only; str.splitlines() would also split at U+2028."""
+        if self._after_return and chunk:
+            chunk = chunk.removeprefix(b"\n")  # the other half of \r\n
+            self._after_return = False
+        rest = self._rest + chunk
+        if not rest:
+            return []
+        self._after_return = rest.endswith(b"\r")
+        *complete, self._rest = rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        lines = [line.decode("utf-8", "replace") for line in complete]
+        if lines and self._at_start:
+            lines[0] = lines[0].removeprefix("\ufeff")
+            self._at_start = False
+        return lines

@@ -1,0 +1,131 @@
+"""The client that waits is what the one that is awaited gives."""
+
+import importlib.util
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import cairn
+from cairn import AsyncClient, Client
+from cairn.service.client import finding
+from cairn.service.client.asynchronous import finding as awaited_finding
+from tests.packaging.conftest import ROOT
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("sync_client", ROOT / "scripts/sync_client.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sync_client = script()
+
+
+def test_the_files_are_what_their_source_gives():
+    assert sync_client.differences() == [], "Run: python scripts/sync_client.py"
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """The source and what is made of it, somewhere else."""
+    shutil.copytree(sync_client.SOURCE.parent, tmp_path / "client")
+    return tmp_path / "client" / "asynchronous"
+
+
+def test_a_file_that_was_changed_or_lost_or_has_no_source_is_found(copied):
+    assert sync_client.differences(copied) == []
+    folder = copied.parent
+    changed = (folder / "notes.py").read_text().replace("labels", "marks")
+    (folder / "notes.py").write_text(changed)
+    (folder / "events.py").unlink()
+    (copied / "tensors.py").unlink()
+    assert sync_client.differences(copied) == [
+        f"{folder}/events.py: expected what asynchronous/events.py gives, found another",
+        f"{folder}/notes.py: expected what asynchronous/notes.py gives, found another",
+        f"{folder}/tensors.py: expected its source, found none",
+    ]
+
+
+def test_a_change_of_the_source_is_one_of_both(copied):
+    source = copied / "connection.py"
+    source.write_text(source.read_text().replace("AT_ONCE: Final = 100", "AT_ONCE: Final = 7"))
+    (found,) = sync_client.differences(copied)
+    assert "connection.py" in found
+    assert "AT_ONCE: Final = 7" in sync_client.made(copied)[copied.parent / "connection.py"]
+
+
+def test_nothing_that_is_awaited_is_left():
+    for path, text in sync_client.made().items():
+        assert text.startswith(f"# Made of asynchronous/{path.name} by `python scripts/")
+        left = re.findall(r"\b(?:async|await|anyio|aclose|Async\w+|a(?:iter|next)\w*)\b", text)
+        assert left == [], path
+        assert "event loop" not in text, path
+
+
+def test_each_says_who_may_share_it():
+    assert "between the tasks of one event loop." in AsyncClient.__doc__
+    assert "between threads." in Client.__doc__
+
+
+def methods(kind):
+    return {
+        name: found
+        for name, found in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def signature(function):
+    """As the client that waits has it."""
+    text = str(inspect.signature(function))
+    text = re.sub(r"collections\.abc\.AsyncGenerator\[(\S+), None\]", r"Iterator[\1]", text)
+    return text.replace("collections.abc.Iterator", "Iterator").replace(
+        "asynchronous.client.AsyncClient", "client.Client"
+    )
+
+
+def test_both_have_the_same_methods_with_the_same_signatures():
+    names = {"aclose" if name == "close" else name for name in methods(Client)}
+    assert set(methods(AsyncClient)) == names
+    for name, awaited in methods(AsyncClient).items():
+        waiting = methods(Client)["close" if name == "aclose" else name]
+        assert signature(awaited) == signature(waiting), name
+        assert inspect.iscoroutinefunction(awaited) or "AsyncGenerator" in str(
+            inspect.signature(awaited)
+        ), name
+    for name in ("find_step", "best_step"):
+        assert signature(getattr(awaited_finding, name)) == signature(getattr(finding, name))
+    assert (
+        inspect.signature(AsyncClient).parameters.keys()
+        == inspect.signature(Client).parameters.keys()
+    )
+
+
+def test_both_are_public():
+    assert {"AsyncClient", "Client"} <= set(cairn.__all__)
+    assert cairn.service.client.AsyncClient is AsyncClient
+
+
+def test_the_client_that_waits_loads_nothing_of_the_other():
+    program = (
+        "import sys, cairn.service.client.client, cairn.service.client.finding\n"
+        "found = {'anyio', 'asyncio', 'trio', 'cairn.service.client.asynchronous'}\n"
+        "print(sorted(found & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_script_says_what_is_wrong_by_its_exit_status():
+    done = subprocess.run(
+        [sys.executable, "scripts/sync_client.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
