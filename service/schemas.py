@@ -898,6 +898,15 @@ class AnnotateRequest(Request):
     )
 
 
+class CreateRunRequest(Request):
+    """Make a run before its job starts, which goes on in it."""
+
+    name: str = Field(pattern=NAME_PATTERN, examples=["llama-sft"])
+    labels: dict[Name, LabelText] = Field(
+        default_factory=dict, max_length=MOST_ENTRIES, examples=[{"team": "nlp"}]
+    )
+
+
 class AnnotateRunRequest(Request):
     """Set labels of a run; null removes one, and those that are not named stay."""
 

@@ -25,6 +25,7 @@ OPERATION_IDS = {
     "cancel_operation",
     "collect_run_garbage",
     "create_key",
+    "create_run",
     "list_keys",
     "revoke_key",
     "convert_checkpoint",
@@ -108,6 +109,7 @@ BODIES = {
     "applyRetention": {"policy": {"keep_last": 1}},
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
+    "runs": {"name": "nothing"},
     "plan": {"mesh": {"axes": {"fsdp": 8}}},
     "webhooks": {"url": "https://ci.example.com/cairn"},
 }
