@@ -9,7 +9,7 @@ with Client("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -113,6 +113,22 @@ class Client(TensorsConnection, EventsConnection):
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """One run."""
         return self._get(Run, run_path(root, run), refresh=refresh or None)
+
+    def create_run(
+        self, run: str, *, labels: Mapping[str, str] | None = None, root: str = DEFAULT_ROOT
+    ) -> Run:
+        """Make a run before its job starts; the job that saves there goes on in it.
+
+        Args:
+            run: Name of the new run.
+            labels: Texts by name.
+            root: Name of its root.
+
+        Raises:
+            ProblemResponseError: 409 if there is one of that name.
+        """
+        body = {"name": run, "labels": dict(labels or {})}
+        return self._send(Run, "POST", f"/v1/roots/{segment(root)}/runs", body)
 
     def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
         """What a run takes in the store, to the byte, counted there now."""
