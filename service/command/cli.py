@@ -22,6 +22,7 @@ from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
+from cairn.service.command import create as create_commands
 from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.administration import audit as audit_commands
@@ -103,6 +104,7 @@ app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(pull_commands.app)
 app.add_typer(tensor_commands.app)
