@@ -16,6 +16,7 @@ from sqlalchemy.exc import DataError
 
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
@@ -213,6 +214,7 @@ class Index:
         Raises:
             StoreUnavailableError: A root does not answer.
         """
+        roots = dict(roots.items())
         with self.catalog.write() as session:
             rows.keep_roots(session, roots)
         for root, uri in roots.items():
@@ -222,6 +224,12 @@ class Index:
             self._note_scan(root, uri, began, None)
         with self.catalog.read() as session:
             return Rebuilt(*rows.count(session))
+
+    def drop(self, root: str) -> None:
+        """Know nothing more of a root."""
+        with self.catalog.write((root, "")) as session:
+            drop_index(session, root)
+        self.scan_seconds.pop(root, None)
 
     def _last_scan(self, root: str, uri: StoreURI) -> datetime | None:
         with self.catalog.read() as session:

@@ -36,8 +36,6 @@ from cairn.service.http import (
 from cairn.service.schemas import (
     AnnotateRunRequest,
     CreateRunRequest,
-    Root,
-    RootList,
     Run,
     RunList,
     RunUsage,
@@ -48,13 +46,6 @@ router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
 _LAST: Final[Mapping[str, type]] = {"root": str, "name": str}
 """What settles the order in the end."""
-
-
-@router.get("/roots")
-def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
-    """Every store root of this server."""
-    seen = caller.visible(plane.roots)
-    return RootList(roots=[Root(name=name, uri=str(uri)) for name, uri in seen.items()])
 
 
 @router.get("/runs", response_model=RunList)
