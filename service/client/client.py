@@ -81,6 +81,22 @@ class Client(TensorsConnection, EventsConnection):
         """Every root of the server."""
         return self._get(RootList, "/v1/roots").roots
 
+    def add_root(self, name: str, uri: str) -> Root:
+        """Have a root served that the server's settings do not name.
+
+        Args:
+            name: Of the root.
+            uri: Its folder on the server, or its place in a bucket; it has to be there.
+
+        Raises:
+            ProblemResponseError: 409 if there is one of that name or place, 422 if none can be.
+        """
+        return self._send(Root, "POST", "/v1/roots", {"name": name, "uri": uri})
+
+    def remove_root(self, name: str) -> None:
+        """Have a root served no more that was added; its store stays as it is."""
+        self._answer("DELETE", f"/v1/roots/{segment(name)}")
+
     def runs(
         self,
         *,
