@@ -27,6 +27,7 @@ from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.administration import audit as audit_commands
 from cairn.service.command.administration.keys import keys_app
+from cairn.service.command.administration.roots import roots_app
 from cairn.service.command.administration.webhooks import webhooks_app
 from cairn.service.command.administration.workers import workers_app
 from cairn.service.command.doctor import app as doctor_app
@@ -216,6 +217,7 @@ def work(
 
 
 app.add_typer(workers_app, name="workers")
+app.add_typer(roots_app, name="roots")
 app.add_typer(keys_app, name="keys")
 app.add_typer(webhooks_app, name="webhooks")
 
@@ -472,14 +474,14 @@ def rebuild(
 
     Needs no running control plane, and disturbs none.
     """
-    from cairn.service.catalog import Catalog, Index
+    from cairn.service.catalog import Catalog, Index, Roots
     from cairn.service.settings import load_settings
 
     settings = load_settings(root=root, data_dir=data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
-        found = Index(catalog).rebuild(settings.root_uris)
+        found = Index(catalog).rebuild(Roots(catalog, settings.root_uris))
     finally:
         catalog.close()
     if json:
