@@ -909,7 +909,7 @@ class AddRootRequest(Request):
     name: str = Field(pattern=NAME_PATTERN)
     uri: PlainText = Field(
         min_length=1,
-        max_length=4096,
+        max_length=2000,
         description="A folder or a bucket that exists: `/path`, `file://`, `gs://` or `s3://`, "
         "such as `gs://bucket/vision`.",
     )

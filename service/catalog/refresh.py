@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
@@ -152,6 +153,21 @@ class Index:
         new = [(root, name) for name, at in there.items() if known.get(name) != at]
         self.refresh_runs({root: uri}, new)
         return names
+
+    def refuse_gone(self, root: str, uri: StoreURI) -> None:
+        """Raise if a folder that had runs has nothing any more: none is to be begun there.
+
+        It would be in another place than the others, which look as if they were gone then.
+
+        Raises:
+            StoreUnavailableError: So it is.
+        """
+        if uri.scheme != "file" or not _is_empty(uri.local_path):
+            return
+        with self.catalog.read() as session:
+            known = rows.known_runs(session, root).items()
+        if ours := [name for name, one in known if one.uri == str(uri / name)]:
+            _refuse_gone(uri, ours)
 
     def scan(self, root: str, uri: StoreURI) -> None:
         """Look at every run of a root, and note when that was.
@@ -324,6 +340,14 @@ def _list_runs(uri: StoreURI, known: list[str]) -> list[str]:
             found="none",
             next_step="Create it, or correct CAIRN_ROOT.",
         ) from exc
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
 
 
 def _refuse_gone(uri: StoreURI, known: list[str]) -> None:

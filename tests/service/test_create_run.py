@@ -92,6 +92,23 @@ def test_a_root_that_is_not_there_has_no_runs_made_in_it(http):
     check_problem(http.post("/v1/roots/nowhere/runs", json=NEW), 404, "root-not-found")
 
 
+@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+def test_where_a_root_is_not_mounted_no_run_is_made(http, root, left):
+    make_run(root / "old", [1])
+    assert len(http.get("/v1/runs").json()["runs"]) == 1
+    root.rename(root.with_name("elsewhere"))
+    if left == "an empty folder":
+        root.mkdir()
+    refused = check_problem(http.post(RUNS, json=NEW), 503, "store-unavailable")
+    assert "the root is not where it was" in refused["detail"]
+    assert not (root / "llama-sft").exists()
+    if root.exists():
+        root.rmdir()
+    root.with_name("elsewhere").rename(root)
+    assert http.post(RUNS, json=NEW).status_code == 201
+    assert len(http.get("/v1/runs").json()["runs"]) == 2
+
+
 def test_of_many_who_ask_at_once_one_makes_it(http, root):
     def ask(number):
         return http.post(RUNS, json={"name": "run", "labels": {"by": str(number)}})

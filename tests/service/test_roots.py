@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
+from anyio.to_thread import current_default_thread_limiter
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from cairn.service.app import create_app
 from cairn.service.catalog import Catalog, Index, Roots, Scanner
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.http.store_turns import AT_ONCE, STREAMS_AT_ONCE
 from cairn.service.settings import Settings
 from cairn.storage.store import parse_uri, utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
@@ -438,3 +440,24 @@ def test_what_is_read_at_once_by_many_is_read_once(settings, more):
         assert len([text for text in asked if "added_roots" in text]) == 1
     finally:
         catalog.close()
+
+
+def test_silent_stores_of_added_roots_leave_threads_for_all_else(http, more):
+    def threads():
+        return http.portal.call(lambda: current_default_thread_limiter().total_tokens)
+
+    before = threads()
+    add(http, more)
+    assert names(http) == ["default", "more"]
+    assert threads() == before + 2 * AT_ONCE + STREAMS_AT_ONCE
+    http.delete(f"{ROOTS}/more")
+    assert names(http) == ["default"]
+    assert threads() == before
+
+
+def test_a_job_says_which_root_it_saves_to_and_lists_have_its_step(http, more):
+    add(http, more)
+    make_run(more / "late", [7])
+    told = http.post(f"{ROOTS}/more/runs/late/checkpoints", json={"step": 7})
+    assert (told.status_code, told.json()["root"]) == (200, "more")
+    assert ("more", "late") in runs(http)

@@ -21,10 +21,12 @@ def create_run(
         UnknownRootError: There is no such root.
         InvalidURIError: No run can be there.
         RunExistsError: There is one, in the store.
+        StoreUnavailableError: The root is not where it was, or does not answer.
         UnsupportedFormatError: Labels that can't be kept; all are listed.
     """
     place = plane.place(root, run)
     with audited(plane, caller, "run.create", root=root, run=run, labels=dict(labels)) as entry:
+        plane.index.refuse_gone(root, plane.root(root))
         try:
             made = runs.create_run(place, labels=labels)
         except PreconditionFailedError as exc:
