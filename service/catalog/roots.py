@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from cairn.service.catalog.engine import Catalog
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.errors import RootTakenError, UnknownRootError
+from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import StoreURI, parse_uri
 
 KNOWN_SECONDS: Final = 1.0
@@ -101,7 +102,7 @@ class Roots(Mapping[str, StoreURI]):
             RootTakenError: There is a root of that name, or one there, around it or in it.
         """
         with self._changing() as session:
-            added = {known: parse_uri(at) for known, at in session.execute(_ADDED)}
+            added = _places(session.execute(_ADDED).all())
             others = {**self._own, **{k: v for k, v in added.items() if k not in self._own}}
             if name in others:
                 source = "the settings name" if name in self._own else "was added:"
@@ -163,7 +164,7 @@ class Roots(Mapping[str, StoreURI]):
         began, before = time.monotonic(), self._added
         try:
             with self._catalog.query() as connection:
-                found = {name: parse_uri(uri) for name, uri in connection.execute(_ADDED)}
+                found = _places(connection.execute(_ADDED).all())
         finally:
             self._read = began  # of a catalog that is away, too: not everybody waits for it
         self._added = found
@@ -177,16 +178,19 @@ def added_root(catalog: Catalog, name: str) -> AddedRootRow | None:
         return session.get(AddedRootRow, name)
 
 
-def added_roots(catalog: Catalog) -> list[AddedRootRow]:
-    """Every root that was added, by name."""
-    with catalog.read() as session:
-        return list(session.scalars(select(AddedRootRow).order_by(AddedRootRow.name)))
-
-
 def drop_index(session: Session, root: str) -> None:
     """Drop all that the catalog knows of the runs of a root."""
     session.execute(delete(RunRow).where(RunRow.root == root))
     session.execute(delete(RootRow).where(RootRow.name == root))
+
+
+def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
+    """By name; without those of a newer version in a store that this one can't open."""
+    found: dict[str, StoreURI] = {}
+    for name, uri in rows:
+        with suppress(InvalidURIError):  # `cairn doctor` says so
+            found[name] = parse_uri(uri)
+    return found
 
 
 def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:

@@ -13,6 +13,8 @@ from sqlalchemy import event, select
 from cairn.service.app import create_app
 from cairn.service.catalog import Catalog, Index, Roots, Scanner
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.command.doctor.databases import added_roots_found
+from cairn.service.command.doctor.findings import Outcome
 from cairn.service.http.store_turns import AT_ONCE, STREAMS_AT_ONCE
 from cairn.service.settings import Settings
 from cairn.storage.store import parse_uri, utc_now
@@ -461,3 +463,17 @@ def test_a_job_says_which_root_it_saves_to_and_lists_have_its_step(http, more):
     told = http.post(f"{ROOTS}/more/runs/late/checkpoints", json={"step": 7})
     assert (told.status_code, told.json()["root"]) == (200, "more")
     assert ("more", "late") in runs(http)
+
+
+def test_what_a_newer_version_has_added_keeps_nobody_from_the_others(catalog, settings, more):
+    with catalog.write() as session:
+        session.add(added("more", more))
+        newer = added("newer", more)
+        newer.uri = "az://container/runs"
+        session.add(newer)
+    roots = Roots(catalog, settings.root_uris)
+    assert list(roots) == ["default", "more"]
+    assert "newer" not in roots
+    found = [*added_roots_found(settings.database_url, settings.root_uris, probe=False, seconds=5)]
+    (warned,) = [one for one in found if one.outcome is Outcome.WARN]
+    assert "foreign URI" in warned.found

@@ -14,6 +14,7 @@ from cairn.service.catalog import AddedRootRow, overlap_of
 from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import root_found
+from cairn.storage.errors import InvalidURIError
 from cairn.storage.store import StoreURI, parse_uri
 
 _SERVER_SCHEMA: Final = "dbos"
@@ -48,20 +49,26 @@ def added_roots_found(
         probe: Write to each for a moment.
         seconds: After which the catalog or a store counts as silent.
     """
-    added: dict[str, StoreURI] = {}
+    added: dict[str, str] = {}
 
     def look(check: str, engine: Engine, shown: str) -> Finding:
         with engine.connect() as connection:
             if inspect(connection).has_table(AddedRootRow.__tablename__):
                 query = select(AddedRootRow.name, AddedRootRow.uri).order_by(AddedRootRow.name)
-                added.update((name, parse_uri(uri)) for name, uri in connection.execute(query))
+                added.update((name, uri) for name, uri in connection.execute(query))
         return Finding(check, Outcome.OK, shown)
 
     for _ in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look):
         pass
     if not added:
         yield Finding(_ADDED, Outcome.OK, "none")
-    for name, uri in added.items():
+    for name, kept in added.items():
+        try:
+            uri = parse_uri(kept)
+        except InvalidURIError as exc:
+            fix = f"upgrade to the version that has added it, or cairn roots remove {name}"
+            yield Finding(_ADDED, Outcome.WARN, f"{name}: {exc}", fix)
+            continue
         if name in roots:
             found = f"{name}: the settings have {roots[name]}, which counts, the catalog {uri}"
             yield Finding(_ADDED, Outcome.WARN, found, f"cairn roots remove {name}")
