@@ -26,10 +26,10 @@ def create(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a run before its job starts, and print its URI; the job that saves there goes on in it.
+    """Make a run before its job starts, and print its URI.
 
-    A store URI (gs://bucket/runs/my-run) or a path with ./ or / in front is made in the store
-    itself, without a control plane and its audit trail.
+    The job that saves there goes on in it. At a store URI (gs://bucket/runs/my-run), or a path with
+    ./ or / in front, it is made in the store itself, without a control plane and its audit trail.
     """
     labels = labels_of(label)
     if is_in_store(run):
