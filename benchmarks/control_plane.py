@@ -39,7 +39,7 @@ from benchmarks.control_plane_load import Load, load, request
 from benchmarks.control_plane_store import EVERY, FIRST, fill, name_of
 from cairn.service import actions
 from cairn.service.actions import ControlPlane
-from cairn.service.catalog import Catalog, Index
+from cairn.service.catalog import Catalog, Index, Roots
 from cairn.service.schemas import CheckpointList, CheckpointState, RunList
 from cairn.service.settings import Settings
 from examples.demo import servers
@@ -285,7 +285,7 @@ def _in_process(root: Path, data: Path, chosen: argparse.Namespace, rows: list[R
     """The same SQL and JSON without HTTP: what the machine can do at most."""
     settings = Settings(root=str(root), data_dir=data, scan_seconds=0)
     catalog = Catalog.open(settings.database_url)
-    plane = ControlPlane(settings, settings.root_uris, Index(catalog), None)
+    plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
 
     def checkpoints(turn: int) -> str:
         page, _ = actions.list_checkpoints(

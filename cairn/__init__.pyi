@@ -117,6 +117,7 @@ from .storage.runs.retention import judge_retention as judge_retention
 from .storage.runs.rollback import Rollback as Rollback
 from .storage.runs.rollback import roll_back as roll_back
 from .storage.runs.run import Run as Run
+from .storage.runs.run import create_run as create_run
 from .storage.runs.run import list_runs as list_runs
 from .storage.runs.step_copy import CopyReport as CopyReport
 from .storage.runs.step_states import StepInfo as StepInfo

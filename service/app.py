@@ -1,7 +1,8 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -21,7 +22,7 @@ from cairn.service.access import (
     some_key_counts,
 )
 from cairn.service.actions import ControlPlane, Scheduler
-from cairn.service.catalog import Catalog, Index, Scanner
+from cairn.service.catalog import Catalog, Index, Roots, Scanner
 from cairn.service.dashboard import pages, sign_in
 from cairn.service.errors import SettingsError
 from cairn.service.events import Sender
@@ -53,6 +54,7 @@ from cairn.service.routes import (
     metrics,
     operations,
     restore,
+    roots,
     runs,
     schedules,
     tensors,
@@ -64,6 +66,7 @@ from cairn.service.settings import Settings, is_loopback, load_settings
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
+    roots.router,
     runs.router,
     checkpoints.router,
     tensors.router,
@@ -154,8 +157,14 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
     scheduler: Scheduler | None = None
     sender: Sender | None = None
     index = Index(catalog)
-    roots = settings.root_uris
-    scanner = Scanner(index, roots, settings.scan_seconds)
+    hold_threads = _enough_threads(len(settings.root_uris))
+
+    def changed(count: int) -> None:
+        hold_threads(count)
+        scanner.wake()
+
+    known = Roots(catalog, settings.root_uris, changed=changed)
+    scanner = Scanner(index, known, settings.scan_seconds)
     try:
         await run_in_threadpool(_refuse_without_keys, settings, catalog)
         app.state.authenticator = Authenticator(catalog, _by_token(settings))
@@ -163,12 +172,9 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
         app.state.streams = StoreTurns(STREAMS_AT_ONCE, STREAMS_SHARE)
         app.state.catalog_turns = CatalogTurns(catalog.reads_at_once)
         app.state.search_turns = CatalogTurns(catalog.reads_at_once)
-        # As many threads as silent stores can hold, and those that all else needs.
-        held = (2 * AT_ONCE + STREAMS_AT_ONCE) * len(roots)
-        current_default_thread_limiter().total_tokens += held
         scanner.start()
         if app.state.launch_jobs:
-            jobs = await run_in_threadpool(open_jobs, settings)
+            jobs = await run_in_threadpool(open_jobs, settings, known)
             watches = Watches(jobs)
             if settings.worker:
                 start = partial(
@@ -181,7 +187,7 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 jobs.worker = await run_in_threadpool(start)
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
-        app.state.plane = ControlPlane(settings, roots, index, jobs, watches)
+        app.state.plane = ControlPlane(settings, known, index, jobs, watches)
         if jobs is not None:
             scheduler = Scheduler(app.state.plane)
             scheduler.start()
@@ -197,6 +203,30 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
             await run_in_threadpool(jobs.close)
         await run_in_threadpool(scanner.close)
         await run_in_threadpool(catalog.close)
+
+
+def _enough_threads(count: int) -> Callable[[int], None]:
+    """Have as many threads as silent stores can hold, and those that all else needs.
+
+    Args:
+        count: Of the roots that there are now.
+
+    Returns:
+        What is told, in any thread, how many there are from now on.
+    """
+    limiter, loop = current_default_thread_limiter(), asyncio.get_running_loop()
+    others = limiter.total_tokens
+
+    def hold(count: int) -> None:
+        limiter.total_tokens = others + (2 * AT_ONCE + STREAMS_AT_ONCE) * count
+
+    hold(count)
+    return lambda now: _in_loop(loop, partial(hold, now))
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # it has ended, and needs no threads
+        loop.call_soon_threadsafe(call)
 
 
 def _by_token(settings: Settings) -> Callable[[str], Caller] | None:

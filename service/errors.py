@@ -18,6 +18,10 @@ ServiceError
     ├── ForbiddenError            403
     ├── UnknownRootError          404
     ├── RunExistsError            409
+    ├── RootTakenError            409
+    ├── RootInUseError            409
+    ├── FixedRootError            409
+    ├── RootRefusedError          422
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
     ├── ResourceChangedError      412
@@ -171,6 +175,30 @@ class RunExistsError(ProblemError):
     """A new run was asked for under a name that is taken."""
 
     status, slug, title = 409, "run-exists", "The name is taken"
+
+
+class RootTakenError(ProblemError):
+    """A root was to be added under the name, or in the place, of another."""
+
+    status, slug, title = 409, "root-taken", "The name or the place is taken"
+
+
+class RootInUseError(ProblemError):
+    """A root was to be removed on which operations run; `.extra["operations"]` says which."""
+
+    status, slug, title = 409, "root-in-use", "The root is in use"
+
+
+class FixedRootError(ProblemError):
+    """A root was to be removed that the settings name."""
+
+    status, slug, title = 409, "root-fixed", "The settings name the root"
+
+
+class RootRefusedError(ProblemError):
+    """No root can be, or may be, where one was to be added."""
+
+    status, slug, title = 422, "root-refused", "No root can be there"
 
 
 class PreconditionRequiredError(ProblemError):

@@ -164,6 +164,11 @@ class Root(Response):
 
     name: str
     uri: str
+    source: Literal["settings", "catalog"] = Field(
+        default="settings",
+        description="What names it: the server's settings; or the catalog, to which it was added "
+        "while servers ran.",
+    )
 
 
 class RootList(Response):
@@ -895,6 +900,27 @@ class AnnotateRequest(Request):
         max_length=MOST_ENTRIES,
         description="Of metrics, whether small (`min`) or large (`max`) values are good.",
         examples=[{"eval/loss": "min"}],
+    )
+
+
+class AddRootRequest(Request):
+    """Add a root while servers run."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    uri: PlainText = Field(
+        min_length=1,
+        max_length=2000,
+        description="A folder or a bucket that exists: `/path`, `file://`, `gs://` or `s3://`, "
+        "such as `gs://bucket/vision`.",
+    )
+
+
+class CreateRunRequest(Request):
+    """Make a run before its job starts, which goes on in it."""
+
+    name: str = Field(pattern=NAME_PATTERN, examples=["llama-sft"])
+    labels: dict[Name, LabelText] = Field(
+        default_factory=dict, max_length=MOST_ENTRIES, examples=[{"team": "nlp"}]
     )
 
 

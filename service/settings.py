@@ -181,6 +181,11 @@ class Settings(BaseSettings):
         default_factory=dict,
         description='More roots, as a JSON object {"name": "uri"}; `default` here replaces ROOT.',
     )
+    roots_within: tuple[str, ...] | None = Field(
+        default=None,
+        description='Where roots may lie that are added while the server runs: a JSON list ["/data"'
+        ', "gs://bucket/teams"]; empty list: nowhere; none: wherever the server may read.',
+    )
     data_dir: Path = Field(
         default_factory=lambda: _default_data_dir(),
         description="Folder of the SQLite databases; made with mode 700 where it is missing.",
@@ -388,6 +393,16 @@ class Settings(BaseSettings):
                 raise SettingsError(f"{setting}: root {name!r} = {uri!r}: {exc}") from exc
         return value
 
+    @field_validator("roots_within")
+    @classmethod
+    def _readable_folders(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for uri in value or ():
+            try:
+                parse_uri(uri)
+            except StorageError as exc:
+                raise SettingsError(f"CAIRN_ROOTS_WITHIN: {uri!r}: {exc}") from exc
+        return value
+
     @model_validator(mode="after")
     def _place_databases(self) -> "Settings":
         folder = self.data_dir.expanduser().absolute()
@@ -451,6 +466,7 @@ def load_settings(**given: Any) -> Settings:
 
 _JSON: Final = {
     "ROOTS": 'object {"name": "uri"}',
+    "ROOTS_WITHIN": 'list ["/data", "gs://bucket/teams"]',
     "OIDC_GRANTS": 'object {"value": {"scope": "read"}}',
     "AUTOMATIONS": 'list [{"name": "export", "alias": "production", "action": "convert"}]',
     "SCHEDULES": 'list [{"name": "nightly", "cron": "0 3 * * *", "action": "verify"}]',

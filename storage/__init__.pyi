@@ -68,6 +68,7 @@ from .runs.retention import judge_retention as judge_retention
 from .runs.rollback import Rollback as Rollback
 from .runs.rollback import roll_back as roll_back
 from .runs.run import Run as Run
+from .runs.run import create_run as create_run
 from .runs.run import list_runs as list_runs
 from .runs.step_copy import CopyReport as CopyReport
 from .runs.step_states import StepInfo as StepInfo

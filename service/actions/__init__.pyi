@@ -40,6 +40,11 @@ from .looking.tensors import tensor_values as tensor_values
 from .looking.tensors import version_of as version_of
 from .looking.usage import get_usage as get_usage
 from .looking.usage import usage_of as usage_of
+from .making.roots import add_root as add_root
+from .making.roots import get_root as get_root
+from .making.roots import list_roots as list_roots
+from .making.roots import remove_root as remove_root
+from .making.runs import create_run as create_run
 from .operations import cancel_operation as cancel_operation
 from .operations import get_operation as get_operation
 from .operations import list_operations as list_operations

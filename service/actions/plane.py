@@ -1,11 +1,10 @@
 """What the actions work with: roots, catalog, jobs."""
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cairn.service.actions.looked_into import KnownStatistics, OpenSteps
-from cairn.service.catalog import Catalog, Index
+from cairn.service.catalog import Catalog, Index, Roots
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs import Jobs, Watches
 from cairn.service.settings import Settings
@@ -19,7 +18,7 @@ class ControlPlane:
 
     Attributes:
         settings: Its own.
-        roots: Store roots by name.
+        roots: Store roots by name, as they are now.
         index: What brings the catalog up to date with the store.
         engine: The jobs; None: not launched.
         watches: Whoever watches them.
@@ -28,7 +27,7 @@ class ControlPlane:
     """
 
     settings: Settings
-    roots: Mapping[str, StoreURI]
+    roots: Roots
     index: Index
     engine: Jobs | None
     watches: Watches | None = None
@@ -66,17 +65,18 @@ class ControlPlane:
         """The folder of a root.
 
         Raises:
-            UnknownRootError: No such root is configured.
+            UnknownRootError: There is no such root.
         """
-        if name not in self.roots:
+        found = self.roots.get(name)
+        if found is None:
             raise UnknownRootError(f"root {name!r}: expected one of {', '.join(self.roots)}")
-        return self.roots[name]
+        return found
 
     def place(self, root: str, run: str) -> StoreURI:
         """Where a run is, or would be; the store is not asked.
 
         Raises:
-            UnknownRootError: No such root is configured.
+            UnknownRootError: There is no such root.
             InvalidURIError: The name is not one, or leads out of the root.
         """
         return confine(self.root(root), run)

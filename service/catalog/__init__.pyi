@@ -14,6 +14,7 @@ from .events.outbox import EventColumns as EventColumns
 from .events.outbox import Happening as Happening
 from .events.outbox import event_columns as event_columns
 from .events.outbox import tell as tell
+from .models import AddedRootRow as AddedRootRow
 from .models import CheckpointRow as CheckpointRow
 from .models import DeliveryRow as DeliveryRow
 from .models import EventRow as EventRow
@@ -24,6 +25,10 @@ from .models import WebhookRow as WebhookRow
 from .outside import OUTSIDE_KINDS as OUTSIDE_KINDS
 from .outside import count_outside as count_outside
 from .refresh import Index as Index
+from .roots import Roots as Roots
+from .roots import added_root as added_root
+from .roots import lies_within as lies_within
+from .roots import overlap_of as overlap_of
 from .scanner import Scanner as Scanner
 from .workers import forget_worker as forget_worker
 from .workers import known_workers as known_workers

@@ -1,4 +1,4 @@
-"""Tables of the catalog. All but the audit trail, keys, events and webhooks can be made anew."""
+"""Tables of the catalog. Audit trail, keys, events, webhooks and added roots are there alone."""
 
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -92,6 +92,17 @@ class RootRow(Base):
     scanned: Mapped[datetime | None] = mapped_column(UTCDateTime)
     # Why the last look did not.
     problem: Mapped[str | None] = mapped_column(Text)
+
+
+class AddedRootRow(Base):
+    """A root that was added while servers ran; not rebuilt from the store."""
+
+    __tablename__ = "added_roots"
+
+    name: Mapped[str] = mapped_column(PlainText(128), primary_key=True)
+    uri: Mapped[str] = mapped_column(PlainText(4096))
+    created: Mapped[datetime] = mapped_column(UTCDateTime)
+    created_by: Mapped[str] = mapped_column(PlainText(LONGEST_ACTOR))
 
 
 class RunRow(Base):

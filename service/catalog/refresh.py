@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
@@ -16,6 +17,7 @@ from sqlalchemy.exc import DataError
 
 from cairn.service.catalog import rows
 from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.roots import drop_index
 from cairn.service.catalog.snapshot import take_snapshot
 from cairn.service.catalog.stamps import take_stamp
 from cairn.service.errors import NotReadyError
@@ -152,6 +154,21 @@ class Index:
         self.refresh_runs({root: uri}, new)
         return names
 
+    def refuse_gone(self, root: str, uri: StoreURI) -> None:
+        """Raise if a folder that had runs has nothing any more: none is to be begun there.
+
+        It would be in another place than the others, which look as if they were gone then.
+
+        Raises:
+            StoreUnavailableError: So it is.
+        """
+        if uri.scheme != "file" or not _is_empty(uri.local_path):
+            return
+        with self.catalog.read() as session:
+            known = rows.known_runs(session, root).items()
+        if ours := [name for name, one in known if one.uri == str(uri / name)]:
+            _refuse_gone(uri, ours)
+
     def scan(self, root: str, uri: StoreURI) -> None:
         """Look at every run of a root, and note when that was.
 
@@ -213,6 +230,7 @@ class Index:
         Raises:
             StoreUnavailableError: A root does not answer.
         """
+        roots = dict(roots.items())
         with self.catalog.write() as session:
             rows.keep_roots(session, roots)
         for root, uri in roots.items():
@@ -222,6 +240,12 @@ class Index:
             self._note_scan(root, uri, began, None)
         with self.catalog.read() as session:
             return Rebuilt(*rows.count(session))
+
+    def drop(self, root: str) -> None:
+        """Know nothing more of a root."""
+        with self.catalog.write((root, "")) as session:
+            drop_index(session, root)
+        self.scan_seconds.pop(root, None)
 
     def _last_scan(self, root: str, uri: StoreURI) -> datetime | None:
         with self.catalog.read() as session:
@@ -316,6 +340,14 @@ def _list_runs(uri: StoreURI, known: list[str]) -> list[str]:
             found="none",
             next_step="Create it, or correct CAIRN_ROOT.",
         ) from exc
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
 
 
 def _refuse_gone(uri: StoreURI, known: list[str]) -> None:

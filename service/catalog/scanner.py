@@ -26,13 +26,14 @@ class Scanner:
 
         Args:
             index: What looks.
-            roots: Their URIs by name.
+            roots: Their URIs by name, as they are at each look.
             seconds: From one look to the next, at least; 0: there is none.
         """
         self._index = index
-        self._roots = dict(roots)
+        self._roots = roots
         self._seconds = seconds
         self._stop = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._scan, name="cairn-scanner", daemon=True)
 
     def start(self) -> None:
@@ -40,19 +41,31 @@ class Scanner:
         if self._seconds:
             self._thread.start()
 
+    def wake(self) -> None:
+        """Look now: there are other roots than at the last look."""
+        self._woken.set()
+
     def close(self) -> None:
         """End; a look under way is waited for."""
         self._stop.set()
+        self._woken.set()
         if self._seconds:
             self._thread.join()
 
     def _scan(self) -> None:
+        looked_at: set[str] = set()
         while not self._stop.is_set():
+            self._woken.clear()
             began = time.monotonic()
-            for root, uri in self._roots.items():
+            roots = dict(self._roots.items())
+            for root in looked_at - roots.keys():
+                self._drop(root)
+            looked_at = {*roots}
+            for root, uri in roots.items():
                 if not self._stop.is_set():
                     self._scan_root(root, uri)
-            self._stop.wait(max(self._seconds, REST * (time.monotonic() - began)))
+            if not self._stop.is_set():
+                self._woken.wait(max(self._seconds, REST * (time.monotonic() - began)))
 
     def _scan_root(self, root: str, uri: StoreURI) -> None:
         try:
@@ -61,3 +74,10 @@ class Scanner:
             logger.warning("root %s was not looked at: %s", root, exc)
         except Exception:  # the next look may go better; without any the catalog would grow old
             logger.exception("root %s was not looked at", root)
+
+    def _drop(self, root: str) -> None:
+        """What a look has found that was under way when the root was removed."""
+        try:
+            self._index.drop(root)
+        except SQLAlchemyError as exc:
+            logger.warning("root %s was removed, and its index is still there: %s", root, exc)

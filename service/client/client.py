@@ -10,7 +10,7 @@ with Client("http://127.0.0.1:8321") as cairn:
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -86,6 +86,22 @@ class Client(TensorsConnection, EventsConnection):
         found = self._get(RootList, "/v1/roots")
         return found.roots
 
+    def add_root(self, name: str, uri: str) -> Root:
+        """Have a root served that the server's settings do not name.
+
+        Args:
+            name: Of the root.
+            uri: Its folder on the server, or its place in a bucket; it has to be there.
+
+        Raises:
+            ProblemResponseError: 409 if there is one of that name or place, 422 if none can be.
+        """
+        return self._send(Root, "POST", "/v1/roots", {"name": name, "uri": uri})
+
+    def remove_root(self, name: str) -> None:
+        """Have a root served no more that was added; its store stays as it is."""
+        self._answer("DELETE", f"/v1/roots/{segment(name)}")
+
     def runs(
         self,
         *,
@@ -118,6 +134,22 @@ class Client(TensorsConnection, EventsConnection):
     def run(self, run: str, *, root: str = DEFAULT_ROOT, refresh: bool = False) -> Run:
         """One run."""
         return self._get(Run, run_path(root, run), refresh=refresh or None)
+
+    def create_run(
+        self, run: str, *, labels: Mapping[str, str] | None = None, root: str = DEFAULT_ROOT
+    ) -> Run:
+        """Make a run before its job starts; the job that saves there goes on in it.
+
+        Args:
+            run: Name of the new run.
+            labels: Texts by name.
+            root: Name of its root.
+
+        Raises:
+            ProblemResponseError: 409 if there is one of that name.
+        """
+        body = {"name": run, "labels": dict(labels or {})}
+        return self._send(Run, "POST", f"/v1/roots/{segment(root)}/runs", body)
 
     def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
         """What a run takes in the store, to the byte, counted there now."""

@@ -15,7 +15,8 @@ from cairn.service.schemas import Better
 app: Final = typer.Typer()
 
 
-def _labels(texts: list[str] | None) -> dict[str, str]:
+def labels_of(texts: list[str] | None) -> dict[str, str]:
+    """Labels as they are written, NAME=TEXT."""
     found = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
@@ -79,7 +80,7 @@ def annotate(
     Those that are not named stay. A store URI (gs://bucket/runs/my-run@production) or a path with
     ./ or / in front is changed in the store itself, without a control plane and its audit trail.
     """
-    labels = {**_labels(label), **dict.fromkeys(no_label or ())}
+    labels = {**labels_of(label), **dict.fromkeys(no_label or ())}
     metrics = {**_metrics(metric), **dict.fromkeys(no_metric or ())}
     ways = _better(better)
     if not (labels or metrics or ways):

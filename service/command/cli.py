@@ -23,10 +23,12 @@ from cairn.service.command import adoption as adoption_commands
 from cairn.service.command import annotate as annotate_commands
 from cairn.service.command import clean_up as clean_up_commands
 from cairn.service.command import completion
+from cairn.service.command import create as create_commands
 from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.administration import audit as audit_commands
 from cairn.service.command.administration.keys import keys_app
+from cairn.service.command.administration.roots import roots_app
 from cairn.service.command.administration.webhooks import webhooks_app
 from cairn.service.command.administration.workers import workers_app
 from cairn.service.command.doctor import app as doctor_app
@@ -104,6 +106,7 @@ app.add_typer(index, name="index")
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
+app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(pull_commands.app)
 app.add_typer(tensor_commands.app)
@@ -215,6 +218,7 @@ def work(
 
 
 app.add_typer(workers_app, name="workers")
+app.add_typer(roots_app, name="roots")
 app.add_typer(keys_app, name="keys")
 app.add_typer(webhooks_app, name="webhooks")
 
@@ -471,14 +475,14 @@ def rebuild(
 
     Needs no running control plane, and disturbs none.
     """
-    from cairn.service.catalog import Catalog, Index
+    from cairn.service.catalog import Catalog, Index, Roots
     from cairn.service.settings import load_settings
 
     settings = load_settings(root=root, data_dir=data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
-        found = Index(catalog).rebuild(settings.root_uris)
+        found = Index(catalog).rebuild(Roots(catalog, settings.root_uris))
     finally:
         catalog.close()
     if json:

@@ -31,7 +31,7 @@ class Noticing:
     Args:
         catalog: Where it is told.
         jobs: Whose ends.
-        roots: Store roots by name.
+        roots: Store roots by name, as they are at each moment.
         looks: Somebody looks at the store by himself.
     """
 
@@ -40,7 +40,7 @@ class Noticing:
     ) -> None:
         self._catalog = catalog
         self._jobs = jobs
-        self._roots = dict(roots)
+        self._roots = roots
         self._looks = looks
         self._told: set[tuple[datetime, str, OperationState]] = set()
         self._since: datetime | None = None
@@ -62,9 +62,10 @@ class Noticing:
 
     def index(self, now: datetime) -> None:
         """Tell of roots whose last look is long ago, or failed; once until there is another."""
+        roots = dict(self._roots.items())
         with self._catalog.read() as session:
-            known = {root: rows.find_root(session, root) for root in self._roots}
-        for root, uri in self._roots.items():
+            known = {root: rows.find_root(session, root) for root in roots}
+        for root, uri in roots.items():
             found = known[root]
             if found is None or found.uri != str(uri):
                 continue

@@ -13,7 +13,7 @@ from typing import Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.catalog import Catalog, WebhookRow
+from cairn.service.catalog import Catalog, Roots, WebhookRow
 from cairn.service.errors import SettingsError, TargetRefusedError
 from cairn.service.events.deliveries import (
     Due,
@@ -65,9 +65,8 @@ class Sender:
     def __init__(self, settings: Settings, catalog: Catalog, jobs: Jobs) -> None:
         self._catalog = catalog
         self._networks = settings.networks
-        self._noticing = Noticing(
-            catalog, jobs, settings.root_uris, looks=settings.scan_seconds > 0
-        )
+        roots = Roots(catalog, settings.root_uris)
+        self._noticing = Noticing(catalog, jobs, roots, looks=settings.scan_seconds > 0)
         self._name = _name_of(settings)
         self._has_name = False
         self._busy: set[str] = set()

@@ -1,4 +1,5 @@
 from .answers import NOT_CHANGED as NOT_CHANGED
+from .answers import created_answer as created_answer
 from .answers import json_answer as json_answer
 from .answers import tagged_answer as tagged_answer
 from .body_limit import BodyLimit as BodyLimit

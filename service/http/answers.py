@@ -1,6 +1,7 @@
 """Bodies of answers, and their ETags."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import Response
@@ -28,4 +29,12 @@ def tagged_answer(body: BaseModel, if_none_match: str | None = None) -> Response
     if names_etag(if_none_match, tag):
         return Response(status_code=304, headers={"ETag": tag})
     answer.headers["ETag"] = tag
+    return answer
+
+
+def created_answer(body: BaseModel, location: str) -> Response:
+    """As `tagged_answer`, of what was made just now and is found at the path `location`."""
+    answer = tagged_answer(body)
+    answer.status_code = HTTPStatus.CREATED
+    answer.headers["Location"] = location
     return answer

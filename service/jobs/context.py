@@ -106,6 +106,6 @@ def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:
             path=request["root"],
             expected=f"one of {', '.join(roots)}",
             found="a job of a root that is configured no more",
-            next_step="Configure the root again (CAIRN_ROOTS), then resume the operation.",
+            next_step="Configure or add the root again, then resume the operation.",
         )
     return Run.open(confine(roots[request["root"]], request["run"]))

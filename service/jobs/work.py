@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from cairn.service.catalog import Catalog, Index, note_worker
+from cairn.service.catalog import Catalog, Index, Roots, note_worker
 from cairn.service.jobs.dbos_engine import Worker, launch_worker
 from cairn.service.observing import JobMetrics
 from cairn.service.settings import Settings
@@ -25,12 +25,12 @@ def start_worker(
         JobsBusyError: This process has a worker already, or another has its name.
         SettingsError: Its database or data folder cannot be opened.
     """
-    index = Index(catalog)
+    index, roots = Index(catalog), Roots(catalog, settings.root_uris)
 
     def changed(root: str, run: str) -> None:
         with suppress(RunNotFoundError):  # a fork that came to nothing
-            index.refresh_run(root, Run(settings.root_uris[root] / run))
+            index.refresh_run(root, Run(roots[root] / run))
 
-    worker = launch_worker(settings, changed=changed, metrics=metrics)
+    worker = launch_worker(settings, roots, changed=changed, metrics=metrics)
     note_worker(catalog, settings.executor_id, version=version)
     return worker

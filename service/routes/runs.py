@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from cairn.service import actions
 from cairn.service.access import Operator, Reader
@@ -25,6 +25,7 @@ from cairn.service.http import (
     SeenDependency,
     StoreReadRoute,
     StoreRoute,
+    created_answer,
     decode_token,
     encode_token,
     json_answer,
@@ -32,20 +33,19 @@ from cairn.service.http import (
     problem_responses,
     tagged_answer,
 )
-from cairn.service.schemas import AnnotateRunRequest, Root, RootList, Run, RunList, RunUsage
+from cairn.service.schemas import (
+    AnnotateRunRequest,
+    CreateRunRequest,
+    Run,
+    RunList,
+    RunUsage,
+)
 from cairn.storage.store import StoreURI
 
 router: Final = APIRouter(tags=["runs"], route_class=StoreRoute)
 
 _LAST: Final[Mapping[str, type]] = {"root": str, "name": str}
 """What settles the order in the end."""
-
-
-@router.get("/roots")
-def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
-    """Every store root of this server."""
-    seen = caller.visible(plane.roots)
-    return RootList(roots=[Root(name=name, uri=str(uri)) for name, uri in seen.items()])
 
 
 @router.get("/runs", response_model=RunList)
@@ -87,6 +87,27 @@ def list_runs(
         plane, roots, page_size, page_token, of=root, search=search, refresh=refresh
     )
     return json_answer(found)
+
+
+@router.post(
+    "/roots/{root}/runs",
+    status_code=201,
+    response_model=Run,
+    responses=problem_responses(404, 409),
+)
+def create_run(
+    caller: Operator,
+    root: RootName,
+    body: CreateRunRequest,
+    plane: PlaneDependency,
+    request: Request,
+) -> Response:
+    """Make a run before its job starts; the job that saves there goes on in it, with its labels.
+
+    `Location` has its path. No step is listed until one is saved.
+    """
+    made = actions.create_run(plane, caller, root, body.name, body.labels)
+    return created_answer(made, f"{request.url.path}/{made.name}")
 
 
 @router.get(

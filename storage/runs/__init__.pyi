@@ -91,6 +91,7 @@ from .retention import judge_retention as judge_retention
 from .retention import step_facts as step_facts
 from .rollback import roll_back as roll_back
 from .run import Run as Run
+from .run import create_run as create_run
 from .run import list_runs as list_runs
 from .run import refuse_headless as refuse_headless
 from .step_copy import CopyReport as CopyReport

@@ -36,7 +36,9 @@ from cairn.storage.runs.records import (
     LEASE_FILE,
     RUN_FILE,
     RUN_FOLDERS,
+    UNREADABLE,
     Aliases,
+    Annotation,
     Attempt,
     CheckpointRef,
     Lineage,
@@ -78,6 +80,7 @@ from cairn.storage.store import (
 
 __all__ = [
     "Run",
+    "create_run",
     "list_runs",
     "no_such_run",
     "refuse_headless",
@@ -672,6 +675,39 @@ def _steps_text(steps: list[int]) -> str:
         return "no steps"
     shown = ", ".join(map(str, sorted(steps)[-_STEPS_NAMED:]))
     return f"steps {'…, ' if len(steps) > _STEPS_NAMED else ''}{shown}"
+
+
+def create_run(
+    uri: StoreURI | str | os.PathLike[str],
+    *,
+    labels: Mapping[str, str] | None = None,
+    clock: Clock = utc_now,
+) -> Run:
+    """Make the run `uri` before anything is saved in it; the job that saves there goes on in it.
+
+    Of several who make it at the same time, a job that begins there included, one does.
+
+    Args:
+        uri: the run's folder.
+        labels: texts by name.
+        clock: tells the time.
+
+    Raises:
+        InvalidURIError: no run can be there, see `Run.create`.
+        PreconditionFailedError: there is one, or what is left of one.
+        UnsupportedFormatError: labels that can't be kept; all are listed.
+    """
+    Annotation.of(labels, None)  # nothing is asked of the store for what can't be kept
+    try:
+        return Run.create(uri, labels=labels, exist_ok=False, clock=clock)
+    except UNREADABLE as exc:
+        raise PreconditionFailedError(
+            "the run exists",
+            path=parse_uri(uri),
+            expected="no run of this name",
+            found=f"one that can't be read: {exc}",
+            next_step="Choose another name.",
+        ) from exc
 
 
 def list_runs(root: StoreURI | str | os.PathLike[str], *, known: Collection[str] = ()) -> list[str]:

@@ -300,6 +300,10 @@ def test_name_that_leads_elsewhere_is_refused_and_nothing_touched(http, root, tm
         f"/v1/roots/default/runs/run/aliases/{name}",
     ):
         answer = http.get(path)
+        if answer.url.path == "/v1/roots/default":  # who asks has tidied the rest away
+            own = {"name": "default", "uri": f"file://{root}", "source": "settings"}
+            assert (name, answer.json()) == ("..", own)
+            continue
         assert answer.status_code in (404, 422), (path, answer.text)
         check_problem(answer, answer.status_code)
     answer = http.post(

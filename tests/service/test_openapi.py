@@ -2,6 +2,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -17,6 +18,7 @@ from tests.service.conftest import BASE_URL, PEER
 METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
     "announce_checkpoint",
+    "add_root",
     "annotate_checkpoint",
     "annotate_run",
     "list_workers",
@@ -25,6 +27,7 @@ OPERATION_IDS = {
     "cancel_operation",
     "collect_run_garbage",
     "create_key",
+    "create_run",
     "list_keys",
     "revoke_key",
     "convert_checkpoint",
@@ -37,6 +40,7 @@ OPERATION_IDS = {
     "get_artifact",
     "get_checkpoint",
     "get_operation",
+    "get_root",
     "get_run",
     "get_usage",
     "health",
@@ -57,6 +61,7 @@ OPERATION_IDS = {
     "ready",
     "repair_records",
     "remove_alias",
+    "remove_root",
     "restore_checkpoint",
     "resume_operation",
     "undelete_checkpoint",
@@ -108,6 +113,8 @@ BODIES = {
     "applyRetention": {"policy": {"keep_last": 1}},
     "checkpoints": {"step": 7},
     "keys": {"name": "nobody"},
+    "runs": {"name": "nothing"},
+    "roots": {"name": "more", "uri": str(Path(__file__).parent)},
     "plan": {"mesh": {"axes": {"fsdp": 8}}},
     "webhooks": {"url": "https://ci.example.com/cairn"},
 }

@@ -24,9 +24,9 @@ PUBLIC = [
     "UnsupportedLeafError", "VerifyReport", "Writer", "annotate", "annotate_run", "annotate_step",
     "apply_retention", "best_step",
     "check_run",
-    "collect_garbage", "confine", "decide", "deletable_step", "delete_alias", "delete_step",
-    "find_garbage", "fork_run", "judge_retention", "list_runs", "load", "parse_ref", "parse_uri",
-    "plan_shards", "promote_step", "repair_run", "resolve_checkpoint", "roll_back",
+    "collect_garbage", "confine", "create_run", "decide", "deletable_step", "delete_alias",
+    "delete_step", "find_garbage", "fork_run", "judge_retention", "list_runs", "load", "parse_ref",
+    "parse_uri", "plan_shards", "promote_step", "repair_run", "resolve_checkpoint", "roll_back",
     "undelete_step", "verify_step", "write_index", "write_shard",
 ]  # fmt: skip
 

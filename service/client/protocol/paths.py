@@ -8,8 +8,8 @@ DEFAULT_ROOT: Final = "default"
 
 
 def segment(text: str) -> str:
-    """One segment of a path, whatever the text is."""
-    return quote(text, safe="")
+    """One segment of a path, whatever the text is; "." and ".." would lead to another path."""
+    return "%2E" * len(text) if text in (".", "..") else quote(text, safe="")
 
 
 def run_path(root: str, run: str) -> str:

@@ -143,14 +143,14 @@ def _plane(data_dir: Path | None) -> "Iterator[tuple[ControlPlane, Caller]]":
     """The control plane of the settings, without jobs, and who is at this shell."""
     from cairn.service.access import Caller
     from cairn.service.actions import ControlPlane
-    from cairn.service.catalog import Catalog, Index
+    from cairn.service.catalog import Catalog, Index, Roots
     from cairn.service.settings import load_settings
 
     settings = load_settings(data_dir=data_dir)
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
-        plane = ControlPlane(settings, settings.root_uris, Index(catalog), None)
+        plane = ControlPlane(settings, Roots(catalog, settings.root_uris), Index(catalog), None)
         yield plane, Caller(f"shell:{_user()}", Scope.ADMIN)
     finally:
         catalog.close()

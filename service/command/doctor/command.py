@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -106,6 +106,7 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
         for name, uri in roots.items():
             checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
         checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
+        checks["added roots"] = lambda: _added_roots(settings.database_url, roots, probe, seconds)
         checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
     checks["server"] = lambda: server_found(
         url, os.environ, version=installed_version(), seconds=seconds
@@ -123,6 +124,14 @@ def _catalog(url: str, seconds: float) -> Iterable[Finding]:
     from cairn.service.command.doctor.databases import catalog_found
 
     return catalog_found(url, seconds=seconds)
+
+
+def _added_roots(
+    url: str, roots: Mapping[str, StoreURI], probe: bool, seconds: float
+) -> Iterable[Finding]:
+    from cairn.service.command.doctor.databases import added_roots_found
+
+    return added_roots_found(url, roots, probe=probe, seconds=seconds)
 
 
 def _jobs(url: str, seconds: float) -> Iterable[Finding]:

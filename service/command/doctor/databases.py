@@ -1,19 +1,24 @@
 """Whether the databases can be read, and are of this version. Nothing is written, none is made."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util.exc import CommandError
-from sqlalchemy import URL, Engine, create_engine, inspect, make_url, text
+from sqlalchemy import URL, Engine, create_engine, inspect, make_url, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from cairn.service.catalog import AddedRootRow, overlap_of
 from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
 from cairn.service.command.doctor.findings import Finding, Outcome
+from cairn.service.command.doctor.stores import root_found
+from cairn.storage.errors import InvalidURIError
+from cairn.storage.store import StoreURI, parse_uri
 
 _SERVER_SCHEMA: Final = "dbos"
+_ADDED: Final = "added roots"
 
 
 def catalog_found(url: str, *, seconds: float) -> Iterator[Finding]:
@@ -29,6 +34,50 @@ def catalog_found(url: str, *, seconds: float) -> Iterator[Finding]:
 def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
     """The database of jobs: whether its tables are there. Their version is the engine's own."""
     yield from _database_found("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
+
+
+def added_roots_found(
+    url: str, roots: Mapping[str, StoreURI], *, probe: bool, seconds: float
+) -> Iterator[Finding]:
+    """Roots that were added: whether they can be used, and whether the settings say otherwise.
+
+    Nothing is said of a catalog that can't be read: its own check does.
+
+    Args:
+        url: Of the catalog.
+        roots: Those of the settings.
+        probe: Write to each for a moment.
+        seconds: After which the catalog or a store counts as silent.
+    """
+    added: dict[str, str] = {}
+
+    def look(check: str, engine: Engine, shown: str) -> Finding:
+        with engine.connect() as connection:
+            if inspect(connection).has_table(AddedRootRow.__tablename__):
+                query = select(AddedRootRow.name, AddedRootRow.uri).order_by(AddedRootRow.name)
+                added.update((name, uri) for name, uri in connection.execute(query))
+        return Finding(check, Outcome.OK, shown)
+
+    for _ in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look):
+        pass
+    if not added:
+        yield Finding(_ADDED, Outcome.OK, "none")
+    for name, kept in added.items():
+        try:
+            uri = parse_uri(kept)
+        except InvalidURIError as exc:
+            fix = f"upgrade to the version that has added it, or cairn roots remove {name}"
+            yield Finding(_ADDED, Outcome.WARN, f"{name}: {exc}", fix)
+            continue
+        if name in roots:
+            found = f"{name}: the settings have {roots[name]}, which counts, the catalog {uri}"
+            yield Finding(_ADDED, Outcome.WARN, found, f"cairn roots remove {name}")
+            continue
+        if overlap := overlap_of(uri, roots):
+            found = f"{name}: expected a place apart from all others, found {uri}, {overlap}"
+            fix = f"cairn roots remove {name}, or correct CAIRN_ROOTS"
+            yield Finding(_ADDED, Outcome.WARN, found, fix)
+        yield from root_found(name, uri, probe=probe, seconds=seconds)
 
 
 def _database_found(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cairn.installation import installed_version
-from cairn.service.catalog import Catalog
+from cairn.service.catalog import Catalog, Roots
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
 from cairn.service.events import Sender
@@ -66,7 +66,7 @@ def _work(
     settings.prepare()
     catalog = Catalog.open(settings.database_url, auto_upgrade=settings.auto_upgrade)
     try:
-        jobs = open_jobs(settings)
+        jobs = open_jobs(settings, Roots(catalog, settings.root_uris))
         sender: Sender | None = None
         try:
             worker = jobs.worker = start_worker(

@@ -65,7 +65,7 @@ class Jobs:
         kinds: Mapping[str, JobKind],
         counts: JobCounts | None = None,
     ) -> None:
-        self.roots = dict(roots)
+        self.roots = roots
         self.kinds = dict(kinds)
         self.worker: Worker | None = None
         self.stopping = False
@@ -337,12 +337,17 @@ class Jobs:
         return self._client.get_event(status.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {}
 
 
-def open_jobs(settings: Settings) -> Jobs:
+def open_jobs(settings: Settings, roots: Mapping[str, StoreURI] | None = None) -> Jobs:
     """The jobs of a server, without a worker.
+
+    Args:
+        settings: Of the server.
+        roots: By name, as they are at each moment; default: those of the settings.
 
     Raises:
         SettingsError: The database can't be opened.
     """
     client = open_database(settings.jobs_database_url)
     counts = JobCounts(settings.jobs_database_url)
-    return Jobs(client, roots=settings.root_uris, kinds=KINDS, counts=counts)
+    known = settings.root_uris if roots is None else roots
+    return Jobs(client, roots=known, kinds=KINDS, counts=counts)

@@ -109,7 +109,7 @@ class Worker:
         changed: Callable[[str, str], None] | None = None,
         metrics: JobMetrics | None = None,
     ) -> None:
-        self.roots = dict(roots)
+        self.roots = roots
         self.kinds = dict(kinds)
         self.stopping = False
         self._executions: set[Execution] = set()
@@ -290,6 +290,7 @@ _current_lock = threading.Lock()
 
 def launch_worker(
     settings: Settings,
+    roots: Mapping[str, StoreURI],
     *,
     changed: Callable[[str, str], None] | None = None,
     metrics: JobMetrics | None = None,
@@ -298,6 +299,7 @@ def launch_worker(
 
     Args:
         settings: Of the server.
+        roots: By name, as they are at each moment.
         changed: Told of each run, by root and name, whose lists a job has changed.
         metrics: What counts the jobs.
 
@@ -308,7 +310,7 @@ def launch_worker(
     worker = Worker(
         database_url=settings.jobs_database_url,
         name=worker_name(settings),
-        roots=settings.root_uris,
+        roots=roots,
         kinds=KINDS,
         changed=changed,
         metrics=metrics,

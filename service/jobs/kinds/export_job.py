@@ -270,7 +270,7 @@ def _run_uri(roots: Mapping[str, StoreURI], request: Request) -> StoreURI:
             path=request["root"],
             expected=f"one of {', '.join(roots)}",
             found="a job of a root that is configured no more",
-            next_step="Configure the root again (CAIRN_ROOTS), then resume the operation.",
+            next_step="Configure or add the root again, then resume the operation.",
         )
     return confine(roots[request["root"]], request["run"])
 

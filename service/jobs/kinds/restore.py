@@ -86,7 +86,7 @@ def _source(roots: Mapping[str, StoreURI], request: Request) -> tuple[Run, StepI
             path=request["root"],
             expected=f"one of {', '.join(roots)}",
             found="a job of a root that is configured no more",
-            next_step="Configure the root again (CAIRN_ROOTS), then resume the operation.",
+            next_step="Configure or add the root again, then resume the operation.",
         )
     run = Run.open(confine(roots[request["root"]], request["run"]))
     step = StepInfo(

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from sqlalchemy import create_engine
 
 from cairn.installation import CHECKED, installed_version
 from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.roots import Roots
 from cairn.service.command import variables
 from cairn.service.command.doctor import environment, findings, installation, server, stores
 from cairn.service.command.doctor.databases import catalog_found, jobs_found
 from cairn.service.command.doctor.findings import Finding, Outcome, run_checks
 from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.storage.errors import UnsoundStoreError
+from cairn.storage.store.clock import utc_now
 from cairn.storage.store.uri import parse_uri
 from tests.service.commands import cairn_here, cairn_on_a_terminal
 from tests.service.planes import running_plane
@@ -68,7 +71,7 @@ def test_a_sound_installation_fails_nothing_and_is_left_as_it_was(root, tmp_path
     names = {one["check"] for one in found}
     assert names == {
         *("settings", "versions", "entry points", "names", "command", "emulators"),
-        *("data folder", "root default", "catalog", "jobs", "server"),
+        *("data folder", "root default", "catalog", "added roots", "jobs", "server"),
     }
     assert list(tmp_path.iterdir()) == [root]
     assert list(root.iterdir()) == []
@@ -488,3 +491,26 @@ def test_a_silent_server_keeps_the_command_no_longer_than_the_time_it_was_given(
         found = doctor("--timeout", "1s", "--url", url, status=1, **variables)
     assert time.monotonic() - began < 10
     assert [one["check"] for one in found if one["outcome"] == "fail"] == ["server"]
+
+
+def test_roots_that_were_added_are_looked_at_and_those_of_the_settings_win(root, tmp_path):
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
+    found = {one["check"]: one for one in doctor(**variables)}
+    assert found["added roots"]["found"] == "none"
+    (tmp_path / "more").mkdir()
+    (tmp_path / "data").mkdir(exist_ok=True)
+    with closing(Catalog.open(f"sqlite:///{tmp_path}/data/catalog.sqlite")) as catalog:
+        Roots(catalog, {}).add("more", parse_uri(tmp_path / "more"), by="me", now=utc_now())
+    found = doctor(**variables)
+    (one,) = [one for one in found if one["check"] == "root more" and "answers" in one["found"]]
+    assert f"file://{tmp_path}/more answers" in one["found"]
+    for roots, told in (
+        ({"more": str(tmp_path / "theirs")}, f"more: the settings have file://{tmp_path}/theirs"),
+        ({"all": str(tmp_path)}, "in root 'all'"),
+        ({"in": str(tmp_path / "more" / "in")}, "around root 'in'"),
+    ):
+        found = doctor(**variables, CAIRN_ROOTS=json.dumps(roots))
+        (one,) = [one for one in found if one["check"] == "added roots"]
+        assert one["outcome"] == "warn"
+        assert told in one["found"]
+        assert "cairn roots remove more" in one["fix"]

@@ -33,7 +33,7 @@ def fill(root: Path) -> None:
             annotate(run, step, metrics={"eval/loss": float(step)}, labels={"by": "test"})
 
 
-def names(url: str) -> dict[str, list[object]]:
+def names(url: str, uri: str) -> dict[str, list[object]]:
     """What there is, made through the API: an artifact, operations, aliases."""
     with Client(url) as client:
         webhook = client.create_webhook("http://127.0.0.1:9/").details.id
@@ -45,6 +45,7 @@ def names(url: str) -> dict[str, list[object]]:
             "artifact": [artifact.id],
             "name": [artifact.files[0].name],
             "operation": [operation.id],
+            "uri": [uri],
             "worker": [worker.name for worker in client.workers()],
             "webhook": [webhook],
             "delivery": [one.id for one in client.deliveries(webhook)],
@@ -74,7 +75,7 @@ def ask(url: str, report: Path, known: dict[str, list[object]]) -> subprocess.Co
 
 @pytest.mark.timeout(3600 if is_long() else 300)
 def test_requests_made_from_the_document_find_no_fault(tmp_path):
-    for root in ("store", "second"):
+    for root in ("store", "second", "third"):
         fill(tmp_path / root)
     second = {
         "CAIRN_ROOTS": json.dumps({"second": str(tmp_path / "second")}),
@@ -83,7 +84,7 @@ def test_requests_made_from_the_document_find_no_fault(tmp_path):
     report = tmp_path / "report.json"
     (tmp_path / "plane").mkdir()
     with running_plane(tmp_path / "store", tmp_path / "plane", second) as (url, process):
-        asked = ask(url, report, names(url))
+        asked = ask(url, report, names(url, str(tmp_path / "third")))
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert process.poll() is None
     assert asked.returncode == 0, asked.stdout[-20_000:]

@@ -37,7 +37,7 @@ from cairn.storage.errors import (
     TreeMismatchError,
     UnsupportedFormatError,
 )
-from cairn.storage.runs.run import Run
+from cairn.storage.runs.run import Run, create_run
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.saving.save_handle import SaveState
 from tests.state.forward import outputs_of
@@ -199,6 +199,12 @@ def test_what_does_not_exist_is_not_found(trained, tmp_path):
         EasyDeLState.load_state(f"{trained.run}/steps/3", step=4, verbose=False)
     with pytest.raises(FileNotFoundError):
         my_model().to_state(TX).load_optimizer(str(tmp_path))
+
+
+def test_a_run_that_was_made_for_a_job_says_that_it_has_no_step_yet(tmp_path):
+    made = create_run(tmp_path / "planned", labels={"team": "nlp"})
+    with pytest.raises(StepNotFoundError, match=r"no complete step.*Wait for the first save"):
+        EasyDeLState.load_state(str(made.uri), verbose=False)
 
 
 def test_pickle_files_are_refused(tmp_path):

@@ -1,0 +1,1 @@
+"""Making what others go on in: runs before their jobs, roots while servers run."""

@@ -1,0 +1,168 @@
+"""Roots: what there is, added and removed while servers run.
+
+An administrator of some roots adds and removes none: what all callers may use is not theirs to say.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Final
+
+from cairn.service import catalog
+from cairn.service.access import Caller, Scope
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.errors import FixedRootError, RootInUseError, RootRefusedError
+from cairn.service.schemas import Operation, OperationState, Root
+from cairn.storage.errors import NotFoundError
+from cairn.storage.runs import RUN_FILE
+from cairn.storage.store import StoreURI, open_files, parse_uri
+
+_SHOWN: Final = 5
+_AT_A_TIME: Final = 1000
+"""Operations that are read at a time."""
+
+
+def list_roots(plane: ControlPlane, caller: Caller) -> list[Root]:
+    """The roots that a caller may use; those of the settings first."""
+    return [_body(plane, name, uri) for name, uri in caller.visible(plane.roots).items()]
+
+
+def get_root(plane: ControlPlane, name: str) -> Root:
+    """One root.
+
+    Raises:
+        UnknownRootError: There is none of that name.
+    """
+    return _body(plane, name, plane.root(name))
+
+
+def add_root(plane: ControlPlane, caller: Caller, name: str, uri: str) -> Root:
+    """Add a root, for all servers and workers of this catalog. Nothing is written to its store.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        InvalidURIError, RootRefusedError: No root can be, or may be, there.
+        RootTakenError: There is a root of that name, or one there, around it or in it.
+        StoreUnavailableError: The store does not answer.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    place = _parsed(uri)
+    added = Root(name=name, uri=str(place), source="catalog")
+    with audited(plane, caller, "root.add", root=name, uri=str(place)) as entry:
+        _check_allowed(plane, place)
+        _check_usable(place)
+        plane.roots.add(name, place, by=caller.name, now=datetime.now(UTC))
+        entry.complete(before=None, after=added.model_dump())
+    return added
+
+
+def remove_root(plane: ControlPlane, caller: Caller, name: str) -> None:
+    """Have a root be served no more. What the catalog knows of it goes; its store stays as it is.
+
+    Of a name that the settings have too, what the catalog says goes, and the settings' root stays.
+
+    Raises:
+        ForbiddenError: The caller may not use all roots.
+        UnknownRootError: There is none of that name.
+        FixedRootError: The settings name it, and nobody has added it.
+        RootInUseError: Operations on it have not ended.
+        NotReadyError: Jobs were not launched.
+    """
+    caller.require_everywhere(Scope.ADMIN)
+    fixed = plane.roots.is_of_settings(name)
+    added = catalog.added_root(plane.catalog, name) is not None
+    if not added:
+        plane.root(name)  # raises, unless the settings name it
+    with audited(plane, caller, "root.remove", root=name) as entry:
+        if not added:
+            raise FixedRootError(
+                f"root {name!r}: expected one that was added, found one that the settings name. "
+                "Take it out of CAIRN_ROOTS, and start the servers anew."
+            )
+        if not fixed:
+            _refuse_used(plane, name)
+        row = plane.roots.remove(name)
+        entry.complete(before={"name": name, "uri": row.uri, "source": "catalog"}, after=None)
+
+
+def _body(plane: ControlPlane, name: str, uri: StoreURI) -> Root:
+    source = "settings" if plane.roots.is_of_settings(name) else "catalog"
+    return Root.model_validate({"name": name, "uri": str(uri), "source": source})
+
+
+def _parsed(uri: str) -> StoreURI:
+    place = parse_uri(uri)
+    if place.scheme == "memory":
+        raise RootRefusedError(
+            f"{place}: expected a store that all servers and workers see, found this process's "
+            "memory. Give a folder, gs:// or s3://."
+        )
+    if place.scheme == "file" and not uri.startswith(("/", "file:")):
+        raise RootRefusedError(
+            f"{uri!r}: expected an absolute path, found one that depends on where the server was "
+            "started. Give it as /path or file:///path."
+        )
+    return place
+
+
+def _check_allowed(plane: ControlPlane, place: StoreURI) -> None:
+    allowed = plane.settings.roots_within
+    if allowed is not None and not catalog.lies_within(place, map(parse_uri, allowed)):
+        told = f"a place in {' or '.join(allowed)}" if allowed else "none: no root may be added"
+        raise RootRefusedError(
+            f"{place}: expected {told} (CAIRN_ROOTS_WITHIN), found another. Choose one there, or "
+            "have the settings changed."
+        )
+
+
+def _check_usable(place: StoreURI) -> None:
+    """Look at a place as the readiness of a server does, and more strictly: it has to be there."""
+    if place.scheme == "file":
+        path = place.local_path
+        if not os.path.isdir(path):
+            found = "a file" if os.path.exists(path) else "nothing"
+            raise RootRefusedError(
+                f"{place}: expected a folder on the server, found {found}. Make it, or mount it."
+            )
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise RootRefusedError(
+                f"{place}: expected a folder that the server may read, found one that it may not. "
+                "Give its user the right to."
+            )
+    try:
+        names = {entry.name for entry in open_files(place).list()}
+    except NotFoundError as exc:
+        raise RootRefusedError(
+            f"{place}: expected a bucket that the server may list, found none. Create it."
+        ) from exc
+    if RUN_FILE in names:
+        raise RootRefusedError(
+            f"{place}: expected a folder that runs lie in, found a run. Give the folder around it."
+        )
+
+
+def _refuse_used(plane: ControlPlane, name: str) -> None:
+    found = [
+        operation.id
+        for state in (OperationState.PENDING, OperationState.RUNNING)  # as they follow each other
+        for operation in _operations(plane, state)
+        if operation.request.get("root") == name
+    ]
+    if found:
+        more = f", and {len(found) - _SHOWN} more" * (len(found) > _SHOWN)
+        raise RootInUseError(
+            f"root {name!r}: expected no operations that have not ended, found "
+            f"{', '.join(found[:_SHOWN])}{more}. Cancel them, or wait for their end.",
+            extra={"operations": found},
+        )
+
+
+def _operations(plane: ControlPlane, state: OperationState) -> Iterator[Operation]:
+    after: tuple[datetime, str] | None = None
+    while True:
+        page = plane.jobs.list(limit=_AT_A_TIME, after=after, state=state)
+        yield from page
+        if len(page) < _AT_A_TIME:
+            return
+        after = page[-1].created, page[-1].id

@@ -1,0 +1,35 @@
+"""Runs that are made before their jobs start."""
+
+from collections.abc import Mapping
+
+from cairn.service.access import Caller
+from cairn.service.actions.auditing import audited
+from cairn.service.actions.listing import get_run
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.errors import RunExistsError
+from cairn.service.schemas import Run
+from cairn.storage import runs
+from cairn.storage.errors import PreconditionFailedError
+
+
+def create_run(
+    plane: ControlPlane, caller: Caller, root: str, run: str, labels: Mapping[str, str]
+) -> Run:
+    """Make a run without steps; the job that saves there goes on in it.
+
+    Raises:
+        UnknownRootError: There is no such root.
+        InvalidURIError: No run can be there.
+        RunExistsError: There is one, in the store.
+        StoreUnavailableError: The root is not where it was, or does not answer.
+        UnsupportedFormatError: Labels that can't be kept; all are listed.
+    """
+    place = plane.place(root, run)
+    with audited(plane, caller, "run.create", root=root, run=run, labels=dict(labels)) as entry:
+        plane.index.refuse_gone(root, plane.root(root))
+        try:
+            made = runs.create_run(place, labels=labels)
+        except PreconditionFailedError as exc:
+            raise RunExistsError(str(exc)) from exc
+        entry.complete(after=made.info().labels)
+    return get_run(plane, root, run, refresh=True)

@@ -1,0 +1,220 @@
+"""Every root by name: those that the settings name, and those that were added since.
+
+What was added is in the catalog alone, for all servers and workers that share it. A name that the
+settings have is theirs, whatever the catalog says of it.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import delete, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
+from cairn.service.errors import RootTakenError, UnknownRootError
+from cairn.storage.errors import InvalidURIError
+from cairn.storage.store import StoreURI, parse_uri
+
+KNOWN_SECONDS: Final = 1.0
+"""How long a process goes by what it has read of the catalog."""
+
+_TABLE: Final = ("", "roots")
+"""Of the lock under which roots are added and removed."""
+
+_ADDED: Final = select(AddedRootRow.name, AddedRootRow.uri).order_by(AddedRootRow.name)
+
+
+class Roots(Mapping[str, StoreURI]):
+    """Every root by name, as it is now. Safe for use by many threads.
+
+    Those of the settings come first, and need no database. A name that is not known is looked for
+    in the catalog at once: one short query, and nothing is kept of it if there is none. That a root
+    was removed is known `KNOWN_SECONDS` later.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        of_settings: Mapping[str, StoreURI],
+        *,
+        changed: Callable[[int], None] | None = None,
+    ) -> None:
+        """Of these settings, and of this catalog.
+
+        Args:
+            catalog: Which roots were added.
+            of_settings: The roots that the settings name.
+            changed: Told how many there are, when others were added or removed.
+        """
+        self._catalog = catalog
+        self._own = dict(of_settings)
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._added: dict[str, StoreURI] = {}
+        self._read = float("-inf")
+
+    def __getitem__(self, name: str) -> StoreURI:
+        """Where a root is.
+
+        Raises:
+            KeyError: There is none of that name.
+            SQLAlchemyError: The settings have none, and the catalog does not answer.
+        """
+        if name in self._own:
+            return self._own[name]
+        now = time.monotonic()
+        added = self._since(now - KNOWN_SECONDS)
+        return (added if name in added else self._since(now))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names; those of the settings first."""
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._all())
+
+    def items(self) -> ItemsView[str, StoreURI]:
+        """All of them at one moment: one may be removed while they are gone through."""
+        return self._all().items()
+
+    def is_of_settings(self, name: str) -> bool:
+        """Whether the settings name it."""
+        return name in self._own
+
+    def add(self, name: str, uri: StoreURI, *, by: str, now: datetime) -> None:
+        """Add a root, for all that share the catalog.
+
+        Args:
+            name: Of the root.
+            uri: Where it is.
+            by: Who adds it.
+            now: When.
+
+        Raises:
+            RootTakenError: There is a root of that name, or one there, around it or in it.
+        """
+        with self._changing() as session:
+            added = _places(session.execute(_ADDED).all())
+            others = {**self._own, **{k: v for k, v in added.items() if k not in self._own}}
+            if name in others:
+                source = "the settings name" if name in self._own else "was added:"
+                raise RootTakenError(
+                    f"root {name!r}: expected a name that no root has, found one that {source} "
+                    f"{others[name]}. Choose another."
+                )
+            if overlap := overlap_of(uri, others):
+                raise RootTakenError(
+                    f"root {name!r}: expected a place apart from all other roots, found {uri}, "
+                    f"{overlap}."
+                )
+            session.add(AddedRootRow(name=name, uri=str(uri), created=now, created_by=by))
+
+    def remove(self, name: str) -> AddedRootRow:
+        """Drop a root that was added, and what the catalog knows of it; nothing in its store.
+
+        Of a name that the settings have too, the index stays.
+
+        Raises:
+            UnknownRootError: None was added under that name.
+        """
+        with self._changing() as session:
+            row = session.get(AddedRootRow, name)
+            if row is None:
+                raise UnknownRootError(f"root {name!r}: expected one that was added, found none")
+            session.delete(row)
+            if name not in self._own:
+                drop_index(session, name)
+            return row
+
+    @contextmanager
+    def _changing(self) -> Iterator[Session]:
+        try:
+            with self._catalog.write(_TABLE) as session:
+                yield session
+        finally:
+            with self._lock:
+                self._read = float("-inf")  # this process knows at once
+
+    def _all(self) -> dict[str, StoreURI]:
+        with suppress(SQLAlchemyError):  # whoever needs the catalog for more says that it is away
+            self._since(time.monotonic() - KNOWN_SECONDS)
+        return {**self._own, **{k: v for k, v in self._added.items() if k not in self._own}}
+
+    def _since(self, moment: float) -> dict[str, StoreURI]:
+        """What was added, as it was read at this moment or later: of many who ask one reads.
+
+        Raises:
+            SQLAlchemyError: The catalog does not answer.
+        """
+        if self._read < moment:
+            with self._lock:
+                if self._read < moment:
+                    self._look()
+        return self._added
+
+    def _look(self) -> None:
+        began, before = time.monotonic(), self._added
+        try:
+            with self._catalog.query() as connection:
+                found = _places(connection.execute(_ADDED).all())
+        finally:
+            self._read = began  # of a catalog that is away, too: not everybody waits for it
+        self._added = found
+        if found.keys() != before.keys() and self._changed is not None:
+            self._changed(len(self._own.keys() | found.keys()))
+
+
+def added_root(catalog: Catalog, name: str) -> AddedRootRow | None:
+    """The root that was added under a name."""
+    with catalog.read() as session:
+        return session.get(AddedRootRow, name)
+
+
+def drop_index(session: Session, root: str) -> None:
+    """Drop all that the catalog knows of the runs of a root."""
+    session.execute(delete(RunRow).where(RunRow.root == root))
+    session.execute(delete(RootRow).where(RootRow.name == root))
+
+
+def _places(rows: Iterable[Any]) -> dict[str, StoreURI]:
+    """By name; without those of a newer version in a store that this one can't open."""
+    found: dict[str, StoreURI] = {}
+    for name, uri in rows:
+        with suppress(InvalidURIError):  # `cairn doctor` says so
+            found[name] = parse_uri(uri)
+    return found
+
+
+def overlap_of(uri: StoreURI, others: Mapping[str, StoreURI]) -> str:
+    """How a place and those of other roots lie in each other; "" if they do in none."""
+    here = _place(uri)
+    found = []
+    for name, other in others.items():
+        there = _place(other)
+        if here == there:
+            found.append(f"where root {name!r} is")
+        elif here.startswith(there):
+            found.append(f"in root {name!r}, {other}")
+        elif there.startswith(here):
+            found.append(f"around root {name!r}, {other}")
+    return " and ".join(found)
+
+
+def lies_within(uri: StoreURI, folders: Iterable[StoreURI]) -> bool:
+    """Whether a place is one of these folders, or in one."""
+    return any(_place(uri).startswith(_place(folder)) for folder in folders)
+
+
+def _place(uri: StoreURI) -> str:
+    """With a slash at its end, and of a folder on a disk whatever links lead there."""
+    if uri.scheme != "file":
+        return f"{uri}/"
+    return f"file://{os.path.realpath(uri.local_path).rstrip('/')}/"

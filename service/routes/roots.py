@@ -1,0 +1,70 @@
+"""Roots of the store: those of the settings, and those that were added while servers ran."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+
+from cairn.service import actions
+from cairn.service.access import Administrator, Reader
+from cairn.service.dependencies import PlaneDependency, RootName
+from cairn.service.http import (
+    NOT_CHANGED,
+    Condition,
+    StoreRoute,
+    created_answer,
+    problem_responses,
+    tagged_answer,
+)
+from cairn.service.schemas import AddRootRequest, Root, RootList
+
+router: Final = APIRouter(prefix="/roots", tags=["roots"], route_class=StoreRoute)
+
+
+@router.get("")
+def list_roots(caller: Reader, plane: PlaneDependency) -> RootList:
+    """Every store root of this server, and what names it."""
+    return RootList(roots=actions.list_roots(plane, caller))
+
+
+@router.post("", status_code=201, response_model=Root, responses=problem_responses(409))
+def add_root(
+    caller: Administrator,
+    body: AddRootRequest,
+    plane: PlaneDependency,
+    request: Request,
+) -> Response:
+    """Add a root, for every server and worker of this catalog, now and after their next start.
+
+    The folder or bucket has to be there, apart from all other roots. Nothing is written to it. It
+    takes an administrator of all roots.
+    """
+    made = actions.add_root(plane, caller, body.name, body.uri)
+    return created_answer(made, f"{request.url.path}/{made.name}")
+
+
+@router.get("/{root}", response_model=Root, responses={304: NOT_CHANGED, **problem_responses(404)})
+def get_root(
+    caller: Reader, root: RootName, plane: PlaneDependency, if_none_match: Condition = None
+) -> Response:
+    """One root."""
+    return tagged_answer(actions.get_root(plane, root), if_none_match)
+
+
+def remove_root(caller: Administrator, root: RootName, plane: PlaneDependency) -> None:
+    """Have a root be served no more that was added; its store stays as it is.
+
+    Refused (409) of a root that the settings name, and while operations on it have not ended. It
+    takes an administrator of all roots.
+    """
+    actions.remove_root(plane, caller, root)
+
+
+router.add_api_route(
+    "/{root}",
+    remove_root,
+    methods=["DELETE"],
+    status_code=204,
+    responses=problem_responses(404, 409),
+    route_class_override=APIRoute,  # a store that says nothing keeps none from being removed
+)
