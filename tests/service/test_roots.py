@@ -15,6 +15,7 @@ from cairn.service.catalog import Catalog, Index, Roots, Scanner
 from cairn.service.catalog.models import AddedRootRow, RootRow, RunRow
 from cairn.service.command.doctor.databases import added_roots_found
 from cairn.service.command.doctor.findings import Outcome
+from cairn.service.errors import RootTakenError
 from cairn.service.http.store_turns import AT_ONCE, STREAMS_AT_ONCE
 from cairn.service.settings import Settings
 from cairn.storage.store import parse_uri, utc_now
@@ -477,3 +478,26 @@ def test_what_a_newer_version_has_added_keeps_nobody_from_the_others(catalog, se
     found = [*added_roots_found(settings.database_url, settings.root_uris, probe=False, seconds=5)]
     (warned,) = [one for one in found if one.outcome is Outcome.WARN]
     assert "foreign URI" in warned.found
+
+
+def test_of_servers_that_add_places_in_each_other_at_once_one_does(database_url, tmp_path):
+    places = [tmp_path / "/".join("abcdef"[: depth + 1]) for depth in range(6)]
+    with ExitStack() as stack:
+        opened = [stack.enter_context(closing(Catalog.open(database_url))) for _ in places]
+        barrier = threading.Barrier(len(places))
+
+        def ask(number):
+            roots = Roots(opened[number], {})
+            barrier.wait()
+            try:
+                roots.add(f"r{number}", parse_uri(places[number]), by="me", now=utc_now())
+            except RootTakenError as refused:
+                return str(refused)
+            return None
+
+        with ThreadPoolExecutor(len(places)) as pool:
+            told = [*pool.map(ask, range(len(places)))]
+        assert told.count(None) == 1
+        (name,) = Roots(opened[0], {})
+        assert name == f"r{told.index(None)}"
+        assert all(repr(name) in one for one in told if one is not None)
