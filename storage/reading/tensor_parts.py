@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ MOST_READ_BYTES: Final = 256 << 20
 
 MOST_JSON_VALUES: Final = 1 << 16
 """JSON is for looking at."""
+
+_PIECES_WAITING: Final = 1  # behind the one whose elements are looked at
 
 _LARGEST: Final = 2**53 - 1  # what every JSON reader keeps exactly
 
@@ -264,14 +267,20 @@ class TensorPart:
             )
         running = RunningStatistics(self.dtype)
         with ThreadPoolExecutor(1, thread_name_prefix="cairn-statistics") as pool:
-            counted: Future[None] | None = None
-            for block in self.blocks():  # the next one is read meanwhile
-                if counted is not None:
-                    counted.result()
-                counted = pool.submit(running.add, block)
-            if counted is not None:
-                counted.result()
+            counted: deque[Future[None]] = deque()
+            for piece in self._pieces():  # the next ones are read meanwhile
+                counted.append(pool.submit(running.add, piece))
+                if len(counted) > _PIECES_WAITING:
+                    counted.popleft().result()
+            for one in counted:
+                one.result()
         return running.result()
+
+    def _pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """The elements in any order."""
+        if 0 in self.shape or self._has_steps:
+            return self.blocks()
+        return self.reader.iter_pieces(self.item, self.path, index=self.index)
 
     @property
     def _has_steps(self) -> bool:
