@@ -268,7 +268,7 @@ class _Bins:
         self._exponent = 0
         self._first = 0
         self._counts = np.zeros(MOST_BINS, np.int64)
-        self._pairs = np.zeros(_BYTE**2, np.int64)  # of bins of numbers that follow one another
+        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # of bins of numbers side by side
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
         """Finite numbers, and the range of these and of all before."""
@@ -287,8 +287,8 @@ class _Bins:
             self._counts[places[-1]] += 1
 
     def _unpair(self) -> None:
-        pairs = self._pairs.reshape(_BYTE, _BYTE)
-        self._counts += (pairs.sum(0) + pairs.sum(1))[:MOST_BINS]
+        pairs = self._pairs.reshape(MOST_BINS, _BYTE)
+        self._counts += pairs.sum(0)[:MOST_BINS] + pairs.sum(1)
         self._pairs[:] = 0
 
     def result(self) -> Histogram:
