@@ -1,7 +1,7 @@
 """What was looked into last, kept for the next request: steps, how they differ, and statistics.
 
-Of a step of many leaves it takes seconds to read what it holds; statistics are kept by what they are of, so that
-what two steps share is read once.
+It takes seconds to read what a step of many leaves holds. Statistics are kept by what they are of,
+so that what two steps share is read once.
 """
 
 import threading
