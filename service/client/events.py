@@ -32,10 +32,14 @@ class EventsConnection(Connection):
 
         Args:
             after: `id` of the last event that is known already: who goes on there misses none.
+                0: from the first that is kept.
             root: Only of this root; None: of all.
             run: Only of runs of this name; None: of all.
             kind: Only of this kind, such as `alias.moved`; None: of any.
             page_size: Events that are fetched at a time.
+
+        Raises:
+            ProblemResponseError: With status 410 if some after it are not kept any more.
         """
         pages = self._pages(
             EventList,
