@@ -8,9 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Final, Literal
@@ -47,8 +45,6 @@ MOST_READ_BYTES: Final = 256 << 20
 
 MOST_JSON_VALUES: Final = 1 << 16
 """JSON is for looking at."""
-
-_PIECES_WAITING: Final = 1  # behind the one whose elements are looked at
 
 _LARGEST: Final = 2**53 - 1  # what every JSON reader keeps exactly
 
@@ -266,14 +262,8 @@ class TensorPart:
                 next_step="Ask for its values, with format=npy.",
             )
         running = RunningStatistics(self.dtype)
-        with ThreadPoolExecutor(1, thread_name_prefix="cairn-statistics") as pool:
-            counted: deque[Future[None]] = deque()
-            for piece in self._pieces():  # the next ones are read meanwhile
-                counted.append(pool.submit(running.add, piece))
-                if len(counted) > _PIECES_WAITING:
-                    counted.popleft().result()
-            for one in counted:
-                one.result()
+        for piece in self._pieces():  # the next ones are read, and decoded, meanwhile
+            running.add(piece)
         return running.result()
 
     def _pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
