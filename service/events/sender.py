@@ -45,7 +45,7 @@ NOTICE_SECONDS = 4.0
 ASK_SECONDS = 5.0
 """How often a process that does not deliver asks whether the one that does is gone."""
 
-PRUNE_SECONDS: Final = 600.0
+PRUNE_SECONDS = 600.0
 """How often old events are looked for; a batch of them is removed at each look while there are."""
 
 AT_ONCE: Final = 8
