@@ -69,10 +69,10 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="The same key again is the same operation, for good; another path, kind or "
-        "body under it is refused with 422, which says what it was used for. Without a key, an "
-        "equal request is the same operation while it is under way, and of an export for as long "
-        "as its artifact is there.",
+        description="The same key again is the same operation, for good, also once what it is of "
+        "is gone; another path, kind or body under it is refused with 422, which says what it was "
+        "used for. Without a key, an equal request is the same operation while it is under way, "
+        "and of an export for as long as its artifact is there.",
     ),
 ]
 

@@ -28,6 +28,7 @@ ServiceError
     ├── UnknownKeyError           404
     ├── UnknownWebhookError       404
     ├── UnknownDeliveryError      404
+    ├── EventsPrunedError         410
     ├── KeyNameTakenError         409
     ├── GateRefusedError          409
     ├── AliasesStrandedError      409
@@ -163,6 +164,12 @@ class UnknownDeliveryError(ProblemError):
     """The webhook has no delivery of that number."""
 
     status, slug, title = 404, "delivery-not-found", "No such delivery"
+
+
+class EventsPrunedError(ProblemError):
+    """Events were asked for that are not kept any more; `.extra` has how to go on."""
+
+    status, slug, title = 410, "events-pruned", "These events are not kept any more"
 
 
 class KeyNameTakenError(ProblemError):

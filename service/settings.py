@@ -278,6 +278,14 @@ class Settings(BaseSettings):
         description="Networks that are not public and that webhooks may be in, such as "
         "`10.0.0.0/8, fd00::/8`; there without TLS too.",
     )
+    event_days: float = Field(
+        default=30.0,
+        ge=0,
+        le=36500,
+        allow_inf_nan=False,
+        description="How long events and their deliveries are kept, in days; 0: for good. The last "
+        "one of each run stays.",
+    )
     worker_port: int | None = Field(
         default=None,
         ge=0,

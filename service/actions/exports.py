@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import start
+from cairn.service.actions.starting import repeated, start
 from cairn.service.jobs import ArtifactRef, convert, export_request, gather
 from cairn.service.schemas import (
     Artifact,
@@ -37,9 +37,19 @@ def convert_checkpoint(
         UnsupportedFormatError: `max_shard_size` is no size.
         NotReadyError, IdempotencyKeyReusedError: As `start`.
     """
+    options = convert.convert_options(wanted.dtype, wanted.max_shard_size)
+    known = repeated(
+        plane,
+        caller,
+        convert.KIND,
+        {"root": root, "run": run, "step": step, "options": options},
+        action="checkpoint.convert",
+        idempotency_key=idempotency_key,
+    )
+    if known is not None:
+        return known
     found = plane.run(root, run)
     info = found.step(step)
-    options = convert.convert_options(wanted.dtype, wanted.max_shard_size)
     convert.check_convertible(found.manifest(info), options)
     request = export_request(
         convert.KIND,
@@ -77,14 +87,26 @@ def gather_checkpoint(
         InvalidRequestError: It has no such items, or an option can't be.
         NotReadyError, IdempotencyKeyReusedError: As `start`.
     """
+    options = gather.gather_options(wanted.items, wanted.dtype)
+    known = repeated(
+        plane,
+        caller,
+        gather.KIND,
+        {"root": root, "run": run, "step": step, "options": options},
+        action="checkpoint.gather",
+        idempotency_key=idempotency_key,
+    )
+    if known is not None:
+        return known
     found = plane.run(root, run)
     info = found.step(step)
+    gather.check_gatherable(found, info, options)
     request = export_request(
         gather.KIND,
         root=root,
         run=found,
         step=info,
-        options=gather.gather_options(found, info, wanted.items, wanted.dtype),
+        options=options,
         rule_version=gather.RULE_VERSION,
     )
     return start(

@@ -1,7 +1,7 @@
-"""What was looked into last, kept for the next request: what steps hold, and statistics of tensors.
+"""What was looked into last, kept for the next request: steps, how they differ, and statistics.
 
-Of a step of many leaves it takes seconds to read; statistics are kept by what they are of, so that
-what two steps share is read once.
+It takes seconds to read what a step of many leaves holds. Statistics are kept by what they are of,
+so that what two steps share is read once.
 """
 
 import threading
@@ -10,18 +10,131 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from cairn.storage.arrays import Statistics
-from cairn.storage.reading import CheckpointReader
+from cairn.storage.reading import Change, CheckpointReader, diff_leaves
 from cairn.storage.runs import LeafRecord, Manifest, Run, StepContents, StepIndex, StepInfo
 from cairn.storage.store import StoreURI
 
 LEAVES: Final = 100_000
 """Most leaves that are kept, of all steps together; one and a half kilobytes each."""
 
+DIFFERENCES: Final = 100_000
+"""Most leaves that differ which are kept, of all diffs together; half a kilobyte each."""
+
 STATISTICS: Final = 4096
 """Statistics that are kept; a kilobyte each."""
+
+_DIFF: Final = 16  # a diff of no leaves takes as much as so many of them
+
+Found = TypeVar("Found")
+
+
+class Known(Generic[Found]):
+    """What was found last, by what it is of. Safe for use by many threads."""
+
+    def __init__(self, most: int, size: Callable[[Found], int] = lambda _: 1) -> None:
+        """Of few enough entries.
+
+        Args:
+            most: Of their sizes together; an entry that is larger is kept alone.
+            size: Of an entry.
+        """
+        self._most, self._size = most, size
+        self._entries: OrderedDict[Hashable, Found] = OrderedDict()
+        self._together = 0
+        self._lock = threading.Lock()
+
+    def get(self, content: Hashable, find: Callable[[], Found]) -> Found:
+        """What is known of some content; if that is nothing, it is found and kept.
+
+        Args:
+            content: Another for everything of which something else is found.
+            find: Finds it.
+        """
+        with self._lock:
+            if content in self._entries:
+                self._entries.move_to_end(content)
+                return self._entries[content]
+        found = find()
+        with self._lock:
+            if content not in self._entries:
+                self._entries[content] = found
+                self._together += self._size(found)
+            while len(self._entries) > 1 and self._together > self._most:
+                self._together -= self._size(self._entries.popitem(last=False)[1])
+        return found
+
+
+class LeafForm(NamedTuple):
+    """What many leaves of a step have in common.
+
+    Attributes:
+        shape, dtype, spec: As in its record.
+        nbytes: Of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    spec: tuple[str | tuple[str, ...] | None, ...] | None
+    nbytes: int
+
+
+class ToldLeaf(NamedTuple):
+    """What is said of a leaf, beside its name: in little room.
+
+    Attributes:
+        form: One for all leaves that have the same.
+        digest: Of its elements.
+    """
+
+    form: LeafForm
+    digest: str | None
+
+    @classmethod
+    def of(cls, leaf: LeafRecord, forms: dict[LeafForm, LeafForm] | None = None) -> "ToldLeaf":
+        """A leaf; `forms` are those of leaves before."""
+        form = LeafForm(leaf.shape, leaf.dtype, leaf.spec, leaf.nbytes)
+        return cls(form if forms is None else forms.setdefault(form, form), leaf.digest)
+
+
+class LeafChange(NamedTuple):
+    """A leaf that is not known to be the same in two steps; as `reading.LeafDifference`."""
+
+    item: str
+    path: str
+    change: Change
+    this: ToldLeaf | None
+    other: ToldLeaf | None
+
+
+class StepChanges(NamedTuple):
+    """The leaves that differ between two steps, by item and path, and how many do not."""
+
+    leaves: tuple[LeafChange, ...]
+    equal: int
+
+    @classmethod
+    def between(cls, this: "OpenStep", other: "OpenStep") -> "StepChanges":
+        """Those of two steps."""
+        forms: dict[LeafForm, LeafForm] = {}
+        found, equal = diff_leaves(this.leaves, other.leaves)
+        changes = (
+            LeafChange(
+                one.item,
+                one.path,
+                one.change,
+                None if one.this is None else ToldLeaf.of(one.this, forms),
+                None if one.other is None else ToldLeaf.of(one.other, forms),
+            )
+            for one in found
+        )
+        return cls(tuple(changes), equal)
+
+    @property
+    def size(self) -> int:
+        """How much room it takes, in leaves."""
+        return len(self.leaves) + _DIFF
 
 
 @dataclass(frozen=True)
@@ -65,11 +178,17 @@ class OpenStep:
 
 
 class OpenSteps:
-    """The steps that were asked for last. Safe for use by many threads."""
+    """The steps that were asked for last. Safe for use by many threads.
 
-    def __init__(self, leaves: int = LEAVES) -> None:
-        """Of at most so many leaves; a step that has more is kept alone."""
+    Attributes:
+        changes: What differs between two of them, by their digests: of two large ones only one
+            is kept.
+    """
+
+    def __init__(self, leaves: int = LEAVES, differences: int = DIFFERENCES) -> None:
+        """Of at most so many leaves, and leaves that differ; a step that has more is kept alone."""
         self._leaves = leaves
+        self.changes: Known[StepChanges] = Known(differences, lambda one: one.size)
         self._steps: OrderedDict[tuple[str, str], OpenStep] = OrderedDict()
         self._opening: dict[tuple[str, str], threading.Lock] = {}
         self._lock = threading.Lock()
@@ -114,28 +233,3 @@ def _opened(run: Run, info: StepInfo) -> OpenStep:
     manifest = run.manifest(info)
     contents = run.contents(info)
     return OpenStep(run.step_uri(info), manifest, info.manifest_digest, contents)
-
-
-class KnownStatistics:
-    """The statistics that were asked for last. Safe for use by many threads."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, Statistics] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, content: Hashable, read: Callable[[], Statistics]) -> Statistics:
-        """Those of some content, which are read if they are not known.
-
-        Args:
-            content: Another for everything that has others.
-            read: Finds them.
-        """
-        with self._lock:
-            known = self._found.get(content)
-        found = read() if known is None else known
-        with self._lock:
-            self._found[content] = found
-            self._found.move_to_end(content)
-            while len(self._found) > STATISTICS:
-                self._found.popitem(last=False)
-        return found

@@ -3,11 +3,12 @@
 import contextlib
 from dataclasses import dataclass, field
 
-from cairn.service.actions.looked_into import KnownStatistics, OpenSteps
+from cairn.service.actions.looked_into import STATISTICS, Known, OpenSteps
 from cairn.service.catalog import Catalog, Index, Roots
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs import Jobs, Watches
 from cairn.service.settings import Settings
+from cairn.storage.arrays import Statistics
 from cairn.storage.runs import UNREADABLE, Run, refuse_headless
 from cairn.storage.store import StoreURI, confine
 
@@ -22,7 +23,7 @@ class ControlPlane:
         index: What brings the catalog up to date with the store.
         engine: The jobs; None: not launched.
         watches: Whoever watches them.
-        steps: What steps hold that were looked into.
+        steps: What steps hold that were looked into, and how they differ.
         statistics: Those of tensors that were asked for.
     """
 
@@ -32,7 +33,7 @@ class ControlPlane:
     engine: Jobs | None
     watches: Watches | None = None
     steps: OpenSteps = field(default_factory=OpenSteps)
-    statistics: KnownStatistics = field(default_factory=KnownStatistics)
+    statistics: Known[Statistics] = field(default_factory=lambda: Known(STATISTICS))
 
     @property
     def catalog(self) -> Catalog:

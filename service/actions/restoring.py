@@ -8,7 +8,7 @@ from cairn.service.access import Caller
 from cairn.service.actions.annotating import require_unchanged
 from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import start
+from cairn.service.actions.starting import repeated, start
 from cairn.service.errors import (
     AliasesStrandedError,
     InvalidRequestError,
@@ -55,6 +55,18 @@ def restore_checkpoint(
     if wanted.strand and wanted.mode is RestoreMode.FORK:
         raise InvalidRequestError("body.strand: a fork strands no aliases; leave it out")
     target = None if wanted.run is None else plane.place(root, wanted.run)
+    asked = {"root": root, "run": run, "step": step}
+    asked |= {"mode": wanted.mode.value, "target": wanted.run}
+    known = repeated(
+        plane,
+        caller,
+        restore.KIND,
+        asked,
+        action=f"checkpoint.{wanted.mode.value}",
+        idempotency_key=idempotency_key,
+    )
+    if known is not None:
+        return known
     found = plane.run(root, run)
     request = restore.restore_request(
         root=root, run=found, step=found.step(step), mode=wanted.mode.value, target=wanted.run

@@ -6,7 +6,12 @@ from typing import Any, Final
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.jobs import IdempotencyKeyReusedError, start_export
+from cairn.service.jobs import (
+    IdempotencyKeyReusedError,
+    OperationNotFoundError,
+    operation_id,
+    start_export,
+)
 from cairn.service.schemas import Operation
 from cairn.storage.runs import Run
 
@@ -58,6 +63,49 @@ def start(
             raise IdempotencyKeyReusedError(exc.key, exc.used, found) from exc
         entry.complete(operation=operation.id)
     return operation
+
+
+def repeated(
+    plane: ControlPlane,
+    caller: Caller,
+    kind: str,
+    asked: Mapping[str, Any],
+    *,
+    action: str,
+    idempotency_key: str | None,
+) -> Operation | None:
+    """The operation that a key names, if that was asked for; None: `start` tells what is wrong.
+
+    To be called before anything is looked up in the store: what was asked for then may be gone by
+    the time that a client that got no answer asks again.
+
+    Args:
+        plane: Where.
+        caller: Who asks.
+        kind: Of the job.
+        asked: What the path and the body say, as the job's request has it.
+        action: What the audit trail calls it.
+        idempotency_key: Of the request.
+
+    Raises:
+        UnknownRootError: No such root is configured.
+        NotReadyError: Jobs were not launched.
+    """
+    if idempotency_key is None:
+        return None
+    plane.root(asked["root"])
+    try:
+        found = plane.jobs.get(operation_id(idempotency_key))
+    except OperationNotFoundError:
+        return None
+    told = {name: found.request.get(name, _NONE) for name in asked}
+    if (found.kind, told) != (kind, dict(asked)):
+        return None
+    detail = {name: value for name, value in found.request.items() if name not in _PLACE}
+    place = {"root": asked["root"], "run": asked["run"]}
+    with audited(plane, caller, action, **place, **detail) as entry:
+        entry.complete(operation=found.id)
+    return found
 
 
 def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:

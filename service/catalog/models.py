@@ -319,6 +319,17 @@ class AutomationRow(Base):
     at: Mapped[datetime] = mapped_column(UTCDateTime)
 
 
+class PrunedRow(Base):
+    """Up to where old rows of a table were removed."""
+
+    __tablename__ = "pruned"
+
+    # Of the table.
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    # Id of the last row that was.
+    position: Mapped[int] = mapped_column(BigInteger)
+
+
 class DeliveryRow(Base):
     """An event that a webhook is told of, and what became of it."""
 

@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from cairn.service.catalog import Catalog, Roots, WebhookRow
+from cairn.service.catalog import Catalog, Roots, WebhookRow, prune_events
 from cairn.service.errors import SettingsError, TargetRefusedError
 from cairn.service.events.deliveries import (
     Due,
@@ -44,6 +45,9 @@ NOTICE_SECONDS = 4.0
 ASK_SECONDS = 5.0
 """How often a process that does not deliver asks whether the one that does is gone."""
 
+PRUNE_SECONDS = 600.0
+"""How often old events are looked for; a batch of them is removed at each look while there are."""
+
 AT_ONCE: Final = 8
 """Receivers that are sent to at a time; of each one message."""
 
@@ -67,6 +71,9 @@ class Sender:
         self._networks = settings.networks
         roots = Roots(catalog, settings.root_uris)
         self._noticing = Noticing(catalog, jobs, roots, looks=settings.scan_seconds > 0)
+        self._prune_next = 0.0  # on the monotonic clock
+        self._kept = timedelta(days=settings.event_days)
+        self._automations = [one.name for one in settings.automations]
         self._name = _name_of(settings)
         self._has_name = False
         self._busy: set[str] = set()
@@ -98,7 +105,15 @@ class Sender:
                 self._tried(lambda: self._noticing.jobs(utc_now()))
                 noticed = time.monotonic()
             self._tried(self._hand_out)
+            if self._kept and time.monotonic() >= self._prune_next:
+                self._tried(self._prune)
             self._stop.wait(LOOK_SECONDS)
+
+    def _prune(self) -> None:
+        """Remove a batch of old events; the next at the next look, unless it was the last."""
+        self._prune_next = time.monotonic() + PRUNE_SECONDS
+        if prune_events(self._catalog, utc_now() - self._kept, self._automations):
+            self._prune_next = 0.0
 
     def _take_name(self) -> bool:
         """Whether this process is the one that delivers."""

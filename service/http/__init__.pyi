@@ -12,6 +12,7 @@ from .connections import BoundedConnection as BoundedConnection
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api
+from .paging import CountedList as CountedList
 from .paging import Key as Key
 from .paging import decode_token as decode_token
 from .paging import encode_token as encode_token

@@ -2,9 +2,11 @@
 
 import base64
 import binascii
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -59,6 +61,40 @@ def decode_token(
     )
     field = "query.page_token"
     raise InvalidRequestError(f"{field}: {detail}", errors=[{"field": field, "detail": detail}])
+
+
+@dataclass(frozen=True)
+class CountedList:
+    """A list that is gone through by how many of its entries are known already.
+
+    Attributes:
+        listing: What is listed, as `encode_token` takes it.
+        after: How many entries are known.
+    """
+
+    listing: str
+    after: int
+
+    @classmethod
+    def at(cls, kind: str, asked: Iterable[object], token: str | None) -> "CountedList":
+        """Where a request begins.
+
+        Args:
+            kind: Of the list.
+            asked: What it is of, filters included.
+            token: From the client.
+
+        Raises:
+            InvalidRequestError: The token is not one, or belongs to another list.
+        """
+        text = "\n".join(map(str, asked))
+        listing = f"{kind} {hashlib.sha256(text.encode()).hexdigest()}"
+        (known,) = decode_token(listing, token, kinds=(int,)) or (0,)
+        return cls(listing, max(0, int(known)))
+
+    def token(self, count: int, *, more: bool) -> str | None:
+        """The token of the page after one of so many entries; None: it is the last."""
+        return encode_token(self.listing, (self.after + count,)) if more else None
 
 
 def _read(part: Any, kind: type | tuple[type, ...]) -> Any:

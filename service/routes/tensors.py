@@ -1,6 +1,5 @@
 """The leaves of a checkpoint: which there are, and any part of their values."""
 
-import hashlib
 from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
@@ -21,11 +20,10 @@ from cairn.service.errors import InvalidRequestError
 from cairn.service.http import (
     NOT_CHANGED,
     Condition,
+    CountedList,
     LongRead,
     StoreReadRoute,
     ValueStream,
-    decode_token,
-    encode_token,
     json_answer,
     named,
     names_etag,
@@ -121,13 +119,12 @@ def list_tensors(
 ) -> Response:
     """The leaves of a listed step, by item and path. None of their values is read."""
     found = actions.open_step(plane, root, run, step)
-    asked = f"{found.uri}\n{found.manifest_digest}\n{item}\n{prefix}"
-    listing = f"tensors {hashlib.sha256(asked.encode()).hexdigest()}"
-    (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
-    after = max(0, int(known))
-    page, more = actions.list_tensors(found, item=item, prefix=prefix, after=after, limit=page_size)
-    token = encode_token(listing, (after + len(page),)) if more else None
-    return json_answer(TensorList(tensors=page, next_page_token=token))
+    asked = found.uri, found.manifest_digest, item, prefix
+    listed = CountedList.at("tensors", asked, page_token)
+    page, more = actions.list_tensors(
+        found, item=item, prefix=prefix, after=listed.after, limit=page_size
+    )
+    return json_answer(TensorList(tensors=page, next_page_token=listed.token(len(page), more=more)))
 
 
 @router.get(
@@ -159,16 +156,13 @@ def diff_checkpoints(
     caller.require(Scope.READ, root_of_other)
     this = actions.Side.open(plane, root, run, step)
     that = actions.Side.open(plane, root_of_other, other_run or run, other)
-    asked = f"{this.name}\n{that.name}\n{item}\n{prefix}"
-    listing = f"diff {hashlib.sha256(asked.encode()).hexdigest()}"
-    (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
-    after = max(0, int(known))
+    listed = CountedList.at("diff", (this.name, that.name, item, prefix), page_token)
     most = actions.MOST_COMPARED_BYTES
-    wanted = actions.Wanted(item, prefix, values, after, page_size, most)
+    wanted = actions.Wanted(item, prefix, values, listed.after, page_size, most)
 
     def answer() -> Response:
         found, more = actions.diff_steps(this, that, wanted)
-        token = encode_token(listing, (after + len(found.differences),)) if more else None
+        token = listed.token(len(found.differences), more=more)
         return json_answer(found.model_copy(update={"next_page_token": token}))
 
     return LongRead(answer, request, root) if values else answer()
@@ -193,14 +187,12 @@ def plan_checkpoint(
     first.
     """
     found = actions.open_step(plane, root, run, step)
-    asked = f"{found.uri}\n{found.manifest_digest}\n{body.model_dump_json()}"
-    listing = f"plan {hashlib.sha256(asked.encode()).hexdigest()}"
-    (known,) = decode_token(listing, page_token, kinds=(int,)) or (0,)
-    after = max(0, int(known))
+    asked = found.uri, found.manifest_digest, body.model_dump_json()
+    listed = CountedList.at("plan", asked, page_token)
     name = StepName(root=root, run=run, step=step)
     uri = f"{plane.place(root, run)}/steps/{step}"
-    plan, more = actions.plan_step(found, name, uri, body, after=after, limit=page_size)
-    token = encode_token(listing, (after + len(plan.leaves),)) if more else None
+    plan, more = actions.plan_step(found, name, uri, body, after=listed.after, limit=page_size)
+    token = listed.token(len(plan.leaves), more=more)
     return json_answer(plan.model_copy(update={"next_page_token": token}))
 
 

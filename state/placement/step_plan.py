@@ -31,7 +31,6 @@ __all__ = ["Layout", "PlannedLeaf", "StepPlan", "plan_step", "readable", "ruled_
 
 MODEL_ITEMS: Final = ("model", "merged")
 _KEY_WORD_BYTES: Final = 4
-_KEY_WORDS: Final = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}
 
 
 @dataclass(frozen=True)
@@ -235,23 +234,15 @@ def readable(path: str) -> str:
 
 def element_bytes(record: LeafRecord, dtype: str) -> int:
     """Returns the bytes of an element in memory: one at least, and of typed keys all words."""
-    if record.dtype.startswith("key<"):
-        return prod(_words(record)) * _KEY_WORD_BYTES
+    if record.is_key:
+        return prod(record.key_words) * _KEY_WORD_BYTES
     return int(dtype_named(dtype).itemsize)
-
-
-def _words(record: LeafRecord) -> tuple[int, ...]:
-    if not record.dtype.startswith("key<"):
-        return ()
-    if record.shards is not None:
-        return record.shards[len(record.shape) :]
-    return (_KEY_WORDS.get(record.dtype, max(_KEY_WORDS.values())),)
 
 
 def _array(leaf: PlannedLeaf) -> PlacedArray:
     record = leaf.record
-    words = _words(record)
-    is_key = record.dtype.startswith("key<")
+    words = record.key_words
+    is_key = record.is_key
     stored = _KEY_WORD_BYTES if is_key else element_bytes(record, record.dtype)
     # Two in a byte, along an axis that is even in every shard; without one, a byte each.
     even = any(size % 2 == 0 for size in record.shards or record.shape)

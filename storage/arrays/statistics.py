@@ -25,11 +25,9 @@ __all__ = ["MOST_BINS", "Histogram", "RunningStatistics", "Statistics"]
 MOST_BINS: Final = 64
 
 _TILE: Final = 1 << 15  # elements: as float64 they stay in a core's cache
-_COUNTED: Final = 1 << 20  # elements that are counted by their bits at a time
 _FAR: Final = 300  # numbers beyond 2**300, or below its inverse, are scaled, then squared
 _FACTORS: Final = {4: 120, 8: 1000}  # by size: up to here a float holds 2**n and its inverse
 _TOGETHER: Final = 64  # tiles
-_WAITING: Final = 1 << 20  # elements whose bins are counted together
 _BYTE: Final = 256
 
 _Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -112,8 +110,8 @@ class RunningStatistics:
                 self._sums.add(flat[start : start + _TILE], None, floating=self._floating)
             return
         bits = flat.view(f"u{self._dtype.itemsize}")
-        for start in range(0, bits.size, _COUNTED):
-            self._by_bits += _counted(bits[start : start + _COUNTED], self._by_bits.size)
+        for start in range(0, bits.size, _TILE):
+            _count(self._by_bits, bits[start : start + _TILE])
 
     def result(self) -> Statistics:
         """Of all of it."""
@@ -270,7 +268,7 @@ class _Bins:
         self._exponent = 0
         self._first = 0
         self._counts = np.zeros(MOST_BINS, np.int64)
-        self._waiting: list[_Numbers] = []  # bins of numbers that were not counted yet
+        self._pairs = np.zeros(MOST_BINS * _BYTE, np.int64)  # of bins of numbers side by side
 
     def add(self, values: _Numbers, weights: _Numbers | None, least: _Real, most: _Real) -> None:
         """Finite numbers, and the range of these and of all before."""
@@ -278,24 +276,24 @@ class _Bins:
             self._same = (least, self._same[1] + _weight(weights, values.size))
             return
         if self._range != (least, most):
-            self._count()
+            self._unpair()
             self._widen(least, most)
         places = _bins_of(values, self._exponent, self._first)
         if weights is not None:
             self._counts += np.bincount(places, weights, MOST_BINS).astype(np.int64)
             return
-        self._waiting.append(places)
-        if len(self._waiting) * _TILE >= _WAITING:
-            self._count()
+        _count(self._pairs, places[: places.size // 2 * 2].view(np.uint16))
+        if places.size % 2:
+            self._counts[places[-1]] += 1
 
-    def _count(self) -> None:
-        if self._waiting:
-            self._counts += _counted(np.concatenate(self._waiting), MOST_BINS)
-            self._waiting.clear()
+    def _unpair(self) -> None:
+        pairs = self._pairs.reshape(MOST_BINS, _BYTE)
+        self._counts += pairs.sum(0)[:MOST_BINS] + pairs.sum(1)
+        self._pairs[:] = 0
 
     def result(self) -> Histogram:
         """Of all of it."""
-        self._count()
+        self._unpair()
         if self._range is None:
             return Histogram(self._same[0], 0, (self._same[1],))
         last = int(np.flatnonzero(self._counts)[-1])
@@ -347,8 +345,8 @@ def _weight_where(those: _Numbers, weights: _Numbers | None) -> int:
 
 def _sum_of_squares(values: _Numbers, weights: _Numbers | None) -> float:
     # Not by a dot product: its library's threads stand in each other's way on a busy machine.
-    squares = np.einsum("i,i->" if weights is None else "i,i->i", values, values)
-    return float(squares if weights is None else (squares * weights).sum())
+    squares = values * values
+    return float((squares if weights is None else squares * weights).sum())
 
 
 def _above(values: _Numbers, least: int) -> _Numbers:
@@ -379,21 +377,14 @@ def _bins_of(values: _Numbers, exponent: int, first: int) -> _Numbers:
     if exponent > 0:  # what is below 0, and so little that it became 0
         np.copyto(scaled, -1, where=(values < 0) & (scaled == 0))
     scaled -= scaled.dtype.type(first)
-    places: _Numbers = scaled.astype(np.int32).astype(np.uint8)
+    places: _Numbers = scaled.astype(np.uint8)
     return places
 
 
-def _counted(numbers: _Numbers, size: int) -> _Numbers:
-    """How often there is each of the numbers below a size; bytes are looked at in pairs."""
-    if numbers.dtype.itemsize > 1:
-        return np.bincount(numbers, minlength=size)
-    pairs = numbers[: numbers.size // 2 * 2].view(np.uint16)
-    found = np.bincount(pairs, minlength=_BYTE**2).reshape(_BYTE, _BYTE)
-    counts = found.sum(0) + found.sum(1)
-    if numbers.size % 2:
-        counts[numbers[-1]] += 1
-    kept: _Numbers = counts[:size]
-    return kept
+def _count(counts: _Numbers, numbers: _Numbers) -> None:
+    """Add how often there is each of some whole numbers below how many counts there are."""
+    # Of what stays in the cache, and in place: `bincount` makes all counts anew each time.
+    np.add.at(counts, numbers.astype(np.intp), 1)
 
 
 def _as_float(number: Fraction) -> float:

@@ -7,12 +7,14 @@ from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
 from .local_shards import RUN_BYTES as RUN_BYTES
 from .reader import CheckpointReader as CheckpointReader
+from .step_diff import Change as Change
 from .step_diff import EntryDifference as EntryDifference
 from .step_diff import LeafDifference as LeafDifference
 from .step_diff import ValueDifference as ValueDifference
 from .step_diff import diff_entries as diff_entries
 from .step_diff import diff_leaves as diff_leaves
 from .step_diff import diff_values as diff_values
+from .step_diff import has_counterparts as has_counterparts
 from .tensor_parts import MOST_READ_BYTES as MOST_READ_BYTES
 from .tensor_parts import MOST_STATISTICS_BYTES as MOST_STATISTICS_BYTES
 from .tensor_parts import TensorFile as TensorFile

@@ -23,7 +23,7 @@ from cairn.storage.arrays import (
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.limited_reads import LimitedReads
 
-__all__ = ["BlockPlan", "stream_blocks"]
+__all__ = ["BlockPlan", "stream_blocks", "stream_pieces"]
 
 _PIECES_AHEAD = 2
 
@@ -131,6 +131,33 @@ def stream_blocks(
             for part in boxes(held.shape, max(1, plan.max_bytes // plan.itemsize)):
                 yield np.asarray(held[part].transpose(to_result), order="C")
             held, filled = None, 0
+
+
+def stream_pieces(
+    array: LimitedReads | PackedReads | CheckedReads,
+    window: Box,
+    chunks: Sequence[int],
+    itemsize: int,
+    wait: Callable[[Any], np.ndarray],
+) -> Iterator[np.ndarray]:
+    """Each element of a part of an array once, in the order in which it is stored.
+
+    Nothing is put together or copied: of whole chunks, at most `PIECE_BYTES` unless one has more.
+
+    Args:
+        array: the stored array.
+        window: the part, in stored coordinates.
+        chunks: the array's chunk shape.
+        itemsize: bytes per element in memory.
+        wait: gives a read's result, or raises what its failure means.
+    """
+    ahead: deque[Any] = deque()
+    for box in chunk_boxes(window, chunks, PIECE_BYTES // itemsize):
+        ahead.append(array[box].read(order="C"))
+        if len(ahead) > _PIECES_AHEAD:
+            yield wait(ahead.popleft())
+    while ahead:
+        yield wait(ahead.popleft())
 
 
 def _shifted(part: slice, by: int) -> slice:

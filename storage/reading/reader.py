@@ -47,7 +47,7 @@ from cairn.storage.errors import (
     StorageError,
 )
 from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
-from cairn.storage.reading.block_stream import BlockPlan, stream_blocks
+from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_pieces
 from cairn.storage.reading.indexed_database import MEMORY
 from cairn.storage.reading.item_arrays import NEXT_STEP, NODE_POOL, ItemArrays, LeafInfo
 from cairn.storage.reading.step_files import check_step_files
@@ -331,6 +331,36 @@ class CheckpointReader:
         plan = BlockPlan(box, info.chunks, axes, axis, info.dtype.itemsize, max_bytes)
         array = stored.array(path)
         return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
+
+    def iter_pieces(
+        self, item: str, path: str, *, index: Index | None = None
+    ) -> Iterator[np.ndarray]:
+        """Each element of a leaf once, in no order that means anything: in that of its chunks.
+
+        For what does not depend on where an element lies: nothing is copied to put it there, and a
+        chunk is decoded and checked once. Beside the caller's piece this holds a few of 8 MiB each,
+        or of one chunk if that is more.
+
+        Args:
+            item: name of the item.
+            path: the leaf's path.
+            index: as `iter_blocks`.
+
+        Raises:
+            LeafNotFoundError: the step has no such item or leaf.
+            InvalidSliceError: `index` does not fit the leaf's shape.
+            CorruptionError: stored bytes are missing, fail their check or are not what was saved.
+            StoreUnavailableError: the store gives no answer.
+        """
+        stored = self._item(item)
+        info = stored.info(path)
+        box = selected_box(... if index is None else index, info.shape, path=stored.where(path))
+        if info.chunks is None:
+            return iter(())
+        array, size = stored.array(path), info.dtype.itemsize
+        return stream_pieces(
+            array, box, info.chunks, size, lambda pending: stored.wait(pending, path)
+        )
 
     def texts(self, item: str) -> dict[str, str]:
         """The leaves of an adopted item that are text, by path; Cairn itself stores none.

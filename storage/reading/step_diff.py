@@ -23,6 +23,7 @@ __all__ = [
     "diff_entries",
     "diff_leaves",
     "diff_values",
+    "has_counterparts",
 ]
 
 Change = Literal["values", "dtype", "shape", "only_this", "only_other", "undigested"]
@@ -51,11 +52,6 @@ class LeafDifference:
     change: Change
     this: LeafRecord | None
     other: LeafRecord | None
-
-    @property
-    def has_counterparts(self) -> bool:
-        """Whether each element has one in the other step."""
-        return self.change in {"values", "dtype", "undigested"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,11 @@ def diff_leaves(
         else:
             found.append(LeafDifference(*name, change, ours.get(name), theirs.get(name)))
     return found, equal
+
+
+def has_counterparts(change: Change) -> bool:
+    """Whether each element of a leaf that differs so has one in the other step."""
+    return change in {"values", "dtype", "undigested"}
 
 
 def diff_values(this: TensorPart, other: TensorPart) -> ValueDifference | None:

@@ -9,7 +9,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, Final, Literal
@@ -263,15 +262,15 @@ class TensorPart:
                 next_step="Ask for its values, with format=npy.",
             )
         running = RunningStatistics(self.dtype)
-        with ThreadPoolExecutor(1, thread_name_prefix="cairn-statistics") as pool:
-            counted: Future[None] | None = None
-            for block in self.blocks():  # the next one is read meanwhile
-                if counted is not None:
-                    counted.result()
-                counted = pool.submit(running.add, block)
-            if counted is not None:
-                counted.result()
+        for piece in self._pieces():  # the next ones are read, and decoded, meanwhile
+            running.add(piece)
         return running.result()
+
+    def _pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """The elements in any order."""
+        if 0 in self.shape or self._has_steps:
+            return self.blocks()
+        return self.reader.iter_pieces(self.item, self.path, index=self.index)
 
     @property
     def _has_steps(self) -> bool:

@@ -1,9 +1,12 @@
+import gc
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from cairn.service.actions.looked_into import Known, OpenSteps, StepChanges
 from cairn.storage.adoption.adopt import adopt
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.annotating import annotate_step
@@ -96,6 +99,52 @@ def test_differing_leaves_are_named_with_what_differs(http, unlike, unread):
     assert (added["this"], added["other"]["shape"]) == (None, [8, 6])
     assert (grown["this"]["shape"], grown["other"]["shape"]) == ([8, 6], [9, 6])
     assert {one["values"] for one in told.values()} == {None}
+
+
+def test_steps_that_were_compared_are_not_read_again(http, unlike, unread, monkeypatch):
+    first = diff(http)
+    there_and_back = diff(http, 2, 1)
+
+    def refuse(*arguments, **options):
+        raise AssertionError("leaves were read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenSteps, "open", refuse)
+        assert diff(http) == first
+        assert diff(http, 2, 1) == there_and_back
+        assert [one["path"] for one in diff(http, item="optimizer")["differences"]] == ["count"]
+
+
+def test_what_is_known_stays_within_its_bounds():
+    known, asked = Known(10, len), []
+
+    def get(name, size):
+        return known.get(name, lambda: asked.append(name) or name * size)
+
+    for name, size in (("a", 4), ("b", 4), ("a", 4), ("c", 4), ("a", 4), ("b", 4)):
+        assert get(name, size) == name * size
+    assert asked == ["a", "b", "c", "b"]
+    get("d", 99)
+    assert get("d", 99) == "d" * 99, "what is larger is kept alone"
+    assert get("a", 4) == "aaaa"
+    assert asked[4:] == ["d", "a"]
+
+
+def test_a_kept_difference_takes_half_a_kilobyte(root):
+    count = 300
+    trees = [{f"layers/{n:04}/kernel": np.full(2, n + one) for n in range(count)} for one in (0, 1)]
+    run = save(root, "run", *trees)
+    this, other = (OpenSteps().open(run, run.step(step)) for step in (1, 2))
+    _ = this.leaves, other.leaves
+    gc.collect()
+    tracemalloc.start()
+    changes = StepChanges.between(this, other)
+    del this, other, run
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(changes.leaves) == count
+    assert size / count < 512
 
 
 def test_values_of_differing_leaves_are_compared_when_asked(http, unlike):

@@ -119,6 +119,7 @@ def test_tree_tells_each_leaf_as_it_was_saved(http, saved):
     assert found["int4"]["bytes"] == 12
     assert found["count"]["item"] == "optimizer"
     assert (found["key"]["shape"], found["key"]["dtype"]) == ([], "key<fry>")
+    assert found["key"]["bytes"] == jax.random.key_data(jax.random.key(7)).nbytes
 
 
 def test_tree_of_an_older_step_is_the_same(http, saved):

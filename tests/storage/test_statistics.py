@@ -122,6 +122,15 @@ def test_bins_are_as_narrow_as_they_can_be(name):
     assert set(bins.counts[:-1]) == {16}
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
+def test_bins_count_each_element_of_a_large_array_whose_range_grows(name):
+    values = np.random.default_rng(0).standard_normal(200_001) * np.geomspace(1, 1000, 200_001)
+    values = values.astype(dtype_of(name))
+    bins = statistics(*np.split(values, [1, 99_999])).histogram
+    places = np.floor((values.astype(np.float64) - bins.start) / bins.width).astype(int)
+    assert list(bins.counts) == np.bincount(places).tolist()
+
+
 def test_bins_of_integers_are_not_narrower_than_one():
     bins = statistics(np.asarray([3, 4, 4, 9], np.int32)).histogram
     assert (bins.start, bins.width, bins.counts) == (3, 1, (1, 2, 0, 0, 0, 0, 1))

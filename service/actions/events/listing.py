@@ -2,7 +2,8 @@
 
 from cairn.service.access import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.catalog import queries
+from cairn.service.catalog import pruned_events, queries
+from cairn.service.errors import EventsPrunedError
 from cairn.service.schemas import Event, EventKind
 
 
@@ -21,7 +22,7 @@ def list_events(
     Args:
         plane: Where.
         caller: Who asks: of roots that they may not use, nothing is told.
-        after: Id of the last one that is known already; 0: from the first.
+        after: Id of the last one that is known already; 0: from the first that is kept.
         limit: At most so many.
         root: Only of this root; None: of all.
         run: Only of runs of this name; None: of all.
@@ -29,11 +30,20 @@ def list_events(
 
     Raises:
         ForbiddenError: The caller may not use the root.
+        EventsPrunedError: Some after the known one are not kept any more.
     """
     caller.require(Scope.READ, root)
     roots = caller.roots if root is None else [root]
     with plane.catalog.query() as connection:
         found = queries.events(
             connection, after=after, roots=roots, run=run, kind=kind, limit=limit + 1
+        )
+        pruned = pruned_events(connection)  # after them: what went missing meanwhile is told
+    if 0 < after < pruned:
+        raise EventsPrunedError(
+            f"events after {after}: expected {pruned} or a later one, since those up to there are "
+            f"kept no more (CAIRN_EVENT_DAYS). Look at the lists for how things are now, then go "
+            f"on after {pruned}.",
+            extra={"pruned": pruned},
         )
     return [Event.model_validate(one._asdict()) for one in found[:limit]], len(found) > limit

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from cairn.service.actions.looked_into import OpenStep, OpenSteps
+from cairn.service.actions.looked_into import LeafChange, OpenStep, OpenSteps, StepChanges
 from cairn.service.actions.looking.tensors import tensor_of
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import (
@@ -110,24 +110,24 @@ class Wanted:
 def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]:
     """What differs; whether there are more leaves of that kind.
 
-    Equal leaves are never read, and of steps that were saved with equal leaves nothing but their
-    manifests. An answer ends early once much was read for it.
+    Equal leaves are never read, and nothing but the manifests of steps that were saved with equal
+    leaves, or that were compared lately. An answer ends early once much was read for it.
 
     Raises:
         CorruptionError: An index, or stored values, are not what was saved.
         StoreUnavailableError: The store does not answer.
     """
-    found, equal = _leaves(this, other)
-    counts = Counter[str](one.change for one in found)
-    named = [one for one in found if wanted.item in {None, one.item}]
+    found = _changes(this, other)
+    counts = Counter[str](one.change for one in found.leaves)
+    named = [one for one in found.leaves if wanted.item in {None, one.item}]
     named = [one for one in named if one.path.startswith(wanted.prefix)]
     page = _compared(this, other, named[wanted.after :][: wanted.limit], wanted)
     ours, theirs = this.noted.entries(), other.noted.entries()
     answer = StepDiff(
         this=this.name,
         other=other.name,
-        equal=not found,
-        leaves=LeafCounts(equal=equal, **{name: counts[name] for name in _CHANGES}),
+        equal=not found.leaves,
+        leaves=LeafCounts(equal=found.equal, **{name: counts[name] for name in _CHANGES}),
         config=_entries(_config(this), _config(other)),
         metrics=_entries(ours["metrics"], theirs["metrics"]),
         labels=_entries(ours["labels"], theirs["labels"]),
@@ -139,17 +139,22 @@ def diff_steps(this: Side, other: Side, wanted: Wanted) -> tuple[StepDiff, bool]
 _CHANGES: Final = tuple(name for name in LeafCounts.model_fields if name != "equal")
 
 
-def _leaves(this: Side, other: Side) -> tuple[list[reading.LeafDifference], int]:
-    """Those that differ, and how many do not."""
+def _changes(this: Side, other: Side) -> StepChanges:
+    """The leaves that differ; read from neither step if that is known."""
     indexes = this.manifest.index, other.manifest.index
     digests = {one and one.leaves_digest for one in indexes}
     if len(digests) == 1 and indexes[0] is not None and None not in digests:
-        return [], indexes[0].leaves
-    return reading.diff_leaves(this.step.leaves, other.step.leaves)
+        return StepChanges((), indexes[0].leaves)
+    names = [
+        (str(side.run.step_uri(side.info)), side.info.manifest_digest) for side in (this, other)
+    ]
+    if any(digest is None for _, digest in names):
+        return StepChanges.between(this.step, other.step)
+    return this.steps.changes.get(tuple(names), lambda: StepChanges.between(this.step, other.step))
 
 
 def _compared(
-    this: Side, other: Side, differences: Iterable[reading.LeafDifference], wanted: Wanted
+    this: Side, other: Side, differences: Iterable[LeafChange], wanted: Wanted
 ) -> list[LeafDifference]:
     """Them for an answer, up to where too much would be read for it."""
     page: list[LeafDifference] = []
@@ -160,10 +165,10 @@ def _compared(
             item=one.item,
             path=one.path,
             change=one.change,
-            this=None if one.this is None else tensor_of(one.this),
-            other=None if one.other is None else tensor_of(one.other),
+            this=None if one.this is None else tensor_of(one.item, one.path, one.this),
+            other=None if one.other is None else tensor_of(one.item, one.path, one.other),
         )
-        if wanted.values and one.has_counterparts:
+        if wanted.values and reading.has_counterparts(one.change):
             parts = [TensorPart.of(side.reader, one.item, one.path) for side in (this, other)]
             needed = sum(part.stored_bytes for part in parts)
             if read and read + needed > most:

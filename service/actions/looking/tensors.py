@@ -2,13 +2,12 @@
 
 import hashlib
 
-from cairn.service.actions.looked_into import OpenStep
+from cairn.service.actions.looked_into import OpenStep, ToldLeaf
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.schemas import Histogram, Tensor, TensorStatistics, TensorValues
 from cairn.storage import arrays
 from cairn.storage.errors import InvalidSliceError, LeafNotFoundError
 from cairn.storage.reading import MOST_STATISTICS_BYTES, TensorPart, json_number
-from cairn.storage.runs import LeafRecord
 
 
 def open_step(plane: ControlPlane, root: str, run: str, step: int) -> OpenStep:
@@ -52,7 +51,8 @@ def list_tensors(
         found = [leaf for leaf in found if leaf.item == item]
     if prefix:
         found = [leaf for leaf in found if leaf.path.startswith(prefix)]
-    page = [tensor_of(leaf) for leaf in found[after : after + limit]]
+    named = found[after : after + limit]
+    page = [tensor_of(leaf.item, leaf.path, ToldLeaf.of(leaf)) for leaf in named]
     return page, len(found) > after + limit
 
 
@@ -142,15 +142,16 @@ def _read_statistics(part: TensorPart) -> arrays.Statistics:
     return part.statistics()
 
 
-def tensor_of(leaf: LeafRecord) -> Tensor:
+def tensor_of(item: str, path: str, leaf: ToldLeaf) -> Tensor:
     """What is said of a leaf."""
-    spec = [list(one) if isinstance(one, tuple) else one for one in leaf.spec or ()]
+    form = leaf.form
+    spec = [list(one) if isinstance(one, tuple) else one for one in form.spec or ()]
     return Tensor(
-        item=leaf.item,
-        path=leaf.path,
-        shape=list(leaf.shape),
-        dtype=leaf.dtype,
-        bytes=leaf.nbytes,
-        spec=None if leaf.spec is None else spec,
+        item=item,
+        path=path,
+        shape=list(form.shape),
+        dtype=form.dtype,
+        bytes=form.nbytes,
+        spec=None if form.spec is None else spec,
         digest=leaf.digest,
     )

@@ -2,7 +2,7 @@
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import start
+from cairn.service.actions.starting import repeated, start
 from cairn.service.jobs import gc, judge, plan_body, retention, stored_policy
 from cairn.service.schemas import ApplyRetentionRequest, Operation, RetentionPlan, RetentionPolicy
 from cairn.storage.runs import check_names
@@ -39,6 +39,23 @@ def apply_retention(
         PolicyError: The policy can't act, or names a metric or a label that no step carries.
         NotReadyError, IdempotencyKeyReusedError: As `start`.
     """
+    asked = {
+        "root": root,
+        "run": run,
+        "policy": wanted.policy.model_dump(mode="json"),
+        "grace_seconds": wanted.grace_seconds,
+        "by": caller.name,
+    }
+    known = repeated(
+        plane,
+        caller,
+        retention.KIND,
+        asked,
+        action="run.retention",
+        idempotency_key=idempotency_key,
+    )
+    if known is not None:
+        return known
     found = plane.run(root, run)
     check_names(found, stored_policy(wanted.policy))  # refused now rather than by the job
     request = retention.retention_request(
@@ -69,5 +86,15 @@ def collect_garbage(
         RunNotFoundError: There is no such run.
         NotReadyError, IdempotencyKeyReusedError: As `start`.
     """
+    known = repeated(
+        plane,
+        caller,
+        gc.KIND,
+        {"root": root, "run": run, "dry_run": dry_run},
+        action="run.gc",
+        idempotency_key=idempotency_key,
+    )
+    if known is not None:
+        return known
     request = gc.gc_request(root=root, run=plane.run(root, run), dry_run=dry_run)
     return start(plane, caller, gc.KIND, request, action="run.gc", idempotency_key=idempotency_key)

@@ -24,22 +24,29 @@ FILE_PREFIX: Final = "gathered"
 _ONE_FILE: Final = 1 << 62
 
 
-def gather_options(run: Run, step: StepInfo, items: list[str], dtype: str | None) -> dict[str, Any]:
+def gather_options(items: list[str], dtype: str | None) -> dict[str, Any]:
     """The options in the one form that identifies the artifact.
 
     Raises:
-        InvalidRequestError: The step holds no arrays under one of the items, or the dtype is
-            unknown.
+        InvalidRequestError: The dtype is unknown.
+    """
+    _dtype(dtype)
+    return {"items": sorted({*items}), "dtype": dtype}
+
+
+def check_gatherable(run: Run, step: StepInfo, options: Mapping[str, Any]) -> None:
+    """Refuse what the job would refuse.
+
+    Raises:
+        InvalidRequestError: The step holds no arrays under one of the items.
     """
     arrays = {leaf.item for leaf in run.contents(step).leaves}
-    unknown = sorted({*items} - arrays)
+    unknown = sorted({*options["items"]} - arrays)
     if unknown:
         raise InvalidRequestError(
             f"body.items: expected items of step {step.step} that hold arrays "
             f"({', '.join(sorted(arrays))}), found {', '.join(map(repr, unknown))}"
         )
-    _dtype(dtype)
-    return {"items": sorted({*items}), "dtype": dtype}
 
 
 def _plan(

@@ -7,7 +7,13 @@ from fastapi import APIRouter, Query, Response
 from cairn.service import actions
 from cairn.service.access import Reader
 from cairn.service.dependencies import PageSize, PageToken, PlaneDependency
-from cairn.service.http import StoreRoute, decode_token, encode_token, json_answer
+from cairn.service.http import (
+    StoreRoute,
+    decode_token,
+    encode_token,
+    json_answer,
+    problem_responses,
+)
 from cairn.service.schemas import LARGEST_NUMBER, NAME_PATTERN, EventKind, EventList
 
 router: Final = APIRouter(prefix="/events", tags=["events"], route_class=StoreRoute)
@@ -22,7 +28,7 @@ RunFilter = Annotated[
 KindFilter = Annotated[EventKind | None, Query(description="Of this kind only.")]
 
 
-@router.get("", response_model=EventList)
+@router.get("", response_model=EventList, responses=problem_responses(410))
 def list_events(
     caller: Reader,
     plane: PlaneDependency,
@@ -35,7 +41,9 @@ def list_events(
 ) -> Response:
     """Events, in the order in which this catalog came to know of them.
 
-    Who goes on from the id of the last one (`after`) misses none.
+    Who goes on from the id of the last one (`after`) misses none; if some after it are not kept any
+    more, the answer is 410, and `pruned` the id to go on from. With 0 it begins with the first that
+    is kept.
     """
     listing = f"events, {root}, {run}, {kind}"
     token = decode_token(listing, page_token, kinds=(int,))

@@ -40,6 +40,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _BITS = {"bool": 8, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 
 
+_KEY_WORD_BYTES: Final = 4
+
+_KEY_WORDS: Final = {"key<fry>": 2, "key<rbg>": 4, "key<urbg>": 4}
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,11 +75,27 @@ class LeafRecord(_Part):
     compression: Compression | None = Field(default=None, exclude_if=lambda one: one is None)
 
     @property
+    def is_key(self) -> bool:
+        """Whether the elements are typed PRNG keys."""
+        return self.dtype.startswith("key<")
+
+    @property
+    def key_words(self) -> tuple[int, ...]:
+        """The axis of words that each typed PRNG key has, and its shape does not tell."""
+        if not self.is_key:
+            return ()
+        if self.shards is not None:
+            return self.shards[len(self.shape) :]
+        return (_KEY_WORDS.get(self.dtype, max(_KEY_WORDS.values())),)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole array in memory, packed for dtypes below one byte."""
         count = 1
-        for size in self.shape:
+        for size in (*self.shape, *self.key_words):
             count *= size
+        if self.is_key:
+            return count * _KEY_WORD_BYTES
         return (count * dtype_bits(self.dtype) + 7) // 8
 
 

@@ -1,6 +1,7 @@
 """Reads that compare digests, of arrays in memory and of whole steps."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import google_crc32c
@@ -226,6 +227,11 @@ def step(tmp_path_factory):
     return *saved_before(uri, leaves), arrays_of(leaves)
 
 
+def elements_of(arrays):
+    """How often there is each element, by its bytes."""
+    return Counter(one.tobytes() for array in arrays for one in np.asarray(array).reshape(-1))
+
+
 def test_every_form_of_leaf_is_checked_and_read_bit_equal(step):
     step_uri, manifest, arrays = step
     reader = CheckpointReader.open(step_uri, with_digests(step_uri, manifest, arrays))
@@ -237,10 +243,14 @@ def test_every_form_of_leaf_is_checked_and_read_bit_equal(step):
             blocks = reader.iter_blocks("model", path, max_bytes=99, transpose=transpose)
             joined = b"".join(block.tobytes() for block in blocks)
             assert joined == (array.T if transpose else array).tobytes()
+        assert elements_of(reader.iter_pieces("model", path)) == elements_of([array])
     for index in (5, -1, (slice(3, 50, 7), 20), (slice(17, 33), slice(20, 30)), slice(9, 9)):
         expected = np.ascontiguousarray(arrays["matrix"][index])
         found = reader.read("model", "matrix", index)
         assert (found.shape, found.tobytes()) == (expected.shape, expected.tobytes())
+    for index in (5, (slice(3, 50), 20), (slice(17, 33), slice(20, 30)), slice(9, 9)):
+        pieces = reader.iter_pieces("model", "matrix", index=index)
+        assert elements_of(pieces) == elements_of([arrays["matrix"][index]])
     packed = reader.read("model", "packed", (slice(3, 9), slice(1, 6, 2)))
     assert packed.tobytes() == arrays["packed"][3:9, 1:6:2].tobytes()
 
@@ -260,6 +270,8 @@ def test_leaf_that_is_not_what_was_digested_is_named(step, path):
         reader.read("model", path)
     with pytest.raises(CorruptionError, match=rf"model: {path}, chunk"):
         list(reader.iter_blocks("model", path, max_bytes=64))
+    with pytest.raises(CorruptionError, match=rf"model: {path}, chunk"):
+        list(reader.iter_pieces("model", path))
     sound = next(other for other in arrays if other != path)
     assert reader.read("model", sound).tobytes() == arrays[sound].tobytes()
 
@@ -316,6 +328,7 @@ def test_stored_chunks_that_changed_places_with_their_checksums_are_found(tmp_pa
     for read in (
         lambda reader: reader.read("model", "w"),
         lambda reader: list(reader.iter_blocks("model", "w", max_bytes=100)),
+        lambda reader: list(reader.iter_pieces("model", "w")),
     ):
         with pytest.raises(CorruptionError, match=r"model: w, chunk \["):
             read(CheckpointReader.open(step_uri, manifest))

@@ -433,7 +433,7 @@ def test_reading_loads_no_array_framework(stored):
     assert done.returncode == 0, done.stderr
 
 
-PEAK_OF_STREAMING = """
+PEAK_OF_READING = """
     import re, sys
     from cairn.storage.reading.reader import CheckpointReader
     from cairn.storage.store.uri import parse_uri
@@ -444,23 +444,27 @@ PEAK_OF_STREAMING = """
 
     reader = CheckpointReader.open(parse_uri(sys.argv[1]))
     before = peak()
-    for transpose in (False, True):
-        size = sum(
-            block.nbytes
-            for block in reader.iter_blocks("model", "w", max_bytes=8 << 20, transpose=transpose)
-        )
-        assert size == int(sys.argv[2])
+    if sys.argv[3] == "pieces":
+        made = [reader.iter_pieces("model", "w")]
+    else:
+        made = [
+            reader.iter_blocks("model", "w", max_bytes=8 << 20, transpose=transpose)
+            for transpose in (False, True)
+        ]
+    for arrays in made:
+        assert sum(array.nbytes for array in arrays) == int(sys.argv[2])
     print(peak() - before)
 """
 
 
-def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path):
+@pytest.mark.parametrize(("kind", "most"), [("blocks", 5 * BAND_BYTES), ("pieces", 2 * BAND_BYTES)])
+def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path, kind, most):
     array = np.zeros((12288, 8192), np.float32)
     step_uri, _ = save_cairn(parse_uri(tmp_path / "run"), {"w": array})
-    done = run_python(PEAK_OF_STREAMING, step_uri, array.nbytes)
+    done = run_python(PEAK_OF_READING, step_uri, array.nbytes, kind)
     assert done.returncode == 0, done.stderr
-    # Two rows of chunks, the pieces read ahead, and what decoding threads keep.
-    assert int(done.stdout) < 5 * BAND_BYTES < array.nbytes
+    # Blocks: two rows of chunks, the pieces read ahead, and what decoding threads keep.
+    assert int(done.stdout) < most < array.nbytes
 
 
 def test_store_that_refuses_is_unavailable_not_corrupt(gcs):

@@ -232,6 +232,13 @@ def test_sizes():
     assert LeafRecord(item="m", path="p", shape=(0, 3), dtype="float32").nbytes == 0
 
 
+@pytest.mark.parametrize(("shards", "words"), [(None, 2), ((3, 2), 2), ((1, 5), 5)])
+def test_bytes_of_keys_are_those_of_their_words(shards, words):
+    keys = LeafRecord(item="m", path="p", shape=(3,), dtype="key<fry>", shards=shards)
+    assert keys.nbytes == 3 * words * 4
+    assert LeafRecord(item="m", path="p", shape=(0,), dtype="key<rbg>").nbytes == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [

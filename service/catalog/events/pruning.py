@@ -1,0 +1,108 @@
+"""Removes old events, and what became of them, once nobody has to be told of them any more."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, not_, select, update
+from sqlalchemy.orm import aliased
+
+from cairn.service.catalog.engine import Catalog
+from cairn.service.catalog.models import (
+    AutomationRow,
+    DeliveryRow,
+    EventRow,
+    PrunedRow,
+    WebhookRow,
+)
+from cairn.service.schemas import DeliveryState, EventKind
+from cairn.storage.store import from_rfc3339
+
+AT_ONCE: Final = 500
+"""Events that are removed in one transaction."""
+
+OVERLAP: Final = timedelta(minutes=30)
+"""Ends of jobs are looked for again from before the last one that was told."""
+
+_EVENTS: Final = EventRow.__tablename__
+_JOBS: Final = (EventKind.JOB_ENDED.value, EventKind.VERIFY_FAILED.value)
+
+
+def prune_events(catalog: Catalog, before: datetime, automations: Iterable[str]) -> int:
+    """Remove some events that became known before a moment; how many.
+
+    The last one of each run stays, since its number is counted on from, and so do those by which
+    ends of jobs are known to be told. Nothing is removed that a webhook has not taken up or has yet
+    to be told, or an alias's move that an automation has not followed, or what came after it.
+
+    Args:
+        catalog: Where.
+        before: The moment.
+        automations: Names of those that there are.
+    """
+    with catalog.connect() as connection:
+        last = min([_last_old(connection, before), *_wanted(connection, automations)])
+        later = aliased(EventRow)
+        of_run = later.root == EventRow.root, later.run == EventRow.run
+        followed = select(later.id).where(*of_run, later.sequence > EventRow.sequence).exists()
+        old = select(EventRow.id).where(EventRow.id <= last, followed)
+        kept = _told_ends(connection)
+        if kept is not None:
+            old = old.where(not_(kept))
+        found = list(connection.scalars(old.order_by(EventRow.id).limit(AT_ONCE)))
+        if not found:
+            return 0
+        done = DeliveryRow.event_id.in_(found), DeliveryRow.state != DeliveryState.PENDING.value
+        connection.execute(delete(DeliveryRow).where(*done))
+        told = select(DeliveryRow.id).where(DeliveryRow.event_id == EventRow.id).exists()
+        removed = connection.execute(delete(EventRow).where(EventRow.id.in_(found), not_(told)))
+        _note(connection, found[-1])
+        return removed.rowcount
+
+
+def pruned_events(connection: Connection) -> int:
+    """Id of the last event that was removed; 0: none was. Of those before it few are left."""
+    asked = select(PrunedRow.position).where(PrunedRow.name == _EVENTS)
+    return connection.scalar(asked) or 0
+
+
+def _last_old(connection: Connection, before: datetime) -> int:
+    """Id of the last event before all that are kept for their time."""
+    recent = select(EventRow.id).where(EventRow.at >= before).order_by(EventRow.id).limit(1)
+    first = connection.scalar(recent)
+    if first is not None:
+        return int(first) - 1
+    return connection.scalar(select(func.coalesce(func.max(EventRow.id), 0))) or 0
+
+
+def _wanted(connection: Connection, automations: Iterable[str]) -> list[int]:
+    """Ids up to which each of those that are told, or that follow, needs no event any more."""
+    pending = DeliveryRow.state == DeliveryState.PENDING.value
+    found = [
+        connection.scalar(select(func.min(WebhookRow.position))),
+        connection.scalar(select(func.min(DeliveryRow.event_id) - 1).where(pending)),
+    ]
+    for name in automations:
+        position = select(AutomationRow.position).where(AutomationRow.name == name)
+        followed = connection.scalar(position)
+        if followed is None:
+            continue  # it begins with what happens next
+        moved = EventRow.kind == EventKind.ALIAS_MOVED.value, EventRow.id > followed
+        found.append(connection.scalar(select(func.min(EventRow.id) - 1).where(*moved)))
+    return [one for one in found if one is not None]
+
+
+def _told_ends(connection: Connection) -> ColumnElement[bool] | None:
+    """Which events tell of ends of jobs that will be looked for again; None: there are no ends."""
+    ends = select(EventRow.detail).where(EventRow.kind == EventKind.JOB_ENDED.value)
+    last = connection.scalar(ends.order_by(EventRow.id.desc()).limit(1))
+    if last is None:
+        return None
+    return and_(EventRow.kind.in_(_JOBS), EventRow.at >= from_rfc3339(last["ended"]) - OVERLAP)
+
+
+def _note(connection: Connection, position: int) -> None:
+    last = max(position, pruned_events(connection))
+    noted = update(PrunedRow).where(PrunedRow.name == _EVENTS).values(position=last)
+    if not connection.execute(noted).rowcount:
+        connection.execute(insert(PrunedRow).values(name=_EVENTS, position=last))
