@@ -746,6 +746,10 @@ class EventList(Page):
     """Events, in the order in which they became known."""
 
     events: list[Event]
+    position: int = Field(
+        description="Id to go on from: of the last event here, or, where there are no more, of the "
+        "last one of all, whatever was asked for."
+    )
 
 
 class WebhookRequest(Request):

@@ -265,6 +265,9 @@ def _run_page(after: bool, until: bool) -> Select[Any]:
     return page.order_by(RunRow.root, RunRow.name).limit(bindparam("limit"))
 
 
+_NEWEST_EVENT: Final = select(func.max(EventRow.id))
+
+
 @cache
 def _event_page(in_roots: bool, of_run: bool, of_kind: bool) -> Select[Any]:
     page = select(*event_columns).where(EventRow.id > bindparam("after"))
@@ -293,6 +296,11 @@ def aliases(connection: Connection, run: RunColumns) -> list[Alias]:
     """Aliases of a run, by name."""
     found = connection.execute(_ALIASES, {"run": run.id})
     return [Alias(**row._asdict()) for row in found]
+
+
+def newest_event(connection: Connection) -> int:
+    """Id of the event that became known last; 0: none did, or it is not kept any more."""
+    return connection.scalar(_NEWEST_EVENT) or 0
 
 
 def events(

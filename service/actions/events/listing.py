@@ -4,7 +4,7 @@ from cairn.service.access import Caller, Scope
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.catalog import pruned_events, queries
 from cairn.service.errors import EventsPrunedError
-from cairn.service.schemas import Event, EventKind
+from cairn.service.schemas import Event, EventKind, EventList
 
 
 def list_events(
@@ -16,7 +16,7 @@ def list_events(
     root: str | None,
     run: str | None,
     kind: EventKind | None,
-) -> tuple[list[Event], bool]:
+) -> tuple[EventList, bool]:
     """The next events; whether there are more.
 
     Args:
@@ -35,6 +35,7 @@ def list_events(
     caller.require(Scope.READ, root)
     roots = caller.roots if root is None else [root]
     with plane.catalog.query() as connection:
+        newest = queries.newest_event(connection)  # before them: none is gone past
         found = queries.events(
             connection, after=after, roots=roots, run=run, kind=kind, limit=limit + 1
         )
@@ -46,4 +47,7 @@ def list_events(
             f"on after {pruned}.",
             extra={"pruned": pruned},
         )
-    return [Event.model_validate(one._asdict()) for one in found[:limit]], len(found) > limit
+    more = len(found) > limit
+    page = [Event.model_validate(one._asdict()) for one in found[:limit]]
+    last = page[-1].id if page else 0
+    return EventList(events=page, position=last if more else max(last, newest)), more

@@ -1,6 +1,7 @@
 """What a client asks about events and webhooks."""
 
 from collections.abc import AsyncGenerator, Iterable
+from http import HTTPStatus
 from typing import Final
 
 import anyio
@@ -82,7 +83,8 @@ class AsyncEventsConnection(AsyncConnection):
         Raises:
             EventsLostError: The last event is not there any more: the catalog was made anew, or
                 restored from an older copy, and events have other ids.
-            ProblemResponseError: There is no such kind, or the caller may not read there.
+            ProblemResponseError: There is no such kind, or the caller may not read there; with
+                status 410, events after the last one are not kept any more.
             ServerUnreachableError: No answer for `patience` seconds.
         """
         server = Patience(patience)
@@ -90,7 +92,7 @@ class AsyncEventsConnection(AsyncConnection):
         for kind in [] if wanted is None else wanted or [""]:
             await self._look(server, kind=kind, page_size=1)  # refused, and not waited for in vain
         only = wanted[0] if wanted is not None and len(wanted) == 1 else None
-        last = await self._event(server, after) if after else None
+        last = await self._event(server, after, after) if after else None
         while True:
             found = await self._look(
                 server,
@@ -101,19 +103,32 @@ class AsyncEventsConnection(AsyncConnection):
                 page_size=_AT_ONCE,
             )
             if last is not None:  # after the others: what was read before is of the same catalog
-                again = await self._event(server, last.id)
-                if again.uid != last.uid:
+                again = await self._event(server, last.id, found.position)
+                if again is None:
+                    last = None
+                elif again.uid != last.uid:
                     raise self._lost(last.id, "another one")
             for event in found.events:
-                after, last = event.id, event
+                last = event
                 if wanted is None or event.kind in wanted:
                     server.begin_again()
                     yield event
+            if found.position < after:
+                raise self._lost(after, f"{found.position} as the last")
+            if after or last is not None:  # else from the first: none can be missed
+                after = found.position
             if found.next_page_token is None:
                 await anyio.sleep(server.pause())
 
-    async def _event(self, server: Patience, event: int) -> Event:
-        found = await self._look(server, after=event - 1, page_size=1)
+    async def _event(self, server: Patience, event: int, known: int) -> Event | None:
+        """The event of an id; None: it is not kept any more, and none after `known` is missing."""
+        try:
+            found = await self._look(server, after=event - 1, page_size=1)
+        except ProblemResponseError as exc:
+            pruned = exc.problem.get("pruned")
+            if exc.status == HTTPStatus.GONE and isinstance(pruned, int) and pruned <= known:
+                return None
+            raise
         if not found.events or found.events[0].id != event:
             raise self._lost(event, "none that this key may read")
         return found.events[0]

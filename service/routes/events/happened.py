@@ -46,13 +46,12 @@ def list_events(
     is kept.
     """
     listing = f"events, {root}, {run}, {kind}"
-    token = decode_token(listing, page_token, kinds=(int,))
-    since = max(after, int(token[0]) if token else 0)
+    known = decode_token(listing, page_token, kinds=(int,))
+    since = max(after, int(known[0]) if known else 0)
     page, more = actions.list_events(
         plane, caller, after=since, limit=page_size, root=root, run=run, kind=kind
     )
-    return json_answer(
-        EventList(
-            events=page, next_page_token=encode_token(listing, (page[-1].id,)) if more else None
-        )
-    )
+    if more:
+        token = encode_token(listing, (page.position,))
+        page = page.model_copy(update={"next_page_token": token})
+    return json_answer(page)

@@ -30,8 +30,10 @@ def event(number, kind="alias.moved", uid="evt"):
     )
 
 
-def page(*events, more=None):
-    return reply(200, EventList(events=events, next_page_token=more).model_dump_json().encode())
+def page(*events, more=None, position=None):
+    position = position or (events[-1].id if events else 0)
+    found = EventList(events=events, position=position, next_page_token=more)
+    return reply(200, found.model_dump_json().encode())
 
 
 @pytest.fixture
@@ -168,6 +170,35 @@ def test_more_than_an_answer_holds_is_asked_for_at_once():
         assert list(itertools.islice(client.watch_events(), 2)) == [first, second]
     asked = [one.path.partition("after=")[2].partition("&")[0] for one in requests]
     assert asked == ["0", "1", "0"]
+
+
+def test_who_watches_what_seldom_happens_outlives_what_is_not_kept_any_more():
+    """The events in between were of others; the last one that was seen is gone with them."""
+    gone = reply(410, b'{"pruned": 5}', Content_Type="application/problem+json")
+    later = page(event(10))
+    replies = (page(event(1)), page(position=9), gone, later)
+    with scripted(*replies) as (url, requests), Client(url) as client:
+        watched = client.watch_events(run="run")
+        assert [next(watched).id, next(watched).id] == [1, 10]
+    asked = [one.path.partition("after=")[2].partition("&")[0] for one in requests]
+    assert asked == ["0", "1", "0", "9"]
+
+
+def test_who_has_missed_what_is_not_kept_any_more_is_told_so():
+    gone = reply(410, b'{"pruned": 5}', Content_Type="application/problem+json")
+    error = pytest.raises(ProblemResponseError)
+    with scripted(gone) as (url, _), Client(url) as client, error as caught:
+        next(client.watch_events(after=3))
+    assert caught.value.problem["pruned"] == 5
+
+
+def test_fewer_events_than_were_seen_are_those_of_another_catalog():
+    replies = (page(event(1)), page(position=9), page(event(1)), page(position=3))
+    with scripted(*replies) as (url, _), Client(url) as client:
+        watched = client.watch_events()
+        next(watched)
+        with pytest.raises(EventsLostError, match="expected event"):
+            next(watched)
 
 
 def test_a_server_that_stays_away_ends_the_watch(port):
