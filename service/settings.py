@@ -154,10 +154,16 @@ class Schedule(ForRuns):
     @field_validator("cron")
     @classmethod
     def _is_cron(cls, value: str) -> str:
-        from croniter import croniter  # not for who has no schedules
+        from croniter import CroniterBadDateError, croniter  # not for who has no schedules
 
         if len(value.split()) != _CRON_FIELDS or not croniter.is_valid(value):
             raise ValueError("expected five fields as cron has them, such as '0 3 * * *'")
+        if any(field.lower().startswith("r") for field in value.split()):
+            raise ValueError("expected moments that are the same for all servers, not R (random)")
+        try:
+            croniter(value).get_next()
+        except CroniterBadDateError as exc:
+            raise ValueError("expected a day that there is, such as '0 3 28 2 *'") from exc
         return value
 
     @model_validator(mode="after")

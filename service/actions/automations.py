@@ -6,7 +6,8 @@ no automation sets off another.
 """
 
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from cairn.service.access import Caller
 from cairn.service.actions.exports import convert_checkpoint
@@ -23,7 +24,8 @@ from cairn.service.schemas import (
     Scope,
 )
 from cairn.service.settings import Automation
-from cairn.storage.errors import StorageError, StoreUnavailableError
+from cairn.storage.errors import StepChangedError, StorageError, StoreUnavailableError
+from cairn.storage.runs import Run
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,26 @@ def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> O
     made = "/".join(str(detail.get(name)) for name in ("alias", "sequence", "step", "moved"))
     key = f"automation/{automation.name}/{move.root}/{move.run}/{made}"
     place = (move.root, move.run, int(detail["step"]))
+    _refuse_other(plane.run(move.root, move.run), detail)
     if automation.action is AutomatedAction.VERIFY:
         return verify_checkpoint(plane, by, *place, idempotency_key=key)
     wanted = automation.convert or ConvertRequest()
     return convert_checkpoint(plane, by, *place, wanted, idempotency_key=key)
+
+
+def _refuse_other(run: Run, moved: Mapping[str, Any]) -> None:
+    """Raise if the listed step is not the one that the alias was moved to.
+
+    Raises:
+        StepChangedError: It was saved anew, or its run was made anew.
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+    """
+    listed = run.step(int(moved["step"]))
+    if (listed.attempt, listed.manifest_digest) != (moved["attempt"], moved["manifest_digest"]):
+        raise StepChangedError(
+            "the step was saved anew after the alias was moved to it",
+            path=run.step_uri(listed),
+            expected=f"attempt {moved['attempt']}, manifest {moved['manifest_digest']}",
+            found=f"attempt {listed.attempt}, manifest {listed.manifest_digest}",
+            next_step="Promote the new one, if it is what you want.",
+        )

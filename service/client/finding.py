@@ -20,7 +20,8 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
 
     Raises:
         AddressError: It is the best by a metric of which nobody said which values are good.
-        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric.
+        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric, or
+            the alias's was set aside and its step saved anew.
         ProblemResponseError: There is no such run or alias.
     """
     if address.best is not None:
@@ -29,6 +30,13 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
         return address.run, address.step
     if address.alias is not None:
         alias = client.alias(address.run, address.alias, root=root, refresh=True)
+        listed = client.checkpoint(address.run, alias.step, root=root)
+        if listed.attempt != alias.attempt:
+            raise NoCheckpointError(
+                f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
+                f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
+                "saved anew. Promote the new one, or read the old one in the store by its alias."
+            )
         return address.run, alias.step
     run = client.run(address.run, root=root, refresh=True)
     if run.latest_step is None:

@@ -68,13 +68,14 @@ def pull_command(
     """
     address = Address.parse(checkpoint)
     options = {"dtype": dtype, "max_shard_size": max_shard_size}
-    known: tuple[str, int] | None = None
+    known: tuple[str, int, int] | None = None
     with Client(url) as client:
         while True:
             try:
-                found = find_step(client, address, root)
+                run, step = find_step(client, address, root)
+                found = (run, step, client.checkpoint(run, step, root=root).attempt)
                 if found != known:
-                    pulled = pull(client, *found, folder, root=root, options=options, keep=keep)
+                    pulled = pull(client, run, step, folder, root=root, options=options, keep=keep)
                     known = found
                     _say(pulled, json, said=not watch or pulled.changed)
             except (ClientError, OperationFailedError, PullError, OSError) as exc:

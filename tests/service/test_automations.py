@@ -19,7 +19,7 @@ from cairn.storage.runs.run import Run
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane
-from tests.service.stores import make_run
+from tests.service.stores import add_steps, make_run
 
 RUNS = "/v1/roots/default/runs"
 EXPORT = {"name": "export", "alias": "production", "action": "convert"}
@@ -128,6 +128,18 @@ def test_why_nothing_could_be_started_is_told(http, follow):
     assert follow(VERIFY) == 0
     (told,) = follow.told(VERIFY)
     assert (told.operation, "llama-gone" in told.problem) == (None, True)
+
+
+def test_a_step_that_was_saved_anew_since_the_move_is_left_alone(http, follow):
+    follow(VERIFY)
+    before = ids(http)
+    run = make_run(http.app.state.plane.roots["default"] / "llama-anew", [3, 6])
+    promote(http, "llama-anew", 6)
+    add_steps(run, [6], base_step=3)
+    assert follow(VERIFY) == 0
+    assert ids(http) == before
+    (told,) = follow.told(VERIFY)
+    assert "expected attempt 1" in told.problem
 
 
 def test_a_move_around_the_service_counts(http, follow):

@@ -19,7 +19,8 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
 
     Raises:
         AddressError: It is the best by a metric of which nobody said which values are good.
-        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric.
+        NoCheckpointError: The run has no checkpoint yet, or none with a value of the metric, or
+            the alias's was set aside and its step saved anew.
         ProblemResponseError: There is no such run or alias.
     """
     if address.best is not None:
@@ -28,6 +29,13 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
         return address.run, address.step
     if address.alias is not None:
         alias = await client.alias(address.run, address.alias, root=root, refresh=True)
+        listed = await client.checkpoint(address.run, alias.step, root=root)
+        if listed.attempt != alias.attempt:
+            raise NoCheckpointError(
+                f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
+                f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
+                "saved anew. Promote the new one, or read the old one in the store by its alias."
+            )
         return address.run, alias.step
     run = await client.run(address.run, root=root, refresh=True)
     if run.latest_step is None:

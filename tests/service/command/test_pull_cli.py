@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.pull import pull
 from cairn.service.errors import PullError
 from tests.service.commands import cairn_here
-from tests.service.jobs import save_llama
+from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
 
 EMBEDDING = ("model/embed_tokens/embedding", "model.embed_tokens.weight")
@@ -174,6 +175,34 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
     same(models, leaves, 1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
+
+
+def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names(tmp_path):
+    before = save_llama(tmp_path / "store" / "llama", (1, 2))
+    (tmp_path / "data").mkdir()
+    models, other = tmp_path / "models", tmp_path / "other"
+    arguments = ["pull", "llama/steps/2", str(models), "--watch", "--every", "0.2s"]
+    with (
+        running_plane(tmp_path / "store", tmp_path / "data") as (url, _),
+        Client(url) as client,
+    ):
+        move(client, 2)
+        program = [sys.executable, "-m", "cairn", *arguments, "--url", url]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline().startswith("llama/steps/2: ")
+            same(models, before, 2)
+            arguments = ("llama/steps/1", "--strand", "production", "--watch")
+            assert cairn_here("rollback", *arguments, url=url).returncode == 0
+            smaller = replace(CONFIG, vocab_size=96)
+            anew = save_llama(tmp_path / "store" / "llama", (2,), config=smaller)
+            assert client.announce("llama", 2).attempt == 3
+            refused = cairn_here("pull", "llama@production", str(other), url=url)
+            assert "expected step 2 of attempt 1" in refused.stderr
+            assert not other.exists()
+            assert process.stdout.readline().startswith("llama/steps/2: ")
+            same(models, anew, 2)
+            process.send_signal(signal.SIGINT)
+            process.wait(30)
 
 
 def test_an_address_that_can_not_be_exported_fails(saved, tmp_path):
