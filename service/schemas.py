@@ -3,18 +3,21 @@
 from datetime import datetime
 from enum import StrEnum
 from math import isfinite
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PlainSerializer,
     WithJsonSchema,
     field_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 # Not digits alone, which would be a step; the store also refuses "latest".
 ALIAS_PATTERN = r"^(?:[A-Za-z]|[0-9]+[A-Za-z._-])[A-Za-z0-9._-]*$"
@@ -88,6 +91,20 @@ Name = Annotated[PlainText, Field(min_length=1, max_length=256)]
 
 LabelText = Annotated[PlainText, Field(max_length=2000)]
 
+
+class _ByName:
+    """Says of entries by name that other names are refused; else these could hold anything."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        ((pattern, values),) = schema.pop("patternProperties").items()
+        schema["additionalProperties"] = values
+        schema["propertyNames"] = {**schema.get("propertyNames", {}), "pattern": pattern}
+        return schema
+
+
 Metric = Annotated[
     float,
     BeforeValidator(_number_of),
@@ -103,6 +120,11 @@ Better = Literal["min", "max"]
 
 MOST_ENTRIES = 100
 """Labels, or metrics, in one request."""
+
+Value = TypeVar("Value")
+
+Named = Annotated[dict[Name, Value], Field(max_length=MOST_ENTRIES), _ByName()]
+"""Labels, metrics or what is said of them."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 
@@ -477,7 +499,7 @@ PlacementRule = Annotated[
 class PlanMesh(Request):
     """A mesh of devices."""
 
-    axes: dict[AxisName, Count] = Field(
+    axes: Annotated[dict[AxisName, Count], _ByName()] = Field(
         min_length=1,
         max_length=MOST_AXES,
         description="Devices along each axis, in the order of the mesh; together 1,048,576 at "
@@ -897,11 +919,10 @@ class PromoteRequest(Request):
 class AnnotateRequest(Request):
     """Set labels and metrics of a step; null removes one, and those that are not named stay."""
 
-    labels: dict[Name, LabelText | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
-    metrics: dict[Name, Metric | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
-    better: dict[Name, Better | None] = Field(
+    labels: Named[LabelText | None] = Field(default_factory=dict)
+    metrics: Named[Metric | None] = Field(default_factory=dict)
+    better: Named[Better | None] = Field(
         default_factory=dict,
-        max_length=MOST_ENTRIES,
         description="Of metrics, whether small (`min`) or large (`max`) values are good.",
         examples=[{"eval/loss": "min"}],
     )
@@ -923,15 +944,13 @@ class CreateRunRequest(Request):
     """Make a run before its job starts, which goes on in it."""
 
     name: str = Field(pattern=NAME_PATTERN, examples=["llama-sft"])
-    labels: dict[Name, LabelText] = Field(
-        default_factory=dict, max_length=MOST_ENTRIES, examples=[{"team": "nlp"}]
-    )
+    labels: Named[LabelText] = Field(default_factory=dict, examples=[{"team": "nlp"}])
 
 
 class AnnotateRunRequest(Request):
     """Set labels of a run; null removes one, and those that are not named stay."""
 
-    labels: dict[Name, LabelText | None] = Field(default_factory=dict, max_length=MOST_ENTRIES)
+    labels: Named[LabelText | None] = Field(default_factory=dict)
 
 
 class RestoreMode(StrEnum):

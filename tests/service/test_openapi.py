@@ -189,6 +189,19 @@ def test_every_reference_leads_somewhere(document):
             node = node[part]
 
 
+def test_no_entry_of_a_request_is_let_through_for_its_name(document):
+    """What `patternProperties` do not match is allowed to be anything, unless that is refused."""
+    open_ended = [
+        (name, field)
+        for name, schema in document["components"]["schemas"].items()
+        for field, entries in schema.get("properties", {}).items()
+        if "patternProperties" in entries and entries.get("additionalProperties") is not False
+    ]
+    assert open_ended == []
+    labels = document["components"]["schemas"]["CreateRunRequest"]["properties"]["labels"]
+    assert labels["additionalProperties"]["type"] == "string"
+
+
 def test_operation_ids_are_stable_and_unique(document):
     ids = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(ids) == len(set(ids))
