@@ -50,7 +50,7 @@ class Grant(BaseModel):
 
 
 class Bound(BaseModel):
-    """Between which values a metric must be, both included."""
+    """Between which values a metric must be, both included; NaN and infinities never are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,6 +62,10 @@ class Bound(BaseModel):
         if not self.model_fields_set or self.min > self.max:
             raise ValueError("expected min, max or both, and min not above max")
         return self
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is in there."""
+        return math.isfinite(value) and self.min <= value <= self.max
 
 
 class ForRuns(BaseModel):

@@ -111,7 +111,7 @@ def _refusals(gate: Gate, candidate: Candidate) -> Iterator[dict[str, str]]:
             yield _refusal(f"labels.{name}", f"label {name}: {told}, expected {wanted}")
     for name, bound in gate.metrics.items():
         value = noted.metrics.get(name)
-        if value is None or not bound.min <= value <= bound.max:
+        if value is None or not bound.holds(value):
             told = "none" if value is None else f"{value:g}"
             yield _refusal(f"metrics.{name}", f"metric {name}: {told}, expected {_text(bound)}")
     if gate.exported and not _is_exported(candidate):

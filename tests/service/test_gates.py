@@ -77,6 +77,14 @@ def test_a_step_is_refused_with_every_reason(run, gated):
         assert run.aliases.get("production") is None
 
 
+@pytest.mark.parametrize("bound", [{"max": 2}, {"min": 2}])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
+def test_an_infinite_metric_is_within_no_bounds(run, gated, bound, value):
+    annotate_step(run, 3, metrics={"loss": value})
+    with gated(PRODUCTION | {"metrics": {"loss": bound}}) as http:
+        assert refused(promote(http)) == ["metrics.loss"]
+
+
 def test_a_step_that_passes_every_gate_is_promoted(run, gated):
     annotate_step(run, 3, labels={"eval": "passed"}, metrics={"loss": 2.0})
     note_verified(run, run.step(3), sound=True)
