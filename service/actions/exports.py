@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import repeated, start
+from cairn.service.actions.starting import Start
 from cairn.service.jobs import ArtifactRef, convert, export_request, gather
 from cairn.service.schemas import (
     Artifact,
@@ -35,18 +35,11 @@ def convert_checkpoint(
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
         InvalidRequestError: It has no configuration of a model, or an option can't be.
         UnsupportedFormatError: `max_shard_size` is no size.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     options = convert.convert_options(wanted.dtype, wanted.max_shard_size)
-    known = repeated(
-        plane,
-        caller,
-        convert.KIND,
-        {"root": root, "run": run, "step": step, "options": options},
-        action="checkpoint.convert",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, convert.KIND, "checkpoint.convert", idempotency_key)
+    if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
         return known
     found = plane.run(root, run)
     info = found.step(step)
@@ -59,15 +52,7 @@ def convert_checkpoint(
         options=options,
         rule_version=convert.RULE_VERSION,
     )
-    return start(
-        plane,
-        caller,
-        convert.KIND,
-        request,
-        action="checkpoint.convert",
-        idempotency_key=idempotency_key,
-        exported=found,
-    )
+    return start.make(request, exported=found)
 
 
 def gather_checkpoint(
@@ -85,18 +70,11 @@ def gather_checkpoint(
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
         InvalidRequestError: It has no such items, or an option can't be.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     options = gather.gather_options(wanted.items, wanted.dtype)
-    known = repeated(
-        plane,
-        caller,
-        gather.KIND,
-        {"root": root, "run": run, "step": step, "options": options},
-        action="checkpoint.gather",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, gather.KIND, "checkpoint.gather", idempotency_key)
+    if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
         return known
     found = plane.run(root, run)
     info = found.step(step)
@@ -109,15 +87,7 @@ def gather_checkpoint(
         options=options,
         rule_version=gather.RULE_VERSION,
     )
-    return start(
-        plane,
-        caller,
-        gather.KIND,
-        request,
-        action="checkpoint.gather",
-        idempotency_key=idempotency_key,
-        exported=found,
-    )
+    return start.make(request, exported=found)
 
 
 def get_artifact(plane: ControlPlane, ref: ArtifactRef) -> Artifact:

@@ -8,7 +8,7 @@ from cairn.service.access import Caller
 from cairn.service.actions.annotating import require_unchanged
 from cairn.service.actions.listing import get_run
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import repeated, start
+from cairn.service.actions.starting import Start
 from cairn.service.errors import (
     AliasesStrandedError,
     InvalidRequestError,
@@ -45,7 +45,7 @@ def restore_checkpoint(
         InvalidURIError: The new run's name leads out of the root.
         RunExistsError: There is something of that name, in the store.
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     if (wanted.run is not None) != (wanted.mode is RestoreMode.FORK):
         raise InvalidRequestError(
@@ -57,15 +57,8 @@ def restore_checkpoint(
     target = None if wanted.run is None else plane.place(root, wanted.run)
     asked = {"root": root, "run": run, "step": step}
     asked |= {"mode": wanted.mode.value, "target": wanted.run}
-    known = repeated(
-        plane,
-        caller,
-        restore.KIND,
-        asked,
-        action=f"checkpoint.{wanted.mode.value}",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, restore.KIND, f"checkpoint.{wanted.mode.value}", idempotency_key)
+    if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
     request = restore.restore_request(
@@ -85,14 +78,7 @@ def restore_checkpoint(
             )
         require_unchanged(get_run(plane, root, run, refresh=True), seen)
         _refuse_stranded(found, step, wanted.strand)
-    return start(
-        plane,
-        caller,
-        restore.KIND,
-        request,
-        action=f"checkpoint.{wanted.mode.value}",
-        idempotency_key=idempotency_key,
-    )
+    return start.make(request)
 
 
 def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:

@@ -1,11 +1,14 @@
 """Starting a job."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import AuditEntry
 from cairn.service.jobs import (
     IdempotencyKeyReusedError,
     OperationNotFoundError,
@@ -20,92 +23,82 @@ _NONE: Final = object()
 _LONGEST: Final = 80  # letters of a field that is named
 
 
-def start(
-    plane: ControlPlane,
-    caller: Caller,
-    kind: str,
-    request: Mapping[str, Any],
-    *,
-    action: str,
-    idempotency_key: str | None,
-    exported: Run | None = None,
-) -> Operation:
-    """Start a job, or find the one that is meant.
+@dataclass(frozen=True)
+class Start:
+    """A request to start a job.
 
-    Args:
+    Attributes:
         plane: Where.
         caller: Who asks.
         kind: Of the job.
-        request: JSON object handed to it, with the root and the run that it is about.
         action: What the audit trail calls it.
         idempotency_key: The same key is the same operation, for good.
-        exported: The run where an export lies, if it has been made already.
-
-    Raises:
-        NotReadyError: Jobs were not launched.
-        IdempotencyKeyReusedError: The key was used for another request; says for which, if the
-            caller may know.
     """
-    jobs = plane.jobs
-    detail = {name: value for name, value in request.items() if name not in _PLACE}
-    with audited(
-        plane, caller, action, root=request["root"], run=request["run"], **detail
-    ) as entry:
+
+    plane: ControlPlane
+    caller: Caller
+    kind: str
+    action: str
+    idempotency_key: str | None
+
+    def repeated(self, asked: Mapping[str, Any]) -> Operation | None:
+        """The operation that the key names, if that was asked for; None: it is to be made.
+
+        To be called before anything is looked up in the store: what was asked for then may be gone
+        by the time that a client that got no answer asks again.
+
+        Args:
+            asked: What the path and the body say, as the job's request has it.
+
+        Raises:
+            UnknownRootError: No such root is configured.
+            NotReadyError: Jobs were not launched.
+        """
+        if self.idempotency_key is None:
+            return None
+        self.plane.root(asked["root"])
         try:
-            if exported is None:
-                operation = jobs.start(kind, request, idempotency_key=idempotency_key)
-            else:
-                operation = start_export(jobs, exported, request, idempotency_key=idempotency_key)
-        except IdempotencyKeyReusedError as exc:
-            if not caller.sees(exc.used.request["root"]):
-                raise
-            found = reuse(exc.used, kind, request)
-            raise IdempotencyKeyReusedError(exc.key, exc.used, found) from exc
-        entry.complete(operation=operation.id)
-    return operation
+            found = self.plane.jobs.get(operation_id(self.idempotency_key))
+        except OperationNotFoundError:
+            return None
+        told = {name: found.request.get(name, _NONE) for name in asked}
+        if (found.kind, told) != (self.kind, dict(asked)):
+            return None  # `make` tells what is wrong
+        with self._audited(found.request) as entry:
+            entry.complete(operation=found.id)
+        return found
 
+    def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
+        """Start the job, or find the one that is meant.
 
-def repeated(
-    plane: ControlPlane,
-    caller: Caller,
-    kind: str,
-    asked: Mapping[str, Any],
-    *,
-    action: str,
-    idempotency_key: str | None,
-) -> Operation | None:
-    """The operation that a key names, if that was asked for; None: `start` tells what is wrong.
+        Args:
+            request: JSON object handed to it, with the root and the run that it is about.
+            exported: The run where an export lies, if it has been made already.
 
-    To be called before anything is looked up in the store: what was asked for then may be gone by
-    the time that a client that got no answer asks again.
+        Raises:
+            NotReadyError: Jobs were not launched.
+            IdempotencyKeyReusedError: The key was used for another request; says for which, if the
+                caller may know.
+        """
+        jobs, key = self.plane.jobs, self.idempotency_key
+        with self._audited(request) as entry:
+            try:
+                if exported is None:
+                    operation = jobs.start(self.kind, request, idempotency_key=key)
+                else:
+                    operation = start_export(jobs, exported, request, idempotency_key=key)
+            except IdempotencyKeyReusedError as exc:
+                if not self.caller.sees(exc.used.request["root"]):
+                    raise
+                found = reuse(exc.used, self.kind, request)
+                raise IdempotencyKeyReusedError(exc.key, exc.used, found) from exc
+            entry.complete(operation=operation.id)
+        return operation
 
-    Args:
-        plane: Where.
-        caller: Who asks.
-        kind: Of the job.
-        asked: What the path and the body say, as the job's request has it.
-        action: What the audit trail calls it.
-        idempotency_key: Of the request.
-
-    Raises:
-        UnknownRootError: No such root is configured.
-        NotReadyError: Jobs were not launched.
-    """
-    if idempotency_key is None:
-        return None
-    plane.root(asked["root"])
-    try:
-        found = plane.jobs.get(operation_id(idempotency_key))
-    except OperationNotFoundError:
-        return None
-    told = {name: found.request.get(name, _NONE) for name in asked}
-    if (found.kind, told) != (kind, dict(asked)):
-        return None
-    detail = {name: value for name, value in found.request.items() if name not in _PLACE}
-    place = {"root": asked["root"], "run": asked["run"]}
-    with audited(plane, caller, action, **place, **detail) as entry:
-        entry.complete(operation=found.id)
-    return found
+    def _audited(self, request: Mapping[str, Any]) -> AbstractContextManager[AuditEntry]:
+        detail = {name: value for name, value in request.items() if name not in _PLACE}
+        place = {"root": request["root"], "run": request["run"]}
+        return audited(self.plane, self.caller, self.action, **place, **detail)
 
 
 def reuse(used: Operation, kind: str, request: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from cairn.service.access import Caller
 from cairn.service.actions.auditing import audited
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import repeated, start
+from cairn.service.actions.starting import Start
 from cairn.service.jobs import verify
 from cairn.service.schemas import Operation, Repair, RepairReport
 from cairn.storage.runs import repair_run
@@ -25,28 +25,14 @@ def verify_checkpoint(
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    known = repeated(
-        plane,
-        caller,
-        verify.KIND,
-        {"root": root, "run": run, "step": step},
-        action="checkpoint.verify",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, verify.KIND, "checkpoint.verify", idempotency_key)
+    if known := start.repeated({"root": root, "run": run, "step": step}):
         return known
     found = plane.run(root, run)
     request = verify.verify_request(root=root, run=found, step=found.step(step))
-    return start(
-        plane,
-        caller,
-        verify.KIND,
-        request,
-        action="checkpoint.verify",
-        idempotency_key=idempotency_key,
-    )
+    return start.make(request)
 
 
 def verify_run(
@@ -62,22 +48,13 @@ def verify_run(
 
     Raises:
         RunNotFoundError: There is no such run.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    known = repeated(
-        plane,
-        caller,
-        verify.KIND,
-        {"root": root, "run": run, "steps": steps},
-        action="run.verify",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, verify.KIND, "run.verify", idempotency_key)
+    if known := start.repeated({"root": root, "run": run, "steps": steps}):
         return known
     request = verify.verify_request(root=root, run=plane.run(root, run), step=None, steps=steps)
-    return start(
-        plane, caller, verify.KIND, request, action="run.verify", idempotency_key=idempotency_key
-    )
+    return start.make(request)
 
 
 def repair_records(

@@ -2,7 +2,7 @@
 
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
-from cairn.service.actions.starting import repeated, start
+from cairn.service.actions.starting import Start
 from cairn.service.jobs import gc, judge, plan_body, retention, stored_policy
 from cairn.service.schemas import ApplyRetentionRequest, Operation, RetentionPlan, RetentionPolicy
 from cairn.storage.runs import check_names
@@ -37,7 +37,7 @@ def apply_retention(
     Raises:
         RunNotFoundError: There is no such run.
         PolicyError: The policy can't act, or names a metric or a label that no step carries.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
     asked = {
         "root": root,
@@ -46,29 +46,15 @@ def apply_retention(
         "grace_seconds": wanted.grace_seconds,
         "by": caller.name,
     }
-    known = repeated(
-        plane,
-        caller,
-        retention.KIND,
-        asked,
-        action="run.retention",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, retention.KIND, "run.retention", idempotency_key)
+    if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
     check_names(found, stored_policy(wanted.policy))  # refused now rather than by the job
     request = retention.retention_request(
         root=root, run=found, policy=wanted.policy, grace=wanted.grace_seconds, by=caller.name
     )
-    return start(
-        plane,
-        caller,
-        retention.KIND,
-        request,
-        action="run.retention",
-        idempotency_key=idempotency_key,
-    )
+    return start.make(request)
 
 
 def collect_garbage(
@@ -84,17 +70,10 @@ def collect_garbage(
 
     Raises:
         RunNotFoundError: There is no such run.
-        NotReadyError, IdempotencyKeyReusedError: As `start`.
+        NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    known = repeated(
-        plane,
-        caller,
-        gc.KIND,
-        {"root": root, "run": run, "dry_run": dry_run},
-        action="run.gc",
-        idempotency_key=idempotency_key,
-    )
-    if known is not None:
+    start = Start(plane, caller, gc.KIND, "run.gc", idempotency_key)
+    if known := start.repeated({"root": root, "run": run, "dry_run": dry_run}):
         return known
     request = gc.gc_request(root=root, run=plane.run(root, run), dry_run=dry_run)
-    return start(plane, caller, gc.KIND, request, action="run.gc", idempotency_key=idempotency_key)
+    return start.make(request)
