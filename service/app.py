@@ -1,6 +1,7 @@
 """The control plane as an ASGI application: `create_app()`; `cairn.service.app:app` for servers."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -63,6 +64,8 @@ from cairn.service.routes import (
     workers,
 )
 from cairn.service.settings import Settings, is_loopback, load_settings
+
+logger = logging.getLogger(__name__)
 
 API_PREFIX: Final = "/v1"
 ROUTERS: Final[tuple[APIRouter, ...]] = (
@@ -188,6 +191,8 @@ async def _opened(app: FastAPI) -> AsyncIterator[None]:
                 sender = Sender(settings, catalog, jobs)
                 sender.start()
         app.state.plane = ControlPlane(settings, known, index, jobs, watches)
+        for rule in settings.rules_without_roots(await run_in_threadpool(list, known)):
+            logger.warning("%s: fits no root, and does nothing until one is added", rule)
         if jobs is not None:
             scheduler = Scheduler(app.state.plane)
             scheduler.start()

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -345,6 +346,17 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _rules_fit_roots(self) -> "Settings":
+        """Where no root may be added, a rule that fits none would never do anything."""
+        if self.roots_within == () and (odd := self.rules_without_roots(())):
+            known = ", ".join({DEFAULT_ROOT: None, **self.roots})
+            raise SettingsError(
+                f"{'; '.join(odd)}: expected a pattern that fits a root ({known}), found none that "
+                "it fits. Correct it, or add the root to CAIRN_ROOTS."
+            )
+        return self
+
     @field_validator("schedules", "automations")
     @classmethod
     def _distinct(
@@ -438,6 +450,20 @@ class Settings(BaseSettings):
         """Every root by name, `default` first."""
         named = {DEFAULT_ROOT: self.root, **self.roots}
         return {name: parse_uri(uri) for name, uri in named.items()}
+
+    def rules_without_roots(self, added: Iterable[str]) -> list[str]:
+        """Gates, schedules and automations that fit no root: of the settings, nor of `added`."""
+        known = {DEFAULT_ROOT, *self.roots, *added}
+        rules: list[tuple[str, str, ForRuns]] = [
+            *(("GATES", one.alias, one) for one in self.gates),
+            *(("SCHEDULES", one.name, one) for one in self.schedules),
+            *(("AUTOMATIONS", one.name, one) for one in self.automations),
+        ]
+        return [
+            f"CAIRN_{setting}: {name!r}: root {rule.root!r}"
+            for setting, name, rule in rules
+            if not any(fnmatchcase(root, rule.root) for root in known)
+        ]
 
     @property
     def networks(self) -> Networks:

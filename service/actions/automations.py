@@ -29,6 +29,9 @@ from cairn.storage.runs import Run
 
 logger = logging.getLogger(__name__)
 
+MAY_PASS: Final = (StoreUnavailableError, NotReadyError)
+"""What keeps an operation from being started now, and may not the next time."""
+
 _AT_ONCE: Final = 100
 
 
@@ -49,8 +52,8 @@ def list_automations(plane: ControlPlane) -> list[AutomationState]:
 def follow_moves(plane: ControlPlane) -> int:
     """Start what the moves of aliases since the last time ask for; how many operations.
 
-    What the store or a database keeps from being started now is tried again the next time; of what
-    can't be started at all the reason is noted.
+    What the store or a database keeps from being started now is tried again the next time, and
+    keeps no other automation from its turn; of what can't be started at all the reason is noted.
 
     Raises:
         SQLAlchemyError: A database does not answer.
@@ -59,37 +62,62 @@ def follow_moves(plane: ControlPlane) -> int:
     """
     wanted = {one.name: one for one in plane.settings.automations}
     started = 0
+    silent: StoreUnavailableError | NotReadyError | None = None
     for name, position in positions(plane.catalog, wanted).items():
-        started += _followed(plane, wanted[name], position)
+        try:
+            started += _followed(plane, wanted[name], position)
+        except MAY_PASS as exc:
+            silent = exc
+    if silent is not None:
+        raise silent
     return started
 
 
 def _followed(plane: ControlPlane, automation: Automation, position: int) -> int:
-    started = 0
+    """Act on what moved. A root that is silent holds up its own moves alone.
+
+    What moved in others meanwhile is passed by once it speaks, and was started by then.
+    """
+    started, read = 0, position
+    silent: dict[str, StoreUnavailableError | NotReadyError] = {}
     while True:
         with plane.catalog.query() as connection:
             moves = queries.events(
-                connection, after=position, kind=EventKind.ALIAS_MOVED, limit=_AT_ONCE
+                connection, after=read, kind=EventKind.ALIAS_MOVED, limit=_AT_ONCE
             )
         for move in moves:
-            operation, problem = None, None
-            alias = str(move.detail.get("alias"))
-            wanted = automation.is_for_alias(move.root, move.run, alias)
-            if wanted and move.root in plane.roots:
-                try:
-                    operation = _start(plane, automation, move).id
-                    started += 1
-                except (StoreUnavailableError, NotReadyError):
-                    raise
-                except (StorageError, ServiceError) as exc:
-                    problem = str(exc)
-                    logger.warning("automation %s: %s: %s", automation.name, move.run, exc)
+            operation, problem = _acted(plane, automation, move, silent)
             told = {"operation": operation, "problem": problem}
-            if not advance(plane.catalog, automation.name, before=position, after=move.id, **told):
-                return started  # another server goes on
-            position = move.id
+            if not silent:
+                if not advance(plane.catalog, automation.name, before=read, after=move.id, **told):
+                    return started  # another server goes on
+                started += operation is not None
+            read = move.id
         if len(moves) < _AT_ONCE:
-            return started
+            break
+    for exc in silent.values():
+        raise exc
+    return started
+
+
+def _acted(
+    plane: ControlPlane,
+    automation: Automation,
+    move: EventColumns,
+    silent: dict[str, StoreUnavailableError | NotReadyError],
+) -> tuple[str | None, str | None]:
+    """The operation that a move asks for, or why there is none; notes a root that is silent."""
+    wanted = automation.is_for_alias(move.root, move.run, str(move.detail.get("alias")))
+    if not wanted or move.root not in plane.roots or move.root in silent:
+        return None, None
+    try:
+        return _start(plane, automation, move).id, None
+    except MAY_PASS as exc:
+        silent[move.root] = exc
+        return None, None
+    except (StorageError, ServiceError) as exc:
+        logger.warning("automation %s: %s: %s", automation.name, move.run, exc)
+        return None, str(exc)
 
 
 def _start(plane: ControlPlane, automation: Automation, move: EventColumns) -> Operation:

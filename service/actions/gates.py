@@ -3,8 +3,8 @@
 A gate that can't be judged is not passed: no promotion goes on because something else is down.
 """
 
+import asyncio
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,9 +144,8 @@ def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
     import httpx  # not for who has no such gate
 
     try:
-        with httpx.Client(timeout=WEBHOOK_SECONDS, trust_env=False) as http:
-            told = _answer(http, url, candidate.told())
-    except (httpx.HTTPError, TimeoutError, ValueError) as exc:
+        told = _object(asyncio.run(_answer(url, candidate.told())))
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, RecursionError) as exc:
         why = str(exc) or type(exc).__name__
         return _refusal("webhook", f"its webhook gave no answer that counts ({why})")
     if told.get("allow") is True:
@@ -155,23 +154,38 @@ def _asked(url: str, candidate: Candidate) -> dict[str, str] | None:
     return _refusal("webhook", f"its webhook: {str(reason or 'no reason given')[:500]}")
 
 
-def _answer(http: Any, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object that a webhook answers, in bounded time and of bounded size.
+async def _answer(url: str, body: dict[str, Any]) -> bytes:
+    """What a webhook answers: in bounded time, headers and all, and of bounded size.
 
     Raises:
-        HTTPError, TimeoutError, ValueError: There is none.
+        HTTPError, InvalidURL, TimeoutError, ValueError: There is no such answer.
     """
-    deadline = time.monotonic() + WEBHOOK_SECONDS
+    import httpx
+
     content = bytearray()
-    with http.stream("POST", url, json=body) as response:
-        if response.status_code != HTTPStatus.OK:
-            raise ValueError(f"status {response.status_code}")
-        for chunk in response.iter_bytes():
-            content += chunk
-            if len(content) > WEBHOOK_BYTES:
-                raise ValueError(f"more than {WEBHOOK_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no whole answer in {WEBHOOK_SECONDS:g} s")
+    try:
+        async with (
+            asyncio.timeout(WEBHOOK_SECONDS),
+            httpx.AsyncClient(timeout=None, trust_env=False) as http,
+            http.stream("POST", url, json=body) as response,
+        ):
+            if response.status_code != HTTPStatus.OK:
+                raise ValueError(f"status {response.status_code}")
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > WEBHOOK_BYTES:
+                    raise ValueError(f"more than {WEBHOOK_BYTES} bytes")
+    except TimeoutError as exc:
+        raise TimeoutError(f"no whole answer in {WEBHOOK_SECONDS:g} s") from exc
+    return bytes(content)
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError, RecursionError: It is none, or one too deep to be read.
+    """
     told = json.loads(content)
     if not isinstance(told, dict):
         raise ValueError("no JSON object")

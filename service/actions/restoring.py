@@ -19,7 +19,7 @@ from cairn.service.http import Seen
 from cairn.service.jobs import Jobs, OperationNotFoundError, operation_id, restore
 from cairn.service.schemas import Operation, OperationState, RestoreMode, RestoreRequest
 from cairn.storage.errors import PreconditionFailedError
-from cairn.storage.runs import Run, refuse_taken
+from cairn.storage.runs import Run, refuse_taken, stranded_aliases
 
 _UNDER_WAY: Final = 1000  # operations at most that are looked at for an equal one
 
@@ -62,7 +62,12 @@ def restore_checkpoint(
         return known
     found = plane.run(root, run)
     request = restore.restore_request(
-        root=root, run=found, step=found.step(step), mode=wanted.mode.value, target=wanted.run
+        root=root,
+        run=found,
+        step=found.step(step),
+        mode=wanted.mode.value,
+        target=wanted.run,
+        strand=wanted.strand,
     )
     if target is not None:
         try:
@@ -82,14 +87,12 @@ def restore_checkpoint(
 
 
 def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
-    named = {one.alias: one.step for one in run.aliases.list() if one.step > step}
-    stranded = {alias: at for alias, at in named.items() if alias not in accepted}
-    if stranded:
-        told = ", ".join(f"{alias} (step {at})" for alias, at in sorted(stranded.items()))
+    if stranded := stranded_aliases(run, step, accepted):
+        told = ", ".join(f"{alias} (step {at})" for alias, at in stranded.items())
         raise AliasesStrandedError(
             f"{run.uri.name}: expected no alias of a step after {step}, or to be told in `strand` "
             f"that it may stay on one that is set aside; found {told}. Promote another step first.",
-            extra={"aliases": sorted(stranded)},
+            extra={"aliases": list(stranded)},
         )
 
 

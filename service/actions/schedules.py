@@ -4,6 +4,7 @@ Every server looks what is due. Each operation has a key made of the schedule, t
 run: of many servers, and of one that was started anew, one starts it.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from cairn.service.access import Caller
-from cairn.service.actions.automations import follow_moves
+from cairn.service.actions.automations import MAY_PASS, follow_moves
 from cairn.service.actions.listing import list_runs
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.removing.clean_up import apply_retention, collect_garbage
@@ -29,7 +30,7 @@ from cairn.service.schemas import (
 )
 from cairn.service.settings import Schedule
 from cairn.storage.errors import StorageError
-from cairn.storage.store import utc_now
+from cairn.storage.store import StoreURI, utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -58,37 +59,48 @@ def list_schedules(plane: ControlPlane, *, now: datetime | None = None) -> list[
     ]
 
 
-def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> int:
+def start_due(plane: ControlPlane, schedule: Schedule, due: datetime) -> tuple[int, bool]:
     """Start what a schedule has due at a moment, of each run whose operation was not started yet.
 
     What is wrong with one run is logged, and keeps no other from its turn.
 
     Returns:
-        How many operations were started.
+        How many operations were started; and whether that is all, or a store was silent.
 
     Raises:
         SQLAlchemyError: A database does not answer.
-        NotReadyError: Jobs were not launched.
     """
     by = Caller(name=f"schedule:{schedule.name}", scope=Scope.ADMIN)
     started = 0
-    for root, run in _runs(plane, schedule):
-        key = f"schedule/{schedule.name}/{due:%Y-%m-%dT%H:%MZ}/{root}/{run}"
-        try:
-            plane.jobs.get(operation_id(key))
-        except OperationNotFoundError:
-            try:
-                _start(plane, by, schedule, root, run, key)
-            except (StorageError, ServiceError) as exc:
-                logger.warning("schedule %s: %s/%s: not started: %s", schedule.name, root, run, exc)
-            else:
-                started += 1
-    return started
+    problems: list[Exception] = []
+    for root, uri in plane.roots.items():
+        if not fnmatchcase(root, schedule.root):
+            continue
+        with _noted(f"{schedule.name}: {root}", problems):
+            for run in _runs(plane, schedule, root, uri):
+                with _noted(f"{schedule.name}: {root}/{run}", problems):
+                    key = f"schedule/{schedule.name}/{due:%Y-%m-%dT%H:%MZ}/{root}/{run}"
+                    started += _start(plane, by, schedule, root, run, key)
+    return started, not any(isinstance(one, MAY_PASS) for one in problems)
+
+
+@contextlib.contextmanager
+def _noted(where: str, problems: list[Exception]) -> Iterator[None]:
+    """Log what keeps something from being started, and go on with the next."""
+    try:
+        yield
+    except (StorageError, ServiceError) as exc:
+        problems.append(exc)
+        logger.warning("schedule %s: not started: %s", where, exc)
 
 
 def _start(
     plane: ControlPlane, by: Caller, schedule: Schedule, root: str, run: str, key: str
-) -> None:
+) -> bool:
+    """Start it, unless it was; whether it is started now."""
+    with contextlib.suppress(OperationNotFoundError):
+        plane.jobs.get(operation_id(key))
+        return False
     if schedule.action is ScheduledAction.VERIFY:
         verify_run(plane, by, root, run, steps=schedule.steps, idempotency_key=key)
     elif schedule.action is ScheduledAction.COLLECT_GARBAGE:
@@ -96,16 +108,16 @@ def _start(
     elif schedule.policy is not None:
         wanted = ApplyRetentionRequest(policy=schedule.policy, dry_run=False)
         apply_retention(plane, by, root, run, wanted, idempotency_key=key)
+    return True
 
 
-def _runs(plane: ControlPlane, schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Roots and names of the runs that it is for, in the store now."""
-    roots = {name: uri for name, uri in plane.roots.items() if fnmatchcase(name, schedule.root)}
+def _runs(plane: ControlPlane, schedule: Schedule, root: str, uri: StoreURI) -> Iterator[str]:
+    """Names of the runs of a root that it is for, in the store now."""
     after: tuple[str | int, ...] = ()
-    while roots:
+    while True:
         look = not after
-        page, last = list_runs(plane, roots, after=after, limit=_RUNS_AT_ONCE, refresh=look)
-        yield from ((one.root, one.name) for one in page if schedule.is_for(one.root, one.name))
+        page, last = list_runs(plane, {root: uri}, after=after, limit=_RUNS_AT_ONCE, refresh=look)
+        yield from (one.name for one in page if schedule.is_for(one.root, one.name))
         if not last:
             return
         after = last
@@ -146,14 +158,16 @@ class Scheduler:
             self._thread.join(LOOK_SECONDS)  # a database that is silent keeps nobody from ending
 
     def look(self) -> int:
-        """Start what is due now; how many operations were."""
+        """Start what is due now; how many operations were. What can't be is tried again."""
         now, started = self._clock(), 0
         for schedule in self._plane.settings.schedules:
             due = _due(schedule, now + timedelta(microseconds=1))
             if self._done.get(schedule.name) == due or now - due > LATE or self._stop.is_set():
                 continue
-            started += start_due(self._plane, schedule, due)
-            self._done[schedule.name] = due
+            count, whole = start_due(self._plane, schedule, due)
+            started += count
+            if whole:
+                self._done[schedule.name] = due
         return started
 
     def _watch(self) -> None:

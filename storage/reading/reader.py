@@ -339,7 +339,8 @@ class CheckpointReader:
 
         For what does not depend on where an element lies: nothing is copied to put it there, and a
         chunk is decoded and checked once. Beside the caller's piece this holds a few of 8 MiB each,
-        or of one chunk if that is more.
+        or of one chunk if that is more, and what decoding threads keep of those they freed: some
+        150 MiB in all, however large the leaf.
 
         Args:
             item: name of the item.

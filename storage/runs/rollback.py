@@ -4,6 +4,7 @@ The step is held meanwhile, so that no deletion of it begins.
 """
 
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -19,7 +20,7 @@ from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo
 from cairn.storage.runs.trash import held
 
-__all__ = ["Rollback", "roll_back"]
+__all__ = ["Rollback", "roll_back", "stranded_aliases"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,12 @@ class Rollback:
 
 
 def roll_back(
-    run: Run, step: StepInfo | SupportsIndex, *, by: str, request: str | None = None
+    run: Run,
+    step: StepInfo | SupportsIndex,
+    *,
+    by: str,
+    request: str | None = None,
+    strand: Collection[str] | None = None,
 ) -> Rollback:
     """Make a listed step the latest; the steps after it are set aside.
 
@@ -50,12 +56,14 @@ def roll_back(
         by: who asks. The attempt's writer is named after it, and after the request.
         request: id of this one rollback, for who may have to ask again: an interrupted call then
             goes on where it was, and one that was done is told again. Without it every call acts.
+        strand: aliases that may stay on a step that is set aside; None: any.
 
     Raises:
         StepNotFoundError: the step is not listed (any more), or another attempt holds it.
         StepChangedError: somebody is about to delete it.
         LeaseHeldError: a writer holds the run.
-        PreconditionFailedError: the request was one for another step.
+        PreconditionFailedError: the request was one for another step; or an alias would be stranded
+            that is not in `strand`.
         UnsoundStoreError: the store does not keep what runs rest on.
     """
     number = step.step if isinstance(step, StepInfo) else check_step(step)
@@ -66,11 +74,16 @@ def roll_back(
         listed = run.step(number)
         _refuse_other(run, step, listed)
         with held(run, (number, listed.attempt), by=by, reason="roll back to it"):
-            attempt = _begin(run, listed, writer)
+            attempt = _begin(run, listed, writer, strand)
     release(run.objects, attempt, clock=run.clock)
     aside = _set_aside_by(run, attempt)
-    named = [one.alias for one in run.aliases.list() if one.step > number]
-    return Rollback(number, attempt.number, tuple(aside), tuple(named))
+    return Rollback(number, attempt.number, tuple(aside), tuple(stranded_aliases(run, number)))
+
+
+def stranded_aliases(run: Run, step: int, accepted: Collection[str] = ()) -> dict[str, int]:
+    """Steps after `step` that aliases point to, by alias; without those that are `accepted`."""
+    found = {one.alias: one.step for one in run.aliases.list() if one.step > step}
+    return {alias: found[alias] for alias in sorted(found) if alias not in accepted}
 
 
 def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
@@ -87,10 +100,12 @@ def _begun(run: Run, writer: str, step: int, request: str) -> Attempt | None:
     return found
 
 
-def _begin(run: Run, listed: StepInfo, writer: str) -> Attempt:
+def _begin(run: Run, listed: StepInfo, writer: str, strand: Collection[str] | None) -> Attempt:
     def base_step() -> tuple[int, int]:
         """Asked while the lease is held: no writer sets the step aside any more."""
         _refuse_other(run, listed, run.step(listed.step))
+        if strand is not None:
+            _refuse_stranded(run, listed.step, strand)
         return listed.step, listed.attempt
 
     return begin_attempt(run.objects, writer=writer, base_step=base_step, clock=run.clock)
@@ -106,6 +121,17 @@ def _refuse_other(run: Run, asked: StepInfo | SupportsIndex, listed: StepInfo) -
         found=f"that of attempt {listed.attempt}",
         next_step="Look at the new one, and roll back to it if it is what you want.",
     )
+
+
+def _refuse_stranded(run: Run, step: int, accepted: Collection[str]) -> None:
+    if stranded := stranded_aliases(run, step, accepted):
+        raise PreconditionFailedError(
+            "the rollback would set aside what an alias names",
+            path=run.uri,
+            expected=f"no alias of a step after {step} but those that were said to stay",
+            found=", ".join(f"{alias} (step {at})" for alias, at in stranded.items()),
+            next_step="Promote another step first, or name these aliases as well.",
+        )
 
 
 def _set_aside_by(run: Run, attempt: Attempt) -> list[int]:

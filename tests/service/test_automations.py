@@ -14,6 +14,7 @@ from cairn.service.app import create_app
 from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
+from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.promotion import promote_step
 from cairn.storage.runs.run import Run
 from tests.service.conftest import BASE_URL, PEER
@@ -128,6 +129,35 @@ def test_why_nothing_could_be_started_is_told(http, follow):
     assert follow(VERIFY) == 0
     (told,) = follow.told(VERIFY)
     assert (told.operation, "llama-gone" in told.problem) == (None, True)
+
+
+def test_a_root_that_is_away_holds_up_its_own_moves_alone(http, follow, tmp_path, monkeypatch):
+    plane = http.app.state.plane
+    save_llama(tmp_path / "far" / "llama-far", (1,))
+    made = http.post("/v1/roots", json={"name": "far", "uri": str(tmp_path / "far")})
+    assert made.status_code == 201, made.text
+    follow(EXPORT, VERIFY)
+    before = ids(http)
+    promote_step(Run.open(plane.place("far", "llama-far")), 1, "production", expect=None, by="me")
+    assert http.get("/v1/roots/far/runs/llama-far", params={"refresh": True}).status_code == 200
+    promote(http, "llama", 1, alias="prod-late")
+    look = ControlPlane.run
+
+    def away(self, root, run):
+        if root == "far":
+            raise StoreUnavailableError("no answer", path=self.root(root))
+        return look(self, root, run)
+
+    with monkeypatch.context() as silent:
+        silent.setattr(ControlPlane, "run", away)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError):
+                follow(EXPORT, VERIFY)
+        started = [(one["kind"], one["request"]["run"]) for one in operations(http, since=before)]
+        assert started == [("verify", "llama")]
+    assert follow(EXPORT, VERIFY) == 3  # that one is passed by
+    told = sorted((one["kind"], one["request"]["run"]) for one in operations(http, since=before))
+    assert told == [("convert", "llama-far"), ("verify", "llama"), ("verify", "llama-far")]
 
 
 def test_a_step_that_was_saved_anew_since_the_move_is_left_alone(http, follow):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -235,6 +236,7 @@ def test_a_webhook_that_refuses_gives_its_reason(run, gated):
         says(body=b"{}"),
         says(body=b'{"allow": "true"}'),
         says(body=b'{"allow": true, "x": "' + b"x" * 100_000 + b'"}'),
+        says(body=b"[" * 50_000),
         lambda handler: handler.connection.close(),
     ],
 )
@@ -255,6 +257,25 @@ def test_a_webhook_that_is_down_or_silent_refuses(run, gated, monkeypatch):
     ):
         assert refused(promote(http)) == ["webhook"]
         ended.set()
+
+
+def test_a_webhook_whose_headers_drip_holds_nobody(run, gated, monkeypatch):
+    monkeypatch.setattr("cairn.service.actions.gates.WEBHOOK_SECONDS", 0.5)
+    gone = threading.Event()
+
+    def drip(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(100):
+            try:
+                handler.wfile.write(b"X-More: 1\r\n")
+            except OSError:
+                gone.set()
+                return
+            time.sleep(0.1)
+
+    with webhook(drip) as (url, _), gated(PRODUCTION | {"webhook": url}) as http:
+        assert refused(promote(http)) == ["webhook"]
+        assert gone.wait(9)
 
 
 def test_a_webhook_is_asked_only_about_what_passes_all_else(run, gated):

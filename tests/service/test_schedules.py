@@ -15,7 +15,9 @@ from cairn.service.catalog.models import AuditRow
 from cairn.service.client.client import Client
 from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings, load_settings
+from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.runs.run import Run
+from cairn.storage.store import parse_uri
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, watch
 from tests.service.planes import running_plane
@@ -102,6 +104,28 @@ def test_a_run_that_can_not_be_had_keeps_no_other_from_its_turn(http, caplog):
     Path((store / "gone" / "run.json").local_path).unlink()
     assert scheduler(http, "weekly", at=THREE.replace(year=2044)).look() == 2
     assert "schedule weekly: default/gone: not started" in caplog.text
+
+
+def test_a_root_that_is_away_keeps_no_other_from_its_turn_and_is_tried_again(
+    http, tmp_path, monkeypatch
+):
+    roots = {name: parse_uri(str(tmp_path / name)) for name in ("a", "b")}
+    for folder in roots.values():
+        make_run(folder / "run", [3])
+    settings = Settings(schedules=({**COLLECT, "root": "a", "run": "*"}, {**RETAIN, "name": "all"}))
+    plane = http.app.state.plane
+    one = Scheduler(type(plane)(settings, roots, plane.index, plane.engine), clock=lambda: THREE)
+    look = plane.index.refresh_root
+
+    def away(root, uri):
+        if root == "a":
+            raise StoreUnavailableError("no answer", path=uri)
+        return look(root, uri)
+
+    with monkeypatch.context() as silent:
+        silent.setattr(plane.index, "refresh_root", away)
+        assert [one.look(), one.look()] == [1, 0]
+    assert [one.look(), one.look()] == [2, 0]
 
 
 def test_schedules_are_listed_with_when_they_are_due(http):

@@ -3,8 +3,10 @@ import socket
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
+from cairn.service.app import create_app
 from cairn.service.catalog import Catalog, engine, upgrade_catalog
 from cairn.service.command.processes.backup import back_up
 from cairn.service.errors import BackupError, SettingsError
@@ -182,3 +184,25 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(url, tmp
         with pytest.raises((SettingsError, BackupError), match=r"me.*@127\.0\.0\.1:1/db") as raised:
             each()
         assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("gates", {"alias": "production", "verified": True}),
+        ("schedules", {"name": "nightly", "cron": "0 3 * * *", "action": "verify"}),
+        ("automations", {"name": "export", "alias": "production", "action": "convert"}),
+    ],
+)
+def test_a_rule_that_fits_no_root_is_refused_where_none_may_be_added(setting, rule):
+    fitting = {"roots": {"far": "/far"}, "roots_within": (), setting: ({**rule, "root": "fa?"},)}
+    Settings(**fitting)
+    with pytest.raises(SettingsError, match=f"CAIRN_{setting.upper()}.*'defualt'.*default, far"):
+        Settings(**fitting | {setting: ({**rule, "root": "defualt"},)})
+
+
+def test_a_server_says_which_rules_fit_no_root_yet(tmp_path, caplog):
+    gate = {"alias": "production", "root": "later", "verified": True}
+    settings = Settings(root=str(tmp_path / "store"), data_dir=tmp_path / "data", gates=(gate,))
+    with TestClient(create_app(settings, jobs=False)):
+        assert "CAIRN_GATES: 'production': root 'later': fits no root" in caplog.text

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -29,7 +29,7 @@ from cairn.service.command.options import TIME, UrlOption, console
 from cairn.service.command.printing.documents import JsonOption, print_document
 from cairn.service.command.printing.tables import print_table
 from cairn.service.errors import SettingsError
-from cairn.service.settings import load_settings
+from cairn.service.settings import Settings, load_settings
 from cairn.storage.store import StoreURI
 
 app: Final = typer.Typer()
@@ -106,7 +106,7 @@ def _checks(url: str | None, *, probe: bool, seconds: float) -> dict[str, Check]
         for name, uri in roots.items():
             checks[f"root {name}"] = partial(_root, name, uri, probe, seconds)
         checks["catalog"] = lambda: _catalog(settings.database_url, seconds)
-        checks["added roots"] = lambda: _added_roots(settings.database_url, roots, probe, seconds)
+        checks["added roots"] = lambda: _added_roots(settings, probe, seconds)
         checks["jobs"] = lambda: _jobs(settings.jobs_database_url, seconds)
     checks["server"] = lambda: server_found(
         url, os.environ, version=installed_version(), seconds=seconds
@@ -126,12 +126,10 @@ def _catalog(url: str, seconds: float) -> Iterable[Finding]:
     return catalog_found(url, seconds=seconds)
 
 
-def _added_roots(
-    url: str, roots: Mapping[str, StoreURI], probe: bool, seconds: float
-) -> Iterable[Finding]:
+def _added_roots(settings: Settings, probe: bool, seconds: float) -> Iterable[Finding]:
     from cairn.service.command.doctor.databases import added_roots_found
 
-    return added_roots_found(url, roots, probe=probe, seconds=seconds)
+    return added_roots_found(settings, probe=probe, seconds=seconds)
 
 
 def _jobs(url: str, seconds: float) -> Iterable[Finding]:

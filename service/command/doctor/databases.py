@@ -1,6 +1,6 @@
 """Whether the databases can be read, and are of this version. Nothing is written, none is made."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +14,9 @@ from cairn.service.catalog import AddedRootRow, overlap_of
 from cairn.service.catalog.migrate import MIGRATIONS, is_newer_and_works
 from cairn.service.command.doctor.findings import Finding, Outcome
 from cairn.service.command.doctor.stores import root_found
+from cairn.service.settings import Settings
 from cairn.storage.errors import InvalidURIError
-from cairn.storage.store import StoreURI, parse_uri
+from cairn.storage.store import parse_uri
 
 _SERVER_SCHEMA: Final = "dbos"
 _ADDED: Final = "added roots"
@@ -36,20 +37,20 @@ def jobs_found(url: str, *, seconds: float) -> Iterator[Finding]:
     yield from _database_found("jobs", "CAIRN_JOBS_DATABASE_URL", url, seconds, _job_tables)
 
 
-def added_roots_found(
-    url: str, roots: Mapping[str, StoreURI], *, probe: bool, seconds: float
-) -> Iterator[Finding]:
+def added_roots_found(settings: Settings, *, probe: bool, seconds: float) -> Iterator[Finding]:
     """Roots that were added: whether they can be used, and whether the settings say otherwise.
+
+    And what the settings say of roots that there are not.
 
     Nothing is said of a catalog that can't be read: its own check does.
 
     Args:
-        url: Of the catalog.
-        roots: Those of the settings.
+        settings: Which name the catalog, and roots of their own.
         probe: Write to each for a moment.
         seconds: After which the catalog or a store counts as silent.
     """
     added: dict[str, str] = {}
+    roots = settings.root_uris
 
     def look(check: str, engine: Engine, shown: str) -> Finding:
         with engine.connect() as connection:
@@ -58,8 +59,10 @@ def added_roots_found(
                 added.update((name, uri) for name, uri in connection.execute(query))
         return Finding(check, Outcome.OK, shown)
 
-    for _ in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look):
-        pass
+    url = settings.database_url
+    read = [
+        one.outcome for one in _database_found(_ADDED, "CAIRN_DATABASE_URL", url, seconds, look)
+    ]
     if not added:
         yield Finding(_ADDED, Outcome.OK, "none")
     for name, kept in added.items():
@@ -78,6 +81,10 @@ def added_roots_found(
             fix = f"cairn roots remove {name}, or correct CAIRN_ROOTS"
             yield Finding(_ADDED, Outcome.WARN, found, fix)
         yield from root_found(name, uri, probe=probe, seconds=seconds)
+    if Outcome.FAIL not in read:
+        for rule in settings.rules_without_roots(added):
+            fix = "correct the pattern, or add the root"
+            yield Finding("settings", Outcome.WARN, f"{rule} fits no root, and does nothing", fix)
 
 
 def _database_found(

@@ -1,6 +1,6 @@
 """The restore job: a new run from a step (fork), or a run set back to a step (rollback)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result, step_request
@@ -15,13 +15,20 @@ _BY: Final = "cairn-restore"
 
 
 def restore_request(
-    *, root: str, run: Run, step: StepInfo, mode: str, target: str | None
+    *,
+    root: str,
+    run: Run,
+    step: StepInfo,
+    mode: str,
+    target: str | None,
+    strand: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The JSON that a job is started with."""
+    """The JSON that a job is started with; `strand`: aliases that may stay on steps set aside."""
     return {
         **step_request(root, run, step),
         "mode": mode,
         "target": target,
+        "strand": sorted({*strand}),
     }
 
 
@@ -67,7 +74,8 @@ def _fork(context: JobContext, request: Request) -> Result:
 def _rollback(context: JobContext, request: Request) -> Result:
     run, step = _source(context.roots, request)
     context.progress.set(message=f"setting back to step {step.step}")
-    done = roll_back(run, step, by=_BY, request=context.operation_id)
+    strand = request.get("strand")  # jobs of earlier versions have none
+    done = roll_back(run, step, by=_BY, request=context.operation_id, strand=strand)
     context.progress.set(message="done")
     return {
         "root": request["root"],

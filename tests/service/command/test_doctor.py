@@ -493,6 +493,22 @@ def test_a_silent_server_keeps_the_command_no_longer_than_the_time_it_was_given(
     assert [one["check"] for one in found if one["outcome"] == "fail"] == ["server"]
 
 
+def test_rules_of_roots_that_there_are_not_are_told(root, tmp_path):
+    gates = json.dumps([{"alias": "production", "root": "more", "verified": True}])
+    variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path), "CAIRN_GATES": gates}
+
+    def told():
+        found = doctor(**variables)
+        return [one for one in found if (one["check"], one["outcome"]) == ("settings", "warn")]
+
+    (one,) = told()
+    assert one["found"].startswith("CAIRN_GATES: 'production': root 'more' fits no root")
+    with closing(Catalog.open(f"sqlite:///{tmp_path}/catalog.sqlite")) as catalog:
+        (tmp_path / "more").mkdir()
+        Roots(catalog, {}).add("more", parse_uri(tmp_path / "more"), by="me", now=utc_now())
+    assert not told()
+
+
 def test_roots_that_were_added_are_looked_at_and_those_of_the_settings_win(root, tmp_path):
     variables = {"CAIRN_ROOT": str(root), "CAIRN_DATA_DIR": str(tmp_path / "data")}
     found = {one["check"]: one for one in doctor(**variables)}

@@ -457,13 +457,14 @@ PEAK_OF_READING = """
 """
 
 
-@pytest.mark.parametrize(("kind", "most"), [("blocks", 5 * BAND_BYTES), ("pieces", 2 * BAND_BYTES)])
+@pytest.mark.parametrize(("kind", "most"), [("blocks", 5 * BAND_BYTES), ("pieces", 4 * BAND_BYTES)])
 def test_memory_of_streaming_does_not_follow_the_leaf(tmp_path, kind, most):
     array = np.zeros((12288, 8192), np.float32)
     step_uri, _ = save_cairn(parse_uri(tmp_path / "run"), {"w": array})
     done = run_python(PEAK_OF_READING, step_uri, array.nbytes, kind)
     assert done.returncode == 0, done.stderr
-    # Blocks: two rows of chunks, the pieces read ahead, and what decoding threads keep.
+    # Two rows of chunks (blocks alone), the pieces read ahead, and what decoding threads keep:
+    # that depends on how they were scheduled, from 115 to 183 MiB of pieces on two busy cores.
     assert int(done.stdout) < most < array.nbytes
 
 

@@ -36,6 +36,15 @@ def test_later_steps_are_set_aside_and_none_is_deleted(run):
     assert read_lease(run.objects).released
 
 
+def test_an_alias_that_nobody_said_may_stay_keeps_all_as_it_is(run):
+    promote_step(run, 9, "production", expect=None)
+    before = states(run)
+    with pytest.raises(PreconditionFailedError, match=r"production \(step 9\)"):
+        roll_back(run, 3, by="ann", strand=["staging"])
+    assert states(run) == before
+    assert roll_back(run, 3, by="ann", strand=["production"]).aliases == ("production",)
+
+
 def test_a_deleted_step_that_had_overwritten_another_is_not_told_as_set_aside(run, clock):
     save(run, 9, begin(run, 9))
     end(run)
