@@ -475,7 +475,7 @@ def test_what_a_newer_version_has_added_keeps_nobody_from_the_others(catalog, se
     roots = Roots(catalog, settings.root_uris)
     assert list(roots) == ["default", "more"]
     assert "newer" not in roots
-    found = [*added_roots_found(settings.database_url, settings.root_uris, probe=False, seconds=5)]
+    found = [*added_roots_found(settings, probe=False, seconds=5)]
     (warned,) = [one for one in found if one.outcome is Outcome.WARN]
     assert "foreign URI" in warned.found
 
