@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz matrix check docs bench format openapi system clean
+.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -60,6 +60,9 @@ faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the cou
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
+
+families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 2 minutes)
+	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)
 	$(PYTHON) scripts/matrix.py $(LEGS)

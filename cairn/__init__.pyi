@@ -10,6 +10,9 @@ from .state.adapt import QuantizationSettings as QuantizationSettings
 from .state.config import AutoEasyDeLConfig as AutoEasyDeLConfig
 from .state.config import DecoderConfig as DecoderConfig
 from .state.config import EDPretrainedConfig as EDPretrainedConfig
+from .state.config import ExpertsConfig as ExpertsConfig
+from .state.config import LatentAttentionConfig as LatentAttentionConfig
+from .state.config import RopeConfig as RopeConfig
 from .state.decoder import DecoderForCausalLM as DecoderForCausalLM
 from .state.easydel_state import EasyDeLState as EasyDeLState
 from .state.errors import ArgumentError as ArgumentError

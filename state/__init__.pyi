@@ -3,6 +3,9 @@ from .adapt import QuantizationSettings as QuantizationSettings
 from .config import AutoEasyDeLConfig as AutoEasyDeLConfig
 from .config import DecoderConfig as DecoderConfig
 from .config import EDPretrainedConfig as EDPretrainedConfig
+from .config import ExpertsConfig as ExpertsConfig
+from .config import LatentAttentionConfig as LatentAttentionConfig
+from .config import RopeConfig as RopeConfig
 from .decoder import DecoderForCausalLM as DecoderForCausalLM
 from .easydel_state import EasyDeLState as EasyDeLState
 from .errors import ArgumentError as ArgumentError

@@ -9,7 +9,9 @@ the module is stored as "cairn", wherever its file lies: `cairn.DecoderForCausal
 imports too. Checkpoints of earlier versions name the file's module, and are understood.
 """
 
+import functools
 import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +32,8 @@ __all__ = [
 PACKAGE = "cairn"
 """What a checkpoint has for the module of a class that ships with Cairn."""
 
-FAMILIES: Mapping[str, str] = {"llama": "cairn.state.families.llama"}
-"""model_type -> the module that defines `FAMILY`."""
+FAMILIES = "cairn.state.families.known"
+"""The package of families: each module's name is its `model_type`, and it defines `FAMILY`."""
 
 MODELS: Mapping[str, str] = {"DecoderForCausalLM": "cairn.state.decoder.decoder"}
 """The model classes that ship with Cairn, and the modules that define them."""
@@ -44,12 +46,19 @@ _CLASSES: dict[tuple[str, str], type[Any]] = {}
 
 def known_families() -> list[str]:
     """Every family's `model_type`, sorted."""
-    return sorted(FAMILIES)
+    return list(_families())
+
+
+@functools.cache
+def _families() -> tuple[str, ...]:
+    """What lies in the package now is found, whatever data asks for."""
+    folder = importlib.import_module(FAMILIES).__path__
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folder)))
 
 
 def is_family(model_type: object) -> bool:
     """Says whether a `model_type` is that of a family."""
-    return model_type in FAMILIES
+    return model_type in _families()
 
 
 def family(model_type: str) -> Any:
@@ -58,14 +67,14 @@ def family(model_type: str) -> Any:
     Raises:
         ConfigError: if it is unknown; the known ones are listed.
     """
-    if model_type not in FAMILIES:
+    if not is_family(model_type):
         raise ConfigError(
             path="model_type",
             expected=f"one of {', '.join(known_families())}",
             found=repr(model_type),
-            next_step="convert the model to a known family, or add a module to state/families",
+            next_step="convert the model to a known family, or add one: docs/howto/add-a-family.md",
         )
-    return importlib.import_module(FAMILIES[model_type]).FAMILY
+    return importlib.import_module(f"{FAMILIES}.{model_type}").FAMILY
 
 
 def class_identity(model_class: type[Any]) -> dict[str, str]:

@@ -14,6 +14,8 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ]["contracts"]
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOST_FILES = 17
+LISTS = ("known", "versions")
+"""Folders of files that are all of one kind and found by their names: families, migrations."""
 
 
 def layers(container):
@@ -39,7 +41,7 @@ def rooms():
         path.parent
         for package in ("service", "state", "storage")
         for path in (ROOT / package).rglob("__init__.py")
-        if "migrations" not in path.parts and path.parent != ROOT / package
+        if path.parent.name not in LISTS and path.parent != ROOT / package
     )
 
 

@@ -245,7 +245,7 @@ class EDPretrainedConfig(Sealed):
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
         """One field's value from JSON; a subclass with enums or nested dataclasses extends this."""
-        return _tuples(value)
+        return tuples(value)
 
 
 def defined_configs() -> Mapping[str, type[EDPretrainedConfig]]:
@@ -272,6 +272,6 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tuples(value: Any) -> Any:
+def tuples(value: Any) -> Any:
     """Lists of JSON as tuples, which a hash can be made of; mappings as they are."""
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value

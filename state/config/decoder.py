@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from cairn.state import registry
-from cairn.state.config.base import EDPretrainedConfig, jsonable
+from cairn.state.config.base import EDPretrainedConfig, jsonable, tuples
+from cairn.state.config.experts import ExpertsConfig
+from cairn.state.config.latent_attention import LatentAttentionConfig
+from cairn.state.config.rope import RopeConfig
 from cairn.state.errors import ConfigError
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-ROPE_SCALINGS = ("default", "linear", "llama3")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "clamped_silu")
+NORMS = ("rms", "rms_offset", "layer")
+BLOCKS = ("pre", "post", "sandwich", "parallel")
+QK_NORMS = ("head", "each_head", "whole")
+FULL, WINDOW = "full_attention", "sliding_attention"
 
 OURS_ALONE = frozenset(
     {
@@ -30,48 +37,19 @@ OURS_ALONE = frozenset(
 
 
 _FLAGS = (
-    *("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings"),
+    *("attention_bias", "attention_out_bias", "mlp_bias", "tie_word_embeddings", "norm_bias"),
+    *("shared_norm", "gated_mlp", "attention_sinks", "learned_positions"),
     *("scan_layers", "remat", "shard_attention_computation"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary positions: base frequency and how it is stretched to longer contexts.
-
-    Attributes:
-        theta: base of the frequencies.
-        scaling: one of `ROPE_SCALINGS`.
-        factor: context extension (linear, llama3).
-        low_freq_factor: llama3: wavelengths above original length / this are divided by `factor`.
-        high_freq_factor: llama3: wavelengths below original length / this are kept.
-        original_max_position_embeddings: llama3: context length of pretraining, in tokens.
-    """
-
-    theta: float = 10000.0
-    scaling: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-
-    def problems(self) -> list[str]:
-        """Everything wrong with the values."""
-        found = []
-        if self.scaling not in ROPE_SCALINGS:
-            found.append(f"rope scaling {self.scaling!r} is none of {', '.join(ROPE_SCALINGS)}")
-        if not all(_is_size(size) and size > 0 for size in (self.theta, self.factor)):
-            found.append(f"rope theta {self.theta!r} and factor {self.factor!r} must be positive")
-        if self.scaling == "llama3":
-            low, high = self.low_freq_factor, self.high_freq_factor
-            if not low or not high or not self.original_max_position_embeddings:
-                found.append(
-                    "rope scaling 'llama3' needs low_freq_factor, high_freq_factor and "
-                    f"original_max_position_embeddings, found {self}"
-                )
-            elif not low < high:
-                found.append(f"rope low_freq_factor {low} must be below high_freq_factor {high}")
-        return found
+_CHOICES = {"hidden_act": ACTIVATIONS, "norm": NORMS, "block": BLOCKS}
+_SCALES = ("embedding_scale", "residual_scale", "logit_scale")
+_POSITIVE_OR_NONE = ("attention_scale", "attention_soft_cap", "logit_soft_cap", "activation_limit")
+_NESTED = {
+    "rope": RopeConfig,
+    "window_rope": RopeConfig,
+    "experts": ExpertsConfig,
+    "latent": LatentAttentionConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +61,38 @@ class DecoderConfig(EDPretrainedConfig):
         num_key_value_heads: heads of keys and values; None means as many as query heads.
         head_dim: size of one head; None means `hidden_size // num_attention_heads`.
         hidden_act: one of `ACTIVATIONS`.
+        rms_norm_eps: epsilon of every norm.
+        rope: rotary positions; None: there are none.
         attention_bias: biases on the query, key and value projections.
         attention_out_bias: a bias on the attention's output projection.
         mlp_bias: biases on the MLP's projections.
         tie_word_embeddings: the output head is the embedding, transposed.
+        norm: one of `NORMS`: RMS times a scale, RMS times 1 + scale, or LayerNorm.
+        norm_bias: of LayerNorm: a bias.
+        block: one of `BLOCKS`: where attention and MLP are normalised. "pre": what they are given;
+            "post": what they add; "sandwich": both; "parallel": what they are given, which is the
+            block's input for both.
+        shared_norm: of "parallel": both are given the same.
+        qk_norm: one of `QK_NORMS`, or None: queries and keys are normalised; each head by the same
+            scale, each by its own, or all heads of a token together.
+        sliding_window: tokens that a token of a `WINDOW` layer sees, itself included.
+        layer_types: `FULL` or `WINDOW` for each layer; None: all are `WINDOW` if there is a
+            `sliding_window`.
+        window_rope: rotary positions of `WINDOW` layers, if theirs are others.
+        layers_without_rope: numbers of the layers without rotary positions.
+        attention_scale: products of queries and keys are multiplied by it; None:
+            1 / sqrt(head_dim).
+        attention_soft_cap: those products become `cap tanh(x / cap)`; None: they stay.
+        attention_sinks: each head has a logit of its own that takes weight from the tokens.
+        latent: multi-head latent attention instead; `head_dim` then says nothing.
+        learned_positions: a table of `max_position_embeddings` vectors is added to the embedding.
+        gated_mlp: `down(act(gate(x)) up(x))`; else `down(act(up(x)))`.
+        activation_limit: of "clamped_silu": no gate is above it, and no |up|.
+        experts: feed-forward layers of which each token uses a few; None: there is one.
+        embedding_scale: embeddings are multiplied by it.
+        residual_scale: so is what each block adds.
+        logit_scale: so are the logits.
+        logit_soft_cap: logits become `cap tanh(x / cap)`; None: they stay.
         initializer_range: standard deviation of new weights.
         scan_layers: trace one block and scan it over the layers (compiles once); leaves stay
             unrolled outside the traced function.
@@ -108,11 +114,32 @@ class DecoderConfig(EDPretrainedConfig):
     max_position_embeddings: int = 2048
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig | None = field(default_factory=RopeConfig)
     attention_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    norm: str = "rms"
+    norm_bias: bool = False
+    block: str = "pre"
+    shared_norm: bool = False
+    qk_norm: str | None = None
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    window_rope: RopeConfig | None = None
+    layers_without_rope: tuple[int, ...] = ()
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    attention_sinks: bool = False
+    latent: LatentAttentionConfig | None = None
+    learned_positions: bool = False
+    gated_mlp: bool = True
+    activation_limit: float | None = None
+    experts: ExpertsConfig | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
     initializer_range: float = 0.02
     scan_layers: bool = False
     remat: bool = False
@@ -134,8 +161,37 @@ class DecoderConfig(EDPretrainedConfig):
 
     @property
     def head_size(self) -> int:
-        """`head_dim`, resolved."""
+        """Size of one head's query and key."""
+        if self.latent is not None:
+            return self.latent.key_dim
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def value_size(self) -> int:
+        """Size of one head's value."""
+        return self.head_size if self.latent is None else self.latent.value_dim
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of a head of which `RopeConfig.rotary_fraction` turn."""
+        return self.head_size if self.latent is None else self.latent.rotary_dim
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a token of this layer sees no more than `sliding_window` tokens."""
+        if self.layer_types is None:
+            return self.sliding_window is not None
+        return self.layer_types[layer] == WINDOW
+
+    def rope_of(self, layer: int) -> RopeConfig | None:
+        """Rotary positions of this layer; None if it has none."""
+        if layer in self.layers_without_rope:
+            return None
+        own = self.window_rope if self.has_window(layer) else None
+        return self.rope if own is None else own
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer's feed-forward is a mixture of experts."""
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     def problems(self) -> list[str]:
         """Everything wrong with the fields' values."""
@@ -155,7 +211,8 @@ class DecoderConfig(EDPretrainedConfig):
             return [*found, f"these must be positive integers: {bad}"]
         for names, is_fitting, expected in (
             (_FLAGS, _is_flag, "True or False"),
-            (("rms_norm_eps", "initializer_range"), _is_size, "numbers, 0 or more"),
+            (("rms_norm_eps", "initializer_range", *_SCALES), _is_size, "numbers, 0 or more"),
+            (_POSITIVE_OR_NONE, _is_positive_or_none, "positive numbers, or None"),
         ):
             values = {name: getattr(self, name) for name in names}
             other = {name: value for name, value in values.items() if not is_fitting(value)}
@@ -166,23 +223,81 @@ class DecoderConfig(EDPretrainedConfig):
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.kv_heads}"
             )
-        if self.head_size % 2:
-            found.append(f"head_dim {self.head_size} must be even for rotary positions")
-        if self.hidden_act not in ACTIVATIONS:
-            found.append(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
-        rope: Any = self.rope
-        if not isinstance(rope, RopeConfig):
-            return [*found, f"rope {rope!r} is no RopeConfig"]
-        return found + rope.problems()
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                found.append(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+        if self.qk_norm is not None and self.qk_norm not in QK_NORMS:
+            found.append(f"qk_norm {self.qk_norm!r} is none of {', '.join(QK_NORMS)}, nor None")
+        nested: dict[str, Any] = {name: getattr(self, name) for name in _NESTED}
+        unlike = [
+            f"{name} {value!r} is no {_NESTED[name].__name__}"
+            for name, value in nested.items()
+            if value is not None and not isinstance(value, _NESTED[name])
+        ]
+        return found + unlike if unlike else found + self._nested_problems()
+
+    def _nested_problems(self) -> list[str]:
+        found = [] if self.latent is None else self.latent.problems()
+        if self.experts is not None:
+            found += self.experts.problems()
+        for rope in (self.rope, self.window_rope):
+            if rope is not None and not found:
+                found += rope.problems(self.rotary_size)
+        window: Any = self.sliding_window
+        if window is not None and not _is_positive_int(window):
+            found.append(f"sliding_window {window!r} must be a positive integer, or None")
+        types = self.layer_types
+        if types is not None and (
+            len(types) != self.num_hidden_layers or not {*types} <= {FULL, WINDOW}
+        ):
+            found.append(
+                f"layer_types {types} must be {self.num_hidden_layers} of {FULL} and {WINDOW}"
+            )
+        elif types is not None and WINDOW in types and window is None:
+            found.append(f"layers of {WINDOW} need a sliding_window")
+        if self.rope is None and self.window_rope is not None:
+            found.append("window_rope is for models with a rope")
+        if self.latent is not None and (self.qk_norm or self.kv_heads != self.num_attention_heads):
+            found.append("latent attention has as many key/value heads as heads, and no qk_norm")
+        if self.norm_bias and self.norm != "layer":
+            found.append("norm_bias is for norm 'layer'")
+        if self.shared_norm and self.block != "parallel":
+            found.append("shared_norm is for block 'parallel'")
+        if (self.activation_limit is None) == (self.hidden_act == "clamped_silu"):
+            found.append("hidden_act 'clamped_silu' and activation_limit go together")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Our JSON form, without options that were added later and say what was so before.
+
+        Earlier versions read what does not use them.
+
+        Raises:
+            ConfigError: as `EDPretrainedConfig.to_dict`.
+        """
+        data = super().to_dict()
+        for name in _LATER:
+            if data[name] == _DEFAULTS[name]:
+                del data[name]
+        for name in ("rope", "window_rope"):
+            if data.get(name) is not None:
+                usual = jsonable(RopeConfig())
+                later = {key for key in _LATER_ROPE if data[name][key] == usual[key]}
+                data[name] = {key: one for key, one in data[name].items() if key not in later}
+        return data
 
     def to_hf(self) -> dict[str, Any]:
-        """The content of config.json for this family, without nulls.
+        """The content of config.json for this family, without nulls that say nothing.
 
         Raises:
             ConfigError: the family can't express one of the options; each is named.
         """
         family = registry.family(self.model_type)
-        data = {name: one for name, one in family.write_config(self).items() if one is not None}
+        data = {
+            name: one
+            for name, one in family.write_config(self).items()
+            if one is not None or name in family.nulls
+        }
         # What is written is read again: an option that the family has no key for would come back
         # changed, and is refused instead of being dropped.
         carried = self.hf_extra.keys() - family.known_keys
@@ -215,17 +330,34 @@ class DecoderConfig(EDPretrainedConfig):
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:
-        if name == "rope":
-            try:
-                return RopeConfig(**value)
-            except TypeError as exc:
-                raise ConfigError(
-                    path=f"{cls.__name__}.from_dict: rope",
-                    expected="the fields of RopeConfig",
-                    found=str(exc),
-                    next_step="load it with the version of Cairn that wrote it",
-                ) from exc
-        return super()._from_json(name, value)
+        if name not in _NESTED or value is None:
+            return super()._from_json(name, value)
+        try:
+            return _NESTED[name](**{key: tuples(one) for key, one in value.items()})
+        except (AttributeError, TypeError) as exc:
+            raise ConfigError(
+                path=f"{cls.__name__}.from_dict: {name}",
+                expected=f"the fields of {_NESTED[name].__name__}",
+                found=str(exc),
+                next_step="load it with the version of Cairn that wrote it",
+            ) from exc
+
+
+_LATER = (
+    *("norm", "norm_bias", "block", "shared_norm", "qk_norm", "sliding_window", "layer_types"),
+    *("window_rope", "layers_without_rope", "attention_scale", "attention_soft_cap"),
+    *("attention_sinks", "latent", "learned_positions", "gated_mlp", "activation_limit"),
+    *("experts", "embedding_scale", "residual_scale", "logit_scale", "logit_soft_cap"),
+)
+_DEFAULTS = {
+    entry.name: jsonable(entry.default)
+    for entry in dataclasses.fields(DecoderConfig)
+    if entry.name in _LATER
+}
+_LATER_ROPE = (
+    *("rotary_fraction", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("attention_factor", "short_factor", "long_factor"),
+)
 
 
 def _is_flag(value: object) -> bool:
@@ -236,6 +368,10 @@ def _is_size(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value < math.inf
+
+
+def _is_positive_or_none(value: object) -> bool:
+    return value is None or (_is_size(value) and value != 0)
 
 
 def _is_positive_int(value: object) -> bool:

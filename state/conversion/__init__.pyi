@@ -1,8 +1,15 @@
+from .ops import RENAME as RENAME
 from .ops import TRANSPOSE as TRANSPOSE
 from .ops import Array as Array
 from .ops import Chain as Chain
+from .ops import Fuse as Fuse
+from .ops import Interleaved as Interleaved
+from .ops import Op as Op
 from .ops import RotaryRows as RotaryRows
 from .ops import Shape as Shape
+from .ops import Split as Split
+from .ops import SplitGroups as SplitGroups
+from .ops import Stack as Stack
 from .rules import Rule as Rule
 from .rules import RuleTable as RuleTable
 from .rules import expand as expand

@@ -176,12 +176,19 @@ class Stack:
 
 @dataclass(frozen=True)
 class RotaryRows:
-    """Rows of each head: x0 y0 x1 y1 ... in theirs, x0 x1 ... y0 y1 ... in ours.
+    """Rows of each head that turn: x0 y0 x1 y1 ... in theirs, x0 x1 ... y0 y1 ... in ours.
 
-    llama.cpp rotates neighbouring pairs, Hugging Face rotates across the two halves of a head.
+    Who rotates neighbouring pairs has them so, who rotates across two halves as we do.
+
+    Attributes:
+        heads: heads that follow each other along the leading axis.
+        start: row of each head with which the turning ones begin.
+        turning: how many they are; None: all from there on.
     """
 
     heads: int
+    start: int = 0
+    turning: int | None = None
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
         """Rows in halves."""
@@ -194,8 +201,11 @@ class RotaryRows:
     def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
         """Unchanged."""
         for shape in theirs:
+            divides = bool(shape) and shape[0] % self.heads == 0
+            rows = shape[0] // self.heads if divides else 0
+            turning = rows - self.start if self.turning is None else self.turning
             _require(
-                bool(shape) and shape[0] % (2 * self.heads) == 0,
+                rows > 0 and turning > 0 and turning % 2 == 0 and self.start + turning <= rows,
                 f"rows to divide by 2 x {self.heads} heads, found shape {shape}",
             )
         return list(theirs)
@@ -205,10 +215,84 @@ class RotaryRows:
         return self.our_shapes(ours)
 
     def _reorder(self, array: Array, *, halves: bool) -> Array:
-        half = array.shape[0] // self.heads // 2
+        heads = array.reshape(self.heads, -1, *array.shape[1:])
+        turning = heads.shape[1] - self.start if self.turning is None else self.turning
+        before, part, after = np.split(heads, [self.start, self.start + turning], axis=1)
+        half = turning // 2
         inner = (half, 2) if halves else (2, half)
-        split = array.reshape(self.heads, *inner, *array.shape[1:])
-        return np.swapaxes(split, 1, 2).reshape(array.shape)
+        split = part.reshape(self.heads, *inner, *array.shape[1:])
+        turned = np.swapaxes(split, 1, 2).reshape(part.shape)
+        return np.concatenate([before, turned, after], axis=1).reshape(array.shape)
+
+
+@dataclass(frozen=True)
+class SplitGroups:
+    """One fused tensor of theirs has groups of rows; in each, `sizes` rows are of leaf after leaf.
+
+    The rows of a leaf of ours are those of all groups.
+    """
+
+    groups: int
+    sizes: tuple[int, ...]
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """The pieces, each of all groups."""
+        (fused,) = theirs
+        grouped = fused.reshape(self.groups, -1, *fused.shape[1:])
+        pieces = np.split(grouped, np.cumsum(self.sizes)[:-1], axis=1)
+        return [piece.reshape(-1, *fused.shape[1:]) for piece in pieces]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """The pieces, joined group by group."""
+        rest = ours[0].shape[1:]
+        grouped = [array.reshape(self.groups, -1, *rest) for array in ours]
+        return [np.concatenate(grouped, axis=1).reshape(-1, *rest)]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """One shape for each size."""
+        (fused,) = theirs
+        _require(
+            bool(fused) and fused[0] == self.groups * sum(self.sizes),
+            f"axis 0 of {fused} to be {self.groups} x ({' + '.join(map(str, self.sizes))})",
+        )
+        return [(self.groups * size, *fused[1:]) for size in self.sizes]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """The joined shape."""
+        rows = [shape[0] if shape else None for shape in ours]
+        wanted = [self.groups * size for size in self.sizes]
+        _require(
+            rows == wanted and len({shape[1:] for shape in ours}) == 1,
+            f"axis 0 to be {wanted} long, found shapes {list(ours)}",
+        )
+        return [(sum(wanted), *ours[0][1:])]
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Two leaves of ours alternate along the last axis of one tensor of theirs."""
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """The even columns, and the odd ones."""
+        (both,) = theirs
+        return [both[..., 0::2], both[..., 1::2]]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """The columns in turns."""
+        first, second = ours
+        return [np.stack([first, second], axis=-1).reshape(*first.shape[:-1], -1)]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Half of the last axis each."""
+        (both,) = theirs
+        _require(bool(both) and both[-1] % 2 == 0, f"an even last axis, found shape {both}")
+        return [(*both[:-1], both[-1] // 2)] * 2
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Twice the last axis."""
+        first, second = ours
+        _require(bool(first) and first == second, f"two equal shapes, found {list(ours)}")
+        return [(*first[:-1], 2 * first[-1])]
 
 
 @dataclass(frozen=True)

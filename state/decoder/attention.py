@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,12 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from cairn.state.config import DecoderConfig
+from cairn.state.config import DecoderConfig, Part
 from cairn.state.decoder.attention_placement import place_keys, place_queries
-from cairn.state.decoder.linear import linear
+from cairn.state.decoder.parts import make_part
 from cairn.state.decoder.positions import rotate
 from cairn.state.module import KVCache
-from cairn.state.placement import DECODER_AXES
 
 Angles = tuple[Float[Array, "B T half"], Float[Array, "B T half"]]
 
@@ -26,68 +26,103 @@ class Attention(nnx.Module):
     Source: arXiv 2305.13245 (grouped-query attention), arXiv 2104.09864 (rotary positions).
     """
 
-    def __init__(self, config: DecoderConfig, **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, parts: Mapping[str, Part], **options: Any) -> None:
         self.heads = config.num_attention_heads
         self.kv_heads = config.kv_heads
-        self.head_dim = config.head_size
         self.precision = options["precision"]
         self.partition_axis = config.partition_axis
         self.sharded = config.shard_attention_computation
-        model, queries = config.hidden_size, self.heads * self.head_dim
-        shared = self.kv_heads * self.head_dim
-        options["use_bias"] = config.attention_bias
-        self.q_proj = linear(config, model, queries, axes=DECODER_AXES["q_proj"], **options)
-        self.k_proj = linear(config, model, shared, axes=DECODER_AXES["k_proj"], **options)
-        self.v_proj = linear(config, model, shared, axes=DECODER_AXES["v_proj"], **options)
-        options["use_bias"] = config.attention_out_bias
-        self.o_proj = linear(config, queries, model, axes=DECODER_AXES["o_proj"], **options)
+        self.scale = config.attention_scale or 1.0 / math.sqrt(config.head_size)
+        self.soft_cap = config.attention_soft_cap
+        self.qk_norm = config.qk_norm
+        for name, part in parts.items():
+            setattr(self, name, make_part(part, config, **options))
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        angles: Angles,
+        angles: Angles | None,
         mask: Bool[Array, "B T S"],
         cache: KVCache | None,
         layer: int | jax.Array,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """The layer's contribution to the residual stream, and the cache with its new tokens."""
-        batch, tokens, _ = x.shape
-        query = self.q_proj(x).reshape(batch, tokens, self.heads, self.head_dim)
-        key = self.k_proj(x).reshape(batch, tokens, self.kv_heads, self.head_dim)
-        value = self.v_proj(x).reshape(batch, tokens, self.kv_heads, self.head_dim)
-        query, key = rotate(query, angles), rotate(key, angles)
+        query, key, value = self.project(x, angles)
         if cache is not None:
             cache, key, value = cache.write(layer, key, value)
             key, value = key.astype(query.dtype), value.astype(query.dtype)
         axis, sharded = self.partition_axis, self.sharded
         query = place_queries(query, axis, sharded)
         key, value = place_keys(key, axis, sharded), place_keys(value, axis, sharded)
-        attended = grouped_attention(query, key, value, mask, precision=self.precision)
+        attended = grouped_attention(
+            query,
+            key,
+            value,
+            mask,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks[...] if hasattr(self, "sinks") else None,
+            precision=self.precision,
+        )
         attended = place_queries(attended, axis, sharded)
-        out: jax.Array = self.o_proj(attended.reshape(batch, tokens, self.heads * self.head_dim))
+        out: jax.Array = self.o_proj(attended.reshape(*x.shape[:2], -1))
         return out, cache
+
+    def project(
+        self, x: Float[Array, "B T D"], angles: Angles | None
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K V"]]:
+        """Queries and keys, turned, and values."""
+        query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.qk_norm == "whole":
+            query, key = self.q_norm(query), self.k_norm(key)
+        query = query.reshape(*x.shape[:2], self.heads, -1)
+        key, value = (one.reshape(*x.shape[:2], self.kv_heads, -1) for one in (key, value))
+        if self.qk_norm in ("head", "each_head"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        if angles is not None:
+            query, key = rotate(query, angles), rotate(key, angles)
+        return query, key, value
 
 
 def grouped_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K H"],
+    value: Float[Array, "B S K V"],
     mask: Bool[Array, "B T S"],
     *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
     precision: Any = None,
-) -> Float[Array, "B T N H"]:
-    """`softmax(query key^T / sqrt(H)) value` over the slots that `mask` allows.
+) -> Float[Array, "B T N V"]:
+    """`softmax(scale query key^T) value` over the slots that `mask` allows.
 
     Query head n attends with key/value head n // (N / K); G below counts the query heads of one
     group. The softmax runs in float32. A token that may attend to nothing (padding) gets the mean
     of all values, never NaN.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        mask: which slots each token may attend to.
+        scale: by default 1 / sqrt(H).
+        soft_cap: no product is beyond it: `cap tanh(product / cap)` (arXiv 2408.00118).
+        sinks: a logit of each head that takes weight from the slots (arXiv 2309.17453).
+        precision: of matrix products.
     """
     batch, tokens, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, tokens, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, key, precision=precision)
-    scores = scores.astype(jnp.float32) * (1.0 / math.sqrt(head_dim))
+    scores = scores.astype(jnp.float32) * (1.0 / math.sqrt(head_dim) if scale is None else scale)
+    if soft_cap is not None:
+        scores = jnp.tanh(scores / soft_cap) * soft_cap
     scores = jnp.where(mask[:, None, None, :, :], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-    attended = jnp.einsum("BKGTS,BSKH->BTKGH", weights, value, precision=precision)
-    return attended.reshape(batch, tokens, heads, head_dim)
+    if sinks is not None:
+        own = sinks.astype(jnp.float32).reshape(1, kv_heads, heads // kv_heads, 1, 1)
+        own = jnp.broadcast_to(own, (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, own], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : key.shape[1]].astype(value.dtype)
+    attended = jnp.einsum("BKGTS,BSKV->BTKGV", weights, value, precision=precision)
+    return attended.reshape(batch, tokens, heads, value.shape[-1])

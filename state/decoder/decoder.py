@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from typing import Any
 
 import jax
@@ -11,41 +10,81 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from cairn.state.config import DecoderConfig
+from cairn.state.config import DecoderConfig, decoder_parts, layer_parts, parts_below
 from cairn.state.decoder.attention import Angles, Attention
-from cairn.state.decoder.linear import linear
-from cairn.state.decoder.mlp import MLP
-from cairn.state.decoder.norms import RMSNorm
+from cairn.state.decoder.latent_attention import LatentAttention
+from cairn.state.decoder.mlp import MLP, MixtureOfExperts
+from cairn.state.decoder.parts import make_part
+from cairn.state.decoder.per_layer import PerLayer, Run, find_runs, make_per_layer
 from cairn.state.decoder.positions import rotary_angles
 from cairn.state.errors import ArgumentError
-from cairn.state.module import CausalLMOutput, EasyDeLBaseModule, KVCache, LossConfig
-from cairn.state.placement import DECODER_AXES
+from cairn.state.module import (
+    CausalLMOutput,
+    EasyDeLBaseModule,
+    KVCache,
+    LossConfig,
+    causal_mask,
+    load_balancing_loss,
+)
 
 
 class Block(nnx.Module):
-    """Attention and feed-forward layer, each normalised before and added to the residual stream."""
+    """Attention and feed-forward layer, normalised as `DecoderConfig.block` says."""
 
-    def __init__(self, config: DecoderConfig, **options: Any) -> None:
-        eps, param_dtype = config.rms_norm_eps, options["param_dtype"]
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=eps, param_dtype=param_dtype)
-        self.self_attn = Attention(config, **options)
-        self.post_attention_layernorm = RMSNorm(
-            config.hidden_size, eps=eps, param_dtype=param_dtype
+    def __init__(self, config: DecoderConfig, layer: int, **options: Any) -> None:
+        parts = layer_parts(config, layer)
+        self.parallel = config.block == "parallel"
+        self.scale = config.residual_scale
+        for name in ("input_layernorm", "attention_output_norm"):
+            if name in parts:
+                setattr(self, name, make_part(parts[name], config, **options))
+        own = parts_below(parts, "self_attn")
+        self.self_attn = (
+            Attention(config, own, **options)
+            if config.latent is None
+            else LatentAttention(config, config.latent, own, **options)
         )
-        self.mlp = MLP(config, **options)
+        for name in ("post_attention_layernorm", "mlp_output_norm"):
+            if name in parts:
+                setattr(self, name, make_part(parts[name], config, **options))
+        experts, own = config.experts, parts_below(parts, "mlp")
+        self.mlp = (
+            MixtureOfExperts(config, experts, own, **options)
+            if experts is not None and config.has_experts(layer)
+            else MLP(config, own, **options)
+        )
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        angles: Angles,
+        angles: Angles | None,
         mask: Bool[Array, "B T S"],
         cache: KVCache | None,
         layer: int | jax.Array,
-    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """The residual stream after this block."""
-        attended, cache = self.self_attn(self.input_layernorm(x), angles, mask, cache, layer)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+    ) -> tuple[Float[Array, "B T D"], KVCache | None, Float[Array, "B T E"] | None]:
+        """The residual stream after this block, the cache, and the logits of its router."""
+        inputs = self._normed("input_layernorm", x)
+        attended, cache = self.self_attn(inputs, angles, mask, cache, layer)
+        attended = self._normed("attention_output_norm", attended) * self.scale
+        if self.parallel:
+            inputs = self._normed("post_attention_layernorm", x, otherwise=inputs)
+        else:
+            x = x + attended
+            inputs = self._normed("post_attention_layernorm", x)
+        router = None
+        if isinstance(self.mlp, MixtureOfExperts):
+            made, router = self.mlp(inputs)
+        else:
+            made = self.mlp(inputs)
+        x = x + self._normed("mlp_output_norm", made) * self.scale
+        return (x + attended if self.parallel else x), cache, router
+
+    def _normed(self, name: str, x: jax.Array, otherwise: jax.Array | None = None) -> jax.Array:
+        norm = getattr(self, name, None)
+        if norm is None:
+            return x if otherwise is None else otherwise
+        normed: jax.Array = norm(x)
+        return normed
 
 
 class Decoder(nnx.Module):
@@ -53,19 +92,13 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, **options: Any) -> None:
         self.config = config
-        self.embed_tokens = nnx.Embed(
-            config.vocab_size,
-            config.hidden_size,
-            dtype=options["dtype"],
-            param_dtype=options["param_dtype"],
-            embedding_init=jax.nn.initializers.normal(config.initializer_range),
-            embedding_metadata={"axes": DECODER_AXES["embed_tokens"]},
-            rngs=options["rngs"],
-        )
-        self.layers = nnx.List([Block(config, **options) for _ in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(
-            config.hidden_size, eps=config.rms_norm_eps, param_dtype=options["param_dtype"]
-        )
+        parts = parts_below(decoder_parts(config), "model")
+        for name in ("embed_tokens", "embed_positions"):
+            if name in parts:
+                setattr(self, name, make_part(parts[name], config, **options))
+        numbers = range(config.num_hidden_layers)
+        self.layers = nnx.List([Block(config, number, **options) for number in numbers])
+        self.norm = make_part(parts["norm"], config, **options)
 
     def __call__(
         self,
@@ -74,12 +107,13 @@ class Decoder(nnx.Module):
         position_ids: Array | None,
         cache: KVCache | None,
         stacked_layers: Any = None,
-    ) -> tuple[Float[Array, "B T D"], KVCache | None]:
-        """The last hidden states, and the cache with the new tokens."""
+    ) -> tuple[Float[Array, "B T D"], KVCache | None, list[Float[Array, "B T E"]]]:
+        """The last hidden states, the cache with the new tokens, and the routers' logits."""
         batch, tokens = input_ids.shape
         if cache is None:
-            causal = jnp.tril(jnp.ones((tokens, tokens), jnp.bool_))
-            mask = jnp.broadcast_to(causal[None, :, :], (batch, tokens, tokens))
+            self._check_length(tokens)
+            mask = causal_mask(tokens, None)
+            mask = jnp.broadcast_to(mask[None, :, :], (batch, tokens, tokens))
             if attention_mask is not None:
                 mask = mask & attention_mask.astype(jnp.bool_)[:, None, :]
             default_positions = jnp.arange(tokens, dtype=jnp.int32)[None, :]
@@ -91,57 +125,113 @@ class Decoder(nnx.Module):
             default_positions = cache.positions(tokens)
         positions = default_positions if position_ids is None else position_ids
         positions = jnp.broadcast_to(positions, (batch, tokens))
-        angles = rotary_angles(positions, self.config.rope, self.config.head_size)
+        seen = self._per_layer(positions, mask, cache)
         x = self.embed_tokens(input_ids)
-        x, cache = self._blocks(x, angles, mask, cache, stacked_layers)
-        return self.norm(x), None if cache is None else cache.advance(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
+        if self.config.learned_positions:
+            x = x + self.embed_positions(positions)
+        x, cache, routers = self._blocks(x, seen, cache, stacked_layers)
+        return self.norm(x), None if cache is None else cache.advance(tokens), routers
+
+    def _check_length(self, tokens: int) -> None:
+        longest = self.config.max_position_embeddings
+        if self.config.learned_positions and tokens > longest:
+            raise ArgumentError(
+                path="input_ids",
+                expected=f"at most {longest} tokens, the positions that the model has learned",
+                found=tokens,
+            )
+
+    def _per_layer(
+        self, positions: jax.Array, mask: jax.Array, cache: KVCache | None
+    ) -> tuple[PerLayer, PerLayer]:
+        """Angles and masks of the layers."""
+        config = self.config
+        numbers = range(config.num_hidden_layers)
+        ropes = [config.rope_of(number) for number in numbers]
+        size = config.rotary_size
+        angles: dict[Any, Any] = {
+            rope: rotary_angles(positions, rope, size) for rope in {*ropes} if rope is not None
+        }
+        if None in ropes:
+            still = next(iter(angles.values()), None)
+            # Where other layers turn, one that does not turns by nothing.
+            angles[None] = None if still is None else (still[0] * 0 + 1, still[1] * 0)
+        windows = [config.has_window(number) for number in numbers]
+        masks = {False: mask, True: mask}
+        if any(windows):
+            tokens = positions.shape[1]
+            slots = causal_mask(tokens, config.sliding_window, cache)
+            masks[True] = mask & slots[None, :, :]
+        return make_per_layer(ropes, angles), make_per_layer(windows, masks)
 
     def stack_layers(self) -> list[Any]:
         """Every leaf of the layers as one array over all of them: what a scan goes through.
 
-        Layers that are adapted differently (some quantized, say) can't be in one array: each run
-        of layers that are alike has its own.
+        Layers of different kinds (some with experts, some quantized) can't be in one array. Where
+        kinds repeat in turns, each turn's layers have one array per place in the turn.
         """
         return [
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, alike))
-            for _, alike in self._runs_of_layers()
+            [
+                jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(nnx.state, alike))
+                for alike in run.by_place
+            ]
+            for run in self._runs_of_layers()
         ]
 
-    def _runs_of_layers(self) -> list[tuple[Any, list[Block]]]:
-        runs = itertools.groupby(self.layers, key=nnx.graphdef)
-        return [(graphdef, list(alike)) for graphdef, alike in runs]
+    def _runs_of_layers(self) -> list[Run]:
+        return find_runs([nnx.graphdef(block) for block in self.layers], list(self.layers))
 
     def _blocks(
-        self, x: jax.Array, angles: Angles, mask: jax.Array, cache: KVCache | None, stacked: Any
-    ) -> tuple[jax.Array, KVCache | None]:
+        self,
+        x: jax.Array,
+        seen: tuple[PerLayer, PerLayer],
+        cache: KVCache | None,
+        stacked: Any,
+    ) -> tuple[jax.Array, KVCache | None, list[jax.Array]]:
+        angles, masks = seen
+
         def run(
-            graphdef: Any, state: Any, carry: tuple[Any, Any], layer: int | jax.Array
-        ) -> tuple[jax.Array, KVCache | None]:
+            graphdef: Any, state: Any, carry: tuple[Any, Any], shown: tuple[Any, Any], layer: Any
+        ) -> tuple[jax.Array, KVCache | None, jax.Array | None]:
             block = nnx.merge(graphdef, state)
-            out: tuple[jax.Array, KVCache | None] = block(carry[0], angles, mask, carry[1], layer)
+            out: tuple[jax.Array, KVCache | None, jax.Array | None]
+            out = block(carry[0], *shown, carry[1], layer)
             return out
 
         if self.config.remat:
             run = jax.checkpoint(run, static_argnums=(0,))
+        routers: list[jax.Array] = []
         if not self.config.scan_layers:
             for layer, block in enumerate(self.layers):
                 graphdef, state = nnx.split(block)
-                x, cache = run(graphdef, state, (x, cache), jnp.int32(layer))
-            return x, cache
+                shown = angles.of(layer), masks.of(layer)
+                x, cache, logits = run(graphdef, state, (x, cache), shown, jnp.int32(layer))
+                routers += [] if logits is None else [logits]
+            return x, cache, routers
         # Only inside of the traced function are the layers' leaves one array each.
         stacked = self.stack_layers() if stacked is None else stacked
-        first = 0
-        for (graphdef, alike), states in zip(self._runs_of_layers(), stacked, strict=True):
+        for turns, states in zip(self._runs_of_layers(), stacked, strict=True):
 
             def body(
-                carry: tuple[Any, Any], this: tuple[Any, jax.Array], graphdef: Any = graphdef
-            ) -> tuple[Any, None]:
-                return run(graphdef, this[0], carry, this[1]), None
+                carry: tuple[Any, Any], this: tuple[Any, jax.Array], turns: Run = turns
+            ) -> tuple[Any, list[Any]]:
+                made = []
+                for place, (graphdef, state) in enumerate(
+                    zip(turns.graphdefs, this[0], strict=True)
+                ):
+                    layer = this[1] + place
+                    shown = angles.of(layer), masks.of(layer)
+                    x, cache, logits = run(graphdef, state, carry, shown, layer)
+                    carry = x, cache
+                    made += [] if logits is None else [logits]
+                return carry, made
 
-            indices = jnp.arange(first, first + len(alike), dtype=jnp.int32)
-            (x, cache), _ = jax.lax.scan(body, (x, cache), (states, indices))
-            first += len(alike)
-        return x, cache
+            firsts = jnp.asarray(turns.firsts, jnp.int32)
+            (x, cache), made = jax.lax.scan(body, (x, cache), (states, firsts))
+            routers += [logits for turn in zip(*made, strict=True) for logits in turn]
+        return x, cache, routers
 
 
 class DecoderForCausalLM(EasyDeLBaseModule):
@@ -175,14 +265,7 @@ class DecoderForCausalLM(EasyDeLBaseModule):
         }
         self.model = Decoder(config, **options)
         if not config.tie_word_embeddings:
-            self.lm_head = linear(
-                config,
-                config.hidden_size,
-                config.vocab_size,
-                axes=DECODER_AXES["lm_head"],
-                use_bias=False,
-                **options,
-            )
+            self.lm_head = make_part(decoder_parts(config)["lm_head"], config, **options)
 
     def __call__(  # type: ignore[override]  # names what the base class takes as **kwargs
         self,
@@ -219,14 +302,21 @@ class DecoderForCausalLM(EasyDeLBaseModule):
             raise ArgumentError(
                 path="logits_to_keep", expected="1 or more, and no labels", found=logits_to_keep
             )
-        hidden, cache = self.model(input_ids, attention_mask, position_ids, cache, stacked_layers)
+        hidden, cache, routers = self.model(
+            input_ids, attention_mask, position_ids, cache, stacked_layers
+        )
         if logits_to_keep is not None:
             hidden = hidden[:, -logits_to_keep:]
         logits = self._head(hidden)
+        balance = self._balance(routers, attention_mask)
         if labels is None:
-            return CausalLMOutput(logits=logits, cache=cache)
-        loss, metrics = self.compute_loss(labels=labels, logits=logits, config=loss_config)
-        return CausalLMOutput(logits=logits, loss=loss, cache=cache, metrics=metrics)
+            return CausalLMOutput(logits=logits, cache=cache, auxiliary_loss=balance)
+        loss, metrics = self.compute_loss(
+            labels=labels, logits=logits, config=loss_config, auxiliary_loss=balance
+        )
+        return CausalLMOutput(
+            logits=logits, loss=loss, cache=cache, metrics=metrics, auxiliary_loss=balance
+        )
 
     def prepare_inputs_for_generation(
         self, input_ids: Array, max_length: int, attention_mask: Array | None = None
@@ -240,12 +330,28 @@ class DecoderForCausalLM(EasyDeLBaseModule):
             inputs["stacked_layers"] = self.model.stack_layers()
         return inputs
 
+    def _balance(
+        self, routers: list[jax.Array], attention_mask: Array | None
+    ) -> Float[Array, ""] | None:
+        """How evenly the routers spread tokens over experts; None without experts."""
+        experts = self.config.experts
+        if experts is None or not routers:
+            return None
+        return load_balancing_loss(routers, experts.count, experts.per_token, attention_mask)
+
     def _head(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        if not self.config.tie_word_embeddings:
-            logits: jax.Array = self.lm_head(hidden)
-            return logits
-        embedding = self.model.embed_tokens.embedding[...].astype(hidden.dtype)
-        return jnp.einsum("BTD,VD->BTV", hidden, embedding, precision=self.precision)
+        config = self.config
+        logits: jax.Array
+        if config.tie_word_embeddings:
+            embedding = self.model.embed_tokens.embedding[...].astype(hidden.dtype)
+            logits = jnp.einsum("BTD,VD->BTV", hidden, embedding, precision=self.precision)
+        else:
+            logits = self.lm_head(hidden)
+        if config.logit_scale != 1.0:
+            logits = logits * config.logit_scale
+        if config.logit_soft_cap is not None:
+            logits = jnp.tanh(logits / config.logit_soft_cap) * config.logit_soft_cap
+        return logits
 
 
 def _check_shapes(input_ids: jax.Array, **others: jax.Array | None) -> None:

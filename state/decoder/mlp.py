@@ -1,18 +1,20 @@
-"""The gated feed-forward layer."""
+"""Feed-forward layers: one for all tokens, or experts of which each token uses a few."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from cairn.state.config import DecoderConfig
-from cairn.state.decoder.linear import linear
-from cairn.state.placement import DECODER_AXES
+from cairn.state.config import DecoderConfig, ExpertsConfig, Part, parts_below
+from cairn.state.decoder.parts import make_part
+
+_CLAMPED_SHARPNESS = 1.702
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -22,22 +24,122 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-class MLP(nnx.Module):
-    """`down(act(gate(x)) * up(x))`.
+class Feeding(nnx.Module):
+    """What `down` is given: `act(gate) * up`, or `act(up)` without a gate.
 
-    Source: arXiv 2002.05202 (GLU variants).
+    Source: arXiv 2002.05202 (GLU variants); for "clamped_silu" arXiv 2508.10925 (gpt-oss): `(up +
+    1) gate sigmoid(1.702 gate)`, gate and up clamped.
     """
 
-    def __init__(self, config: DecoderConfig, **options: Any) -> None:
+    def __init__(self, config: DecoderConfig, parts: Mapping[str, Part], **options: Any) -> None:
         self.activation = config.hidden_act
-        inner, outer = config.intermediate_size, config.hidden_size
-        options["use_bias"] = config.mlp_bias
-        self.gate_proj = linear(config, outer, inner, axes=DECODER_AXES["gate_proj"], **options)
-        self.up_proj = linear(config, outer, inner, axes=DECODER_AXES["up_proj"], **options)
-        self.down_proj = linear(config, inner, outer, axes=DECODER_AXES["down_proj"], **options)
+        self.limit = config.activation_limit
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            if name in parts:
+                setattr(self, name, make_part(parts[name], config, **options))
+
+    def inner(self, up: jax.Array, gate: jax.Array | None) -> jax.Array:
+        """The inner activations."""
+        if self.limit is not None and gate is not None:
+            gate = jnp.minimum(gate, self.limit)
+            up = jnp.clip(up, -self.limit, self.limit)
+            return (up + 1) * gate * jax.nn.sigmoid(gate * _CLAMPED_SHARPNESS)
+        activate = ACTIVATION_FUNCTIONS[self.activation]
+        return activate(up) if gate is None else activate(gate) * up
+
+
+class MLP(Feeding):
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`."""
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The layer's contribution to the residual stream."""
-        activate = ACTIVATION_FUNCTIONS[self.activation]
-        out: jax.Array = self.down_proj(activate(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x) if hasattr(self, "gate_proj") else None
+        out: jax.Array = self.down_proj(self.inner(self.up_proj(x), gate))
         return out
+
+
+class Experts(Feeding):
+    """The experts of a layer, each a feed-forward layer of its own."""
+
+    def __call__(
+        self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
+    ) -> Float[Array, "R D"]:
+        """Each row through its expert; as `ExpertsLinear`."""
+        gate = self.gate_proj(rows, counts, expert) if hasattr(self, "gate_proj") else None
+        inner = self.inner(self.up_proj(rows, counts, expert), gate)
+        out: jax.Array = self.down_proj(inner, counts, expert)
+        return out
+
+
+class MixtureOfExperts(nnx.Module):
+    """A feed-forward layer of which each token uses a few experts, as its router chooses.
+
+    No expert has a capacity, and no token is dropped: rows are sorted by expert and multiplied in
+    groups. `ExpertsConfig` has the choices.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        experts: ExpertsConfig,
+        parts: Mapping[str, Part],
+        **options: Any,
+    ) -> None:
+        self.settings = experts
+        # In float32, as who trained the router needs it: near ties decide which experts are used.
+        precise = options | {"dtype": jnp.float32}
+        self.router = make_part(parts["router"], config, **precise)
+        if "correction" in parts:
+            self.correction = make_part(parts["correction"], config, **options)
+        self.experts = Experts(config, parts_below(parts, "experts"), **options)
+        if experts.shared_size is not None:
+            self.shared = MLP(config, parts_below(parts, "shared"), **options)
+        if "shared_gate" in parts:
+            self.shared_gate = make_part(parts["shared_gate"], config, **options)
+
+    def __call__(
+        self, x: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T E"]]:
+        """The layer's contribution to the residual stream, and the router's logits."""
+        settings, width = self.settings, x.shape[-1]
+        logits = self.router(x.astype(jnp.float32))
+        chosen, weights = self._route(logits.reshape(-1, settings.count))
+        tokens = x.reshape(-1, width)
+        expert = chosen.reshape(-1)
+        order = jnp.argsort(expert, stable=True)
+        token = order // settings.per_token
+        counts = jnp.bincount(expert, length=settings.count).astype(jnp.int32)
+        made = self.experts(tokens[token], counts, expert[order])
+        made = made * weights.reshape(-1)[order].astype(made.dtype)[:, None]
+        out = jnp.zeros_like(tokens).at[token].add(made).reshape(x.shape)
+        if hasattr(self, "shared"):
+            shared = self.shared(x)
+            if hasattr(self, "shared_gate"):
+                shared = jax.nn.sigmoid(self.shared_gate(x)) * shared
+            out = out + shared
+        return out, logits
+
+    def _route(self, logits: Float[Array, "R E"]) -> tuple[Int[Array, "R K"], Float[Array, "R K"]]:
+        """The experts of each token, and what each counts for."""
+        settings = self.settings
+        softmax = settings.score == "softmax"
+        scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
+        wanted = scores
+        if hasattr(self, "correction"):
+            wanted = scores + self.correction[...].astype(jnp.float32)[None, :]
+        if settings.groups > 1:
+            wanted = jnp.where(self._allowed(wanted), wanted, -jnp.inf)
+        _, chosen = jax.lax.top_k(wanted, settings.per_token)
+        weights = jnp.take_along_axis(scores, chosen, axis=-1)
+        if settings.normalize:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        return chosen, weights * settings.scale
+
+    def _allowed(self, wanted: Float[Array, "R E"]) -> jax.Array:
+        """Whether an expert is in one of the best groups of a token."""
+        settings = self.settings
+        grouped = wanted.reshape(wanted.shape[0], settings.groups, -1)
+        best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "max" else 2)
+        _, groups = jax.lax.top_k(best.sum(axis=-1), settings.groups_per_token)
+        inside = jax.nn.one_hot(groups, settings.groups, dtype=jnp.bool_).any(axis=1)
+        return jnp.repeat(inside, settings.count // settings.groups, axis=-1)

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from cairn.state.config import RopeConfig, inverse_frequencies
+from cairn.state.config import RopeConfig, attention_factor, inverse_frequencies
 
 
 def rotary_angles(
     positions: Int[Array, "B T"], rope: RopeConfig, head_dim: int
 ) -> tuple[Float[Array, "B T half"], Float[Array, "B T half"]]:
-    """Cosines and sines of every token's rotation, in float32."""
-    frequencies = jnp.asarray(inverse_frequencies(rope, head_dim))
+    """Cosines and sines of every token's rotation, in float32.
+
+    With the scalings "dynamic" and "longrope" they depend on how long the sequence is: on the
+    largest of the positions.
+    """
+    frequencies = _frequencies(jnp.max(positions) + 1, rope, head_dim)
     angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    factor = attention_factor(rope)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
 
 def rotate(
     x: Float[Array, "B T N H"],
     angles: tuple[Float[Array, "B T half"], Float[Array, "B T half"]],
 ) -> Float[Array, "B T N H"]:
-    """Rotates each pair (x[i], x[i + H/2]) of every head by its token's angle.
+    """Rotates each pair (x[i], x[i + half]) of every head by its token's angle.
 
-    Runs in float32 and comes back in the dtype of `x`.
+    A head's dimensions beyond the first 2 x half stay. Runs in float32 and comes back in the dtype
+    of `x`.
     """
     cos, sin = (part[:, :, None, :] for part in angles)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = cos.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), [half, 2 * half], axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    rotated = jnp.concatenate([*turned, rest] if rest.shape[-1] else turned, axis=-1)
     return rotated.astype(x.dtype)
+
+
+def _frequencies(length: jax.Array, rope: RopeConfig, head_dim: int) -> Float[Array, " half"]:
+    kept = jnp.asarray(inverse_frequencies(rope, head_dim))
+    known = rope.original_max_position_embeddings or 1
+    if rope.scaling == "longrope":
+        beyond = jnp.asarray(inverse_frequencies(rope, head_dim, long=True))
+        return jnp.where(length > known, beyond, kept)
+    if rope.scaling != "dynamic":
+        return kept
+    dims = rope.rotary_dim(head_dim)
+    longer = jnp.maximum(length, known).astype(jnp.float32) / known
+    base = rope.theta * (rope.factor * longer - (rope.factor - 1)) ** (dims / (dims - 2))
+    exponents = jnp.arange(0, dims, 2, dtype=jnp.float32) / dims
+    return jnp.asarray(1.0 / base**exponents)

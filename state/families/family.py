@@ -1,7 +1,6 @@
 """What the rest of the code knows of a family, and where it is looked up.
 
-A family is a module of this folder that defines `FAMILY`; an entry in `registry.FAMILIES` is all
-that makes it known.
+A family is a module of the folder `known` that defines `FAMILY`; that it is there makes it known.
 """
 
 from __future__ import annotations
@@ -14,19 +13,9 @@ from cairn.state import registry
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import RuleTable
 from cairn.state.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class GGUFForm:
-    """How a family lies in a GGUF file whose architecture is its `model_type`.
-
-    Attributes:
-        config: metadata, without the architecture's prefix -> config.json.
-        rules: config -> table against GGUF's tensor names.
-    """
-
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    rules: Callable[[DecoderConfig], RuleTable]
+from cairn.state.families.config_form import ConfigForm
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.names import Names
 
 
 @dataclass(frozen=True)
@@ -34,22 +23,55 @@ class Family:
     """What the rest of the code knows of a family.
 
     Attributes:
-        model_type: as in config.json.
-        architecture: the class name that transformers gives its causal language model.
-        known_keys: keys of config.json that `read_options` reads.
-        read_options: config.json -> keyword arguments of `DecoderConfig`.
-        write_config: `DecoderConfig` -> config.json.
-        rules: config -> table against Hugging Face's tensor names.
+        form: how its options lie in config.json.
+        names: what its layers are called in Hugging Face's files; where that depends on the config,
+            a function of it.
         gguf: the family's GGUF form, if it can be read here.
     """
 
-    model_type: str
-    architecture: str
-    known_keys: frozenset[str]
-    read_options: Callable[[Mapping[str, Any]], dict[str, Any]]
-    write_config: Callable[[DecoderConfig], dict[str, Any]]
-    rules: Callable[[DecoderConfig], RuleTable]
+    form: ConfigForm
+    names: Names | Callable[[DecoderConfig], Names]
     gguf: GGUFForm | None = None
+
+    @property
+    def model_type(self) -> str:
+        """As in config.json."""
+        return self.form.model_type
+
+    @property
+    def architecture(self) -> str:
+        """The class name that transformers gives its causal language model."""
+        return self.form.architecture
+
+    @property
+    def known_keys(self) -> frozenset[str]:
+        """Keys of config.json that `read_options` reads."""
+        return self.form.known_keys
+
+    @property
+    def nulls(self) -> frozenset[str]:
+        """Keys of config.json whose null says something else than their absence."""
+        return self.form.nulls
+
+    def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json -> keyword arguments of `DecoderConfig`.
+
+        Raises:
+            ConfigError: keys are missing, or ask for what the decoder does not do.
+        """
+        return self.form.read_options(data)
+
+    def write_config(self, config: DecoderConfig) -> dict[str, Any]:
+        """`DecoderConfig` -> config.json."""
+        return self.form.write_config(config)
+
+    def rules(self, config: DecoderConfig) -> RuleTable:
+        """The table against Hugging Face's tensor names."""
+        return self.names_of(config).rules(config)
+
+    def names_of(self, config: DecoderConfig) -> Names:
+        """What the layers of a model are called."""
+        return self.names if isinstance(self.names, Names) else self.names(config)
 
 
 def get_family(model_type: str) -> Family:

@@ -22,14 +22,29 @@ _ACTIVATION_NAMES = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
     "relu": "relu",
+    "clamped_silu": "silu",
 }
-_ROPE_KEYS = frozenset(
+_ORIGINAL = "original_max_position_embeddings"
+_KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "dynamic": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL), ()),
+    "yarn": (
+        ("factor", _ORIGINAL),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "longrope": (("factor", "short_factor", "long_factor", _ORIGINAL), ("attention_factor",)),
+}
+"""Ways of scaling rotary positions: the keys that each must have, and those that it may have."""
+_NUMBERS = frozenset(
     {
-        *("factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"),
-        *("partial_rotary_factor", "rope_theta", "rope_type", "type"),
+        *("factor", "high_freq_factor", "low_freq_factor", _ORIGINAL, "partial_rotary_factor"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "rope_theta"),
     }
 )
-_LLAMA3_KEYS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_IDLE = frozenset({"factor", "high_freq_factor", "low_freq_factor", _ORIGINAL})
+"""Numbers that files carry along, and that say nothing of the ways of scaling without them."""
 
 
 def required(data: Mapping[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def refused_keys(data: Mapping[str, Any], known: Set[str], architecture: str) ->
     return refused
 
 
-def activation_from_hf(name: Any, where: str) -> str:
+def activation_from_hf(name: Any, where: str, key: str = "hidden_act") -> str:
     """Our name of an activation.
 
     Raises:
@@ -77,7 +92,7 @@ def activation_from_hf(name: Any, where: str) -> str:
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ConfigError(
             path=where,
-            expected=f"hidden_act to be one of {', '.join(_ACTIVATIONS)}",
+            expected=f"{key} to be one of {', '.join(_ACTIVATIONS)}",
             found=repr(name),
             next_step="no other activation is built in",
         )
@@ -89,37 +104,69 @@ def activation_to_hf(name: str) -> str:
     return _ACTIVATION_NAMES[name]
 
 
-def rope_from_hf(data: Mapping[str, Any], where: str) -> RopeConfig:
+def rope_from_hf(
+    data: Mapping[str, Any],
+    where: str,
+    *,
+    theta: float = 10000.0,
+    fraction: tuple[str, float] | None = None,
+) -> RopeConfig:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
+
+    Args:
+        data: the file's content.
+        where: the file, for messages.
+        theta: base of the frequencies where no key has it.
+        fraction: the key of the share of each head that turns, and its default.
 
     Raises:
         ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
             keys contradict each other.
     """
     scaling = _one_rope(data, where)
-    theta = scaling.get("rope_theta")
-    kind = scaling.get("rope_type", "default")
-    if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-        kind = f"{kind} with partial_rotary_factor={scaling['partial_rotary_factor']}"
-    unknown = {key: one for key, one in scaling.items() if key not in _ROPE_KEYS}
-    if any(one is not None for one in unknown.values()):
-        kind = f"{kind} with {', '.join(f'{key}={one!r}' for key, one in unknown.items())}"
-    if kind not in ("default", "linear", "llama3"):
+    kind = scaling.pop("rope_type", "default")
+    options: dict[str, Any] = {"theta": float(scaling.pop("rope_theta", theta))}
+    share = scaling.pop("partial_rotary_factor", None)
+    key, usual = fraction or ("partial_rotary_factor", 1.0)
+    said = data.get(key) if fraction is not None else None
+    if share is not None and said is not None and share != said:
+        raise ConfigError(
+            path=f"{where}: rope",
+            expected="one share of each head that turns",
+            found=f"{key}={said!r}, and partial_rotary_factor={share!r} in rope_parameters",
+            next_step="correct one of them",
+        )
+    share = next((one for one in (share, said, usual) if one is not None), 1.0)
+    told = repr(kind)
+    if fraction is None and share != 1.0:
+        told = f"{kind} with partial_rotary_factor={share}"
+    elif kind in _KINDS:
+        meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE
+        unknown = {name: one for name, one in scaling.items() if name not in meant}
+        if unknown:
+            told = f"{kind} with {', '.join(f'{name}={one!r}' for name, one in unknown.items())}"
+    if told != repr(kind) or kind not in _KINDS:
         raise ConfigError(
             path=where,
-            expected="rope_type default, linear or llama3",
-            found=repr(kind),
+            expected=f"rope_type {', '.join(_KINDS)}",
+            found=told if told != repr(kind) else repr(kind),
             next_step="this way of scaling rotary positions is not built in",
         )
-    options: dict[str, Any] = {"scaling": kind}
-    if theta is not None:
-        options["theta"] = float(theta)
-    if kind != "default":
-        options["factor"] = float(required(scaling, ("factor",), f"{where}: rope")["factor"])
-    if kind == "llama3":
-        fallback = {"original_max_position_embeddings": data.get("max_position_embeddings")}
-        options |= required({**fallback, **scaling}, _LLAMA3_KEYS, f"{where}: rope")
-    return RopeConfig(**options)
+    needed, possible = _KINDS[kind]
+    known = {_ORIGINAL: data.get(_ORIGINAL) or data.get("max_position_embeddings"), **scaling}
+    longest, original = data.get("max_position_embeddings"), known[_ORIGINAL]
+    if kind in ("yarn", "longrope") and known.get("factor") is None and longest and original:
+        known["factor"] = longest / original
+    options |= required(known, needed, f"{where}: rope")
+    options |= {name: known[name] for name in possible if known.get(name) is not None}
+    if "factor" in options:
+        options["factor"] = float(options["factor"])
+    for name in ("short_factor", "long_factor"):
+        if name in options:
+            options[name] = tuple(float(one) for one in options[name])
+    if kind == "dynamic":
+        options[_ORIGINAL] = longest
+    return RopeConfig(scaling=kind, rotary_fraction=float(share), **options)
 
 
 def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -146,7 +193,7 @@ def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
         for name, value in values.items():
             if value is None:
                 continue
-            if name != "rope_type" and name in _ROPE_KEYS and not _is_number(value):
+            if name in _NUMBERS and not _is_number(value):
                 wrong.append(f"{name}={value!r} in {key}, no number")
             first, other = merged.setdefault(name, (key, value))
             if other != value:
@@ -168,12 +215,23 @@ def _is_number(value: object) -> bool:
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
     """The keys that transformers 5 reads, and those that transformers 4 reads."""
-    parameters: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}
-    if rope.scaling != "default":
-        parameters["factor"] = rope.factor
-    if rope.scaling == "llama3":
-        parameters |= {key: getattr(rope, key) for key in _LLAMA3_KEYS}
+    parameters = rope_parameters(rope)
     data: dict[str, Any] = {"rope_parameters": parameters, "rope_theta": rope.theta}
     if rope.scaling != "default":
-        data["rope_scaling"] = {k: v for k, v in parameters.items() if k != "rope_theta"}
+        apart = ("rope_theta", "partial_rotary_factor")
+        data["rope_scaling"] = {k: v for k, v in parameters.items() if k not in apart}
     return data
+
+
+def rope_parameters(rope: RopeConfig) -> dict[str, Any]:
+    """What transformers 5 has in `rope_parameters`, or in its entry for a kind of layers."""
+    needed, possible = _KINDS[rope.scaling]
+    usual = RopeConfig()
+    found: dict[str, Any] = {"rope_type": rope.scaling, "rope_theta": rope.theta}
+    if rope.rotary_fraction != 1.0:
+        found["partial_rotary_factor"] = rope.rotary_fraction
+    for name in (*needed, *possible):
+        value = getattr(rope, name)
+        if name in needed or value != getattr(usual, name):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    return found

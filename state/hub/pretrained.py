@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, quantize_layer
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.config import EDPretrainedConfig
 from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.paths import NamedLeaf, named_leaves
@@ -84,9 +84,7 @@ def load_weights(
         method, size = quantization.method, quantization.group_size
         nnx.eval_shape(lambda: make().quantize(method, size, quantization.pattern))
         layers = layers_to_quantize(model, quantization)
-    # A family's files have parameters alone.
-    stored: Any = nnx.Param if isinstance(found.config, DecoderConfig) else is_weight
-    graphdef, weights, others = nnx.split(model, stored, ...)
+    graphdef, weights, others = nnx.split(model, is_weight, ...)
     leaves = {named.path: named for named in named_leaves(weights)}
     shapes = {path: tuple(named.leaf.shape) for path, named in leaves.items()}
     table = found.own_rules(shapes) or rule_table(found.config, shapes)
@@ -106,13 +104,13 @@ def load_weights(
                 placed[path] = array
     if quantization is not None:
         model = filled(model, placed, quantization)
-        graphdef, weights, others = nnx.split(model, stored, ...)
+        graphdef, weights, others = nnx.split(model, is_weight, ...)
     else:
         ordered = [placed[path] for path in leaves]
         weights = jax.tree.unflatten(jax.tree.structure(weights), ordered)
     if jax.tree.leaves(others):
         # What is no weight starts as the class makes it.
-        others = jax.jit(lambda: nnx.split(make(), stored, ...)[2])()
+        others = jax.jit(lambda: nnx.split(make(), is_weight, ...)[2])()
     made_of: Model = nnx.merge(graphdef, weights, others)
     return made_of
 

@@ -2,6 +2,7 @@ from .base import EasyDeLBaseModule as EasyDeLBaseModule
 from .generation import EasyGenerationMixin as EasyGenerationMixin
 from .generation import GenerationOutput as GenerationOutput
 from .kv_cache import KVCache as KVCache
+from .kv_cache import causal_mask as causal_mask
 from .loss import LossConfig as LossConfig
 from .operation_cache import OperationCacheMixin as OperationCacheMixin
 from .outputs import CausalLMOutput as CausalLMOutput

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from cairn.state.adapt import abstract_model, module_settings
-from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.config import DecoderConfig, EDPretrainedConfig, PartKind, layer_parts
 from cairn.state.errors import ArgumentError
 
 __all__ = ["FlopsMixin", "decoder_flops", "matmul_flops"]
@@ -89,23 +89,29 @@ def decoder_flops(config: DecoderConfig, batch_size: int, sequence_length: int) 
     """Operations of one forward pass of the decoder: matrix products, a multiply-add is two.
 
     With B rows of S tokens, L layers, model size D, N heads and K key/value heads of size H, feed-
-    forward size F and vocabulary V::
+    forward size F and vocabulary V, a decoder as Llama's has::
 
         2 B S (L (D N H + 2 D K H + N H D + 2 S N H + 3 D F) + D V)
 
-    The attention term 2 S N H counts every pair of tokens, though half of them are masked: that is
-    what is computed. The output head counts whether tied or not; looking up embeddings is free.
+    Of others each product that a token takes part in counts, of experts those that it goes to. The
+    attention term 2 S N H counts every pair of tokens, though half of them, and with a window more,
+    are masked: that is what is computed. The output head counts whether tied or not; looking up
+    embeddings is free.
 
     Source: PaLM (arXiv 2204.02311, appendix B), with grouped heads, a gated feed-forward layer and
         the forward pass alone.
     """
-    model, head = config.hidden_size, config.head_size
-    queries, shared = config.num_attention_heads * head, config.kv_heads * head
-    projections = 2 * model * queries + 2 * model * shared
-    attention = 2 * sequence_length * queries
-    feed_forward = 3 * model * config.intermediate_size
-    layers = config.num_hidden_layers * (projections + attention + feed_forward)
-    return 2 * batch_size * sequence_length * (layers + model * config.vocab_size)
+    heads = config.num_attention_heads * (config.head_size + config.value_size)
+    layers = config.num_hidden_layers * sequence_length * heads
+    chosen = 0 if config.experts is None else config.experts.per_token
+    for number in range(config.num_hidden_layers):
+        for part in layer_parts(config, number).values():
+            if part.kind is PartKind.LINEAR:
+                layers += prod(part.shape)
+            elif part.kind is PartKind.EXPERTS:
+                layers += chosen * prod(part.shape[1:])
+    head = config.hidden_size * config.vocab_size
+    return 2 * batch_size * sequence_length * (layers + head)
 
 
 def matmul_flops(function: Callable[..., Any], *args: Any) -> int:

@@ -24,7 +24,7 @@ class KVCache(struct.PyTreeNode):
     """
 
     keys: Float[Array, "L B S K H"]
-    values: Float[Array, "L B S K H"]
+    values: Float[Array, "L B S K V"]
     valid: Bool[Array, "B S"]
     starts: Int[Array, " B"]
     length: Int[Array, ""]
@@ -40,15 +40,17 @@ class KVCache(struct.PyTreeNode):
         head_dim: int,
         dtype: Any,
         starts: jax.Array | None = None,
+        value_dim: int | None = None,
     ) -> KVCache:
         """A cache without tokens; slots before `starts` (left padding) are never attended to."""
-        shape = (layers, batch_size, max_length, kv_heads, head_dim)
+        shape = (layers, batch_size, max_length, kv_heads)
+        sizes = (head_dim, head_dim if value_dim is None else value_dim)
         if starts is None:
             starts = jnp.zeros((batch_size,), jnp.int32)
         starts = jnp.broadcast_to(jnp.asarray(starts, jnp.int32), (batch_size,))
         valid = jnp.arange(max_length)[None, :] >= starts[:, None]
         # Two buffers, not one twice: a donated cache must not hold the same buffer in two places.
-        keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+        keys, values = (jnp.zeros((*shape, size), dtype) for size in sizes)
         return cls(keys, values, valid, starts, jnp.zeros((), jnp.int32))
 
     @property
@@ -87,14 +89,11 @@ class KVCache(struct.PyTreeNode):
 
     def visible(self, tokens: int) -> Bool[Array, "B T S"]:
         """Which slots each of the next `tokens` tokens may attend to."""
-        slots = jnp.arange(self.max_length)[None, :]
-        now = self.length + jnp.arange(tokens, dtype=jnp.int32)
-        causal = slots <= now[:, None]
-        return causal[None, :, :] & self.valid[:, None, :]
+        return causal_mask(tokens, None, self)[None, :, :] & self.valid[:, None, :]
 
     def write(
-        self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K H"]
-    ) -> tuple[KVCache, Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        self, layer: int | jax.Array, key: Float[Array, "B T K H"], value: Float[Array, "B T K V"]
+    ) -> tuple[KVCache, Float[Array, "B S K H"], Float[Array, "B S K V"]]:
         """Puts one layer's new keys and values into the next slots.
 
         Returns the cache, and that layer's keys and values. `length` moves only by `advance`.
@@ -112,3 +111,19 @@ class KVCache(struct.PyTreeNode):
         """Counts the tokens that every layer has now written."""
         advanced: KVCache = self.replace(length=self.length + jnp.int32(tokens))
         return advanced
+
+
+def causal_mask(
+    tokens: int, window: int | None, cache: KVCache | None = None
+) -> Bool[Array, "T S"]:
+    """Which slots each of the next tokens sees, padding aside: none after its own.
+
+    Args:
+        tokens: how many there are.
+        window: how many slots each sees at most, its own included; None: all before it.
+        cache: whose slots they come into; None: the tokens themselves are the slots.
+    """
+    first = jnp.int32(0) if cache is None else cache.length
+    own = (first + jnp.arange(tokens, dtype=jnp.int32))[:, None]
+    slots = jnp.arange(tokens if cache is None else cache.max_length, dtype=jnp.int32)[None, :]
+    return slots <= own if window is None else (slots <= own) & (slots > own - window)

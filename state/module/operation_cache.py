@@ -66,6 +66,7 @@ class OperationCacheMixin:
             max_length=max_length,
             kv_heads=config.kv_heads,
             head_dim=config.head_size,
+            value_dim=config.value_size,
             dtype=self.dtype if dtype is None else dtype,
             starts=starts,
         )

@@ -10,23 +10,41 @@ __all__ = ["DECODER_AXES", "PACKED", "decoder_axes", "scale_axes"]
 
 Axes = tuple[str | None, ...]
 
-DECODER_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+DECODER_AXES: Mapping[str, Axes] = MappingProxyType(
     {
         "embed_tokens": ("vocab", "embed"),
+        "embed_positions": ("positions", "embed"),
         "q_proj": ("embed", "heads"),
         "k_proj": ("embed", "kv_heads"),
         "v_proj": ("embed", "kv_heads"),
         "o_proj": ("heads", "embed"),
+        "q_a_proj": ("embed", None),
+        "q_b_proj": (None, "heads"),
+        "kv_a_proj": ("embed", None),
+        "kv_b_proj": (None, "heads"),
+        "q_norm": ("heads", "norm"),
+        "k_norm": ("kv_heads", "norm"),
+        "q_a_norm": ("norm",),
+        "kv_a_norm": ("norm",),
+        "sinks": ("heads",),
+        "router": ("embed", "experts"),
+        "correction": ("experts",),
+        "shared_gate": ("embed", None),
         "gate_proj": ("embed", "mlp"),
         "up_proj": ("embed", "mlp"),
         "down_proj": ("mlp", "embed"),
         "input_layernorm": ("norm",),
         "post_attention_layernorm": ("norm",),
+        "attention_output_norm": ("norm",),
+        "mlp_output_norm": ("norm",),
         "norm": ("norm",),
         "lm_head": ("embed", "vocab"),
     }
 )
-"""By the layer's name, the axes of its weight [in, out], embedding or scale."""
+"""By the layer's name, the axes of its weight [in, out], embedding, scale or vector.
+
+Weights of experts [experts, in, out] have one more, and a scale over a whole head's dimensions, or
+over all of them, has the last one alone."""
 
 PACKED = ("qvalue", "scale")
 """The arrays of a quantized weight, in `<layer>/kernel/array`."""
@@ -42,23 +60,27 @@ def decoder_axes(path: str, shapes: Mapping[str, tuple[int, ...]]) -> Axes | Non
     keys = path.split("/")
     if keys[-1] in PACKED and keys[-3:-1] == ["kernel", "array"]:
         return _packed(path, DECODER_AXES.get(keys[-4]) if len(keys) > 3 else None, shapes)
+    if keys[-1] in DECODER_AXES:
+        return DECODER_AXES[keys[-1]]  # a vector, which is a leaf itself
     axes = DECODER_AXES.get(keys[-2]) if len(keys) > 1 else None
     if axes is None:
         return None
+    if "experts" in keys:
+        axes = ("experts", *axes)
+        return {"kernel": axes, "bias": (axes[0], axes[-1])}.get(keys[-1])
+    if keys[-1] == "scale":
+        return axes[-len(shapes.get(path, axes)) :]
     by_name: dict[str, Axes] = {
         "embedding": axes,
         "kernel": axes,
-        "scale": axes,
-        "bias": axes[1:],
+        "bias": axes[-1:],
         "kernel_lora_a": (axes[0], None),
         "kernel_lora_b": (None, axes[-1]),
     }
     return by_name.get(keys[-1])
 
 
-def _packed(
-    path: str, axes: tuple[str, ...] | None, shapes: Mapping[str, tuple[int, ...]]
-) -> Axes | None:
+def _packed(path: str, axes: Axes | None, shapes: Mapping[str, tuple[int, ...]]) -> Axes | None:
     """Names of the axes of a quantized weight, or of its scales."""
     whole = shapes.get(path.rpartition("/")[0] + "/qvalue")
     if axes is None or whole is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
+from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig, leaf_shapes
 from cairn.state.errors import ConfigError
-from cairn.state.weights.shapes import leaf_shapes
 from cairn.storage.adoption import ModelMap
 from cairn.storage.runs import ModelInfo
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
+from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig, leaf_shapes
 from cairn.state.conversion import (
     Array,
     Rule,
@@ -26,7 +26,6 @@ from cairn.state.conversion import (
 )
 from cairn.state.errors import ConversionError
 from cairn.state.families import get_family
-from cairn.state.weights.shapes import leaf_shapes
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import Manifest

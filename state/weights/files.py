@@ -177,7 +177,8 @@ def open_pretrained(
     weights = SafetensorsFolder(folder)
     asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
-    return Pretrained(str(folder.uri), config.replace(tokenizer_files=files), weights)
+    config = config.replace(tokenizer_files=files)
+    return Pretrained(str(folder.uri), config, _of_whole_model(config, weights))
 
 
 class SafetensorsFolder:
@@ -358,6 +359,43 @@ def _config(data: dict[str, Any], updates: Mapping[str, Any] | None) -> EDPretra
             next_step="correct these names",
         )
     return AutoEasyDeLConfig.from_hf(data | given).replace(**ours)
+
+
+@dataclass(frozen=True)
+class _BaseModel:
+    """Tensors of a model that was saved without its head, as they are named with it.
+
+    Attributes:
+        weights: as they lie.
+        prefix: what their names lack.
+    """
+
+    weights: WeightSource
+    prefix: str
+
+    @property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        return {f"{self.prefix}{name}": shape for name, shape in self.weights.shapes.items()}
+
+    @property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        return {f"{self.prefix}{name}": dtype for name, dtype in self.weights.dtypes.items()}
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        return self.weights.read(name.removeprefix(self.prefix))
+
+
+def _of_whole_model(config: EDPretrainedConfig, weights: WeightSource) -> WeightSource:
+    """The tensors by the names that the family gives them, also if the base model was saved."""
+    if not isinstance(config, DecoderConfig):
+        return weights
+    prefix = get_family(config.model_type).names_of(config).optional_prefix
+    if not prefix or any(name.startswith((prefix, "lm_head.")) for name in weights.shapes):
+        return weights
+    return _BaseModel(weights, prefix)
 
 
 def _as_tied_as_its_weights(

@@ -12,12 +12,13 @@ PUBLIC = [
     "ArgumentError", "AutoEasyDeLConfig", "CausalLMOutput", "ConfigError", "ConversionError",
     "DecoderConfig", "DecoderForCausalLM", "EDPretrainedConfig", "EDPretrainedModel",
     "EasyBridgeMixin", "EasyDeLBackends", "EasyDeLBaseModule", "EasyDeLPlatforms",
-    "EasyDeLQuantizationMethods", "EasyDeLState", "EasyGenerationMixin", "GenerationOutput",
-    "LinenDecoderForCausalLM", "LoraSettings", "LossConfig", "NotInitializedError",
-    "OperationCacheMixin", "OptimizerError", "OptimizerNotFoundError", "PartitionAxis",
-    "QuantizationSettings", "RunSaver", "ShardingError", "StateError", "TaskType", "TrainState",
-    "TrainStep", "TreeStructureError", "UnknownModelError", "load_balancing_loss", "make_mesh",
-    "make_optimizer", "optimizer_from_description",
+    "EasyDeLQuantizationMethods", "EasyDeLState", "EasyGenerationMixin", "ExpertsConfig",
+    "GenerationOutput", "LatentAttentionConfig", "LinenDecoderForCausalLM", "LoraSettings",
+    "LossConfig", "NotInitializedError", "OperationCacheMixin", "OptimizerError",
+    "OptimizerNotFoundError", "PartitionAxis", "QuantizationSettings", "RopeConfig", "RunSaver",
+    "ShardingError", "StateError", "TaskType", "TrainState", "TrainStep", "TreeStructureError",
+    "UnknownModelError", "load_balancing_loss", "make_mesh", "make_optimizer",
+    "optimizer_from_description",
 ]  # fmt: skip
 
 

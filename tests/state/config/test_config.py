@@ -122,7 +122,7 @@ def test_rope_is_read_from_old_and_new_keys(data, rope):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 2}}, "'proportional'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary"),
         ({"attention_dropout": 0.1}, "attention_dropout=0.1"),

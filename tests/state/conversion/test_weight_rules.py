@@ -10,8 +10,10 @@ from cairn.state.conversion.ops import (
     TRANSPOSE,
     Chain,
     Fuse,
+    Interleaved,
     RotaryRows,
     Split,
+    SplitGroups,
     Stack,
 )
 from cairn.state.conversion.rules import (
@@ -50,6 +52,9 @@ def ops_with_theirs(draw):
                 (RotaryRows(heads), [numbered(2 * heads * rows, columns)]),
                 (RotaryRows(heads), [numbered(2 * heads * rows)]),
                 (Chain((RotaryRows(heads), TRANSPOSE)), [numbered(2 * heads * rows, columns)]),
+                (RotaryRows(heads, rows, 2 * parts), [numbered(heads * (rows + 2 * parts + 1))]),
+                (SplitGroups(heads, lengths), [numbered(heads * sum(lengths), columns)]),
+                (Interleaved(), [numbered(parts, rows, 2 * columns)]),
                 (Chain((split, TRANSPOSE)), [fused]),
                 (Chain((Stack(parts), TRANSPOSE)), [numbered(rows, columns)] * parts),
             ]

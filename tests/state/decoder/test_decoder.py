@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cairn.state.config.decoder import DecoderConfig, RopeConfig
+from cairn.state.config.decoder import FULL, WINDOW, DecoderConfig
+from cairn.state.config.decoder_parts import leaf_shapes
+from cairn.state.config.experts import ExpertsConfig
+from cairn.state.config.rope import RopeConfig
 from cairn.state.decoder.attention import grouped_attention
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.decoder.positions import rotary_angles, rotate
 from cairn.state.errors import ArgumentError
 from cairn.state.module.kv_cache import KVCache
 from cairn.state.paths import named_leaves
-from cairn.state.weights.shapes import leaf_shapes
 from tests.state.forward import logits_of, outputs_of
 from tests.state.hf_models import tokens
 
@@ -87,6 +89,26 @@ def test_scanning_traces_one_block_however_many_layers():
         return text.count("dot_general")
 
     assert equations(2) == equations(5)
+
+
+def test_layers_that_alternate_are_one_block_and_turns_of_kinds_one_turn():
+    experts = ExpertsConfig(count=3, per_token=1, intermediate_size=8, dense_layers=(0, 2, 4, 6, 8))
+
+    def products(layers, **options):
+        model = make(scan_layers=True, num_hidden_layers=layers, **options)
+        graphdef, params = nnx.split(model)
+        call = jax.make_jaxpr(lambda p, ids: nnx.merge(graphdef, p)(ids).logits)
+        return str(call(params, jnp.asarray(tokens(1, 4)))).count("dot_general")
+
+    def windows(layers):
+        types = tuple(FULL if layer % 3 == 2 else WINDOW for layer in range(layers))
+        local = RopeConfig(theta=100.0)
+        return {"layer_types": types, "sliding_window": 2, "window_rope": local}
+
+    one = products(1, **windows(1))
+    assert [products(n, **windows(n)) for n in (3, 6, 8)] == [one] * 3
+    turn = products(2, experts=experts)
+    assert products(8, experts=experts) == turn > one
 
 
 def test_scanned_model_keeps_one_leaf_per_layer():

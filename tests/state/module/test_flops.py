@@ -6,7 +6,12 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from cairn.state import DecoderConfig, DecoderForCausalLM
+from cairn.state import (
+    DecoderConfig,
+    DecoderForCausalLM,
+    ExpertsConfig,
+    LatentAttentionConfig,
+)
 from cairn.state.errors import ArgumentError
 from cairn.state.module.flops import decoder_flops, matmul_flops
 from cairn.state.sharding.mesh import make_mesh
@@ -59,6 +64,29 @@ def test_the_closed_form_equals_the_products_in_the_jaxpr(scan):
         config = config_of({**options, "scan_layers": scan, "remat": scan})
         counted = matmul_flops(*forward_of(config, batch, length))
         assert counted == decoder_flops(config, batch, length)
+
+
+OTHERS = {
+    "experts": {
+        "experts": ExpertsConfig(
+            count=6, per_token=2, intermediate_size=64, shared_size=32, dense_layers=(0,)
+        )
+    },
+    "latent": {
+        "latent": LatentAttentionConfig(
+            query_rank=32, key_value_rank=16, content_dim=24, rotary_dim=8, value_dim=40
+        )
+    },
+    "no_gate": {"gated_mlp": False, "block": "parallel", "shared_norm": True},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_closed_form_equals_the_products_of_other_decoders(name):
+    config = config_of(OTHERS[name])
+    counted = matmul_flops(*forward_of(config, 3, 100))
+    # Beside them the router's loss sums over tokens.
+    assert 0 <= counted - decoder_flops(config, 3, 100) <= (7212 if name == "experts" else 0)
 
 
 def test_a_model_tells_its_flops():

@@ -75,7 +75,7 @@ def decoder(model_type):
 
 
 UNLOADABLE = {
-    "unknown model_type": (lambda: decoder("mistral"), "found 'mistral'"),
+    "unknown model_type": (lambda: decoder("mystral"), "found 'mystral'"),
     "no model_type": (lambda: decoder(""), "found ''"),
     "own config without one": (lambda: Nameless(NamelessConfig(), nnx.Rngs(0)), "found ''"),
     "own constructor": (lambda: Fuller(FullerConfig(), 4, nnx.Rngs(0)), "argument: 'size'"),

@@ -1,0 +1,100 @@
+"""The modules of a decoder's parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from cairn.state.config import DecoderConfig, Part, PartKind
+from cairn.state.decoder.norms import LayerNorm, RMSNorm
+
+__all__ = ["ExpertsLinear", "Untrained", "make_part"]
+
+
+class Untrained(nnx.Variable[Any]):
+    """Numbers that belong to a model and that no gradient changes."""
+
+
+class ExpertsLinear(nnx.Module):
+    """One linear layer for each expert: a kernel [experts, in, out], and a bias [experts, out]."""
+
+    def __init__(
+        self, part: Part, initializer: Any, *, param_dtype: Any, precision: Any, key: jax.Array
+    ) -> None:
+        self.precision = precision
+        self.kernel = nnx.Param(initializer(key, part.shape, param_dtype), axes=part.axes)
+        if part.bias:
+            shape, axes = part.leaves["bias"]
+            self.bias = nnx.Param(jnp.zeros(shape, param_dtype), axes=axes)
+
+    def __call__(
+        self, rows: Float[Array, "R D"], counts: Int[Array, " E"], expert: Int[Array, " R"]
+    ) -> Float[Array, "R F"]:
+        """Each row through its expert.
+
+        Args:
+            rows: sorted by their experts.
+            counts: how many rows each expert has.
+            expert: of each row.
+        """
+        kernel = self.kernel[...].astype(rows.dtype)
+        out: jax.Array = jax.lax.ragged_dot(rows, kernel, counts, precision=self.precision)
+        return out + self.bias[...].astype(rows.dtype)[expert] if hasattr(self, "bias") else out
+
+
+def make_part(
+    part: Part,
+    config: DecoderConfig,
+    *,
+    dtype: Any,
+    param_dtype: Any,
+    precision: Any,
+    rngs: nnx.Rngs,
+) -> Any:
+    """The module, or the variable, of a part; axis names go along as metadata.
+
+    Args:
+        part: what it is.
+        config: of the decoder.
+        dtype: of the computation.
+        param_dtype: of its weights.
+        precision: of matrix products.
+        rngs: source of its initial weights.
+    """
+    initializer = jax.nn.initializers.normal(config.initializer_range)
+    shape, axes = part.shape, part.axes
+    if part.kind is PartKind.LINEAR:
+        return nnx.Linear(
+            *shape,
+            use_bias=part.bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            kernel_init=initializer,
+            kernel_metadata={"axes": axes},
+            bias_metadata={"axes": axes[1:]},
+            rngs=rngs,
+        )
+    if part.kind is PartKind.EMBEDDING:
+        return nnx.Embed(
+            *shape,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            embedding_init=initializer,
+            embedding_metadata={"axes": axes},
+            rngs=rngs,
+        )
+    if part.kind is PartKind.EXPERTS:
+        options = {"param_dtype": param_dtype, "precision": precision}
+        return ExpertsLinear(part, initializer, **options, key=rngs.params())
+    if part.kind is PartKind.NORM:
+        known = {"eps": config.rms_norm_eps, "param_dtype": param_dtype, "axes": axes}
+        if config.norm == "layer":
+            return LayerNorm(shape, **known, use_bias=part.bias)
+        return RMSNorm(shape, **known, offset=config.norm == "rms_offset")
+    kind = Untrained if part.kind is PartKind.UNTRAINED else nnx.Param
+    return kind(jnp.zeros(shape, param_dtype), axes=axes)

@@ -1,0 +1,222 @@
+"""A family's config.json as a table: which key is which option of the decoder. JAX-free."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.errors import ConfigError
+from cairn.state.families.hf_config import (
+    activation_from_hf,
+    activation_to_hf,
+    refused_keys,
+    required,
+    rope_from_hf,
+    rope_to_hf,
+)
+
+__all__ = ["NO_DROPOUT", "SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
+
+SIZES: Mapping[str, str] = MappingProxyType(
+    {
+        name: name
+        for name in (
+            *("hidden_size", "intermediate_size", "max_position_embeddings"),
+            *("num_attention_heads", "num_hidden_layers", "vocab_size"),
+        )
+    }
+)
+"""The keys that every config.json must have, and the options they are."""
+
+_READ_BY_ALL = frozenset({"architectures", "model_type", "quantization_config"})
+_ROPE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+_DROPPED = frozenset({"dtype", "torch_dtype", "_name_or_path"})
+"""Keys of config.json that say something of a copy on disk, not of the model."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A key that is read only to be refused unless it says what the decoder does anyway.
+
+    Attributes:
+        allowed: the values that are fine; they are carried along.
+        why: nothing else is.
+    """
+
+    allowed: tuple[Any, ...]
+    why: str
+
+
+NO_DROPOUT = Refused((0, 0.0, None), "the decoder has no dropout")
+
+
+def usual_options(**changes: Any) -> dict[str, tuple[str, Any]]:
+    """Keys that most families have -> option, and what it is where the key is absent.
+
+    Args:
+        **changes: other keys, or None for one that the family does not have.
+    """
+    usual: dict[str, Any] = {
+        "head_dim": ("head_dim", None),
+        "initializer_range": ("initializer_range", 0.02),
+        "num_key_value_heads": ("num_key_value_heads", None),
+        "rms_norm_eps": ("rms_norm_eps", 1e-6),
+        "tie_word_embeddings": ("tie_word_embeddings", False),
+        **changes,
+    }
+    return {key: option for key, option in usual.items() if option is not None}
+
+
+def windows_from_hf(
+    data: Mapping[str, Any], options: Mapping[str, Any], windowed: Callable[[int], bool]
+) -> dict[str, Any]:
+    """Which layers have a window: as `layer_types` says, else as the family has it.
+
+    Args:
+        data: config.json, which may have `layer_types`.
+        options: so far, with `num_hidden_layers`.
+        windowed: number of a layer -> whether it has one where no key says.
+    """
+    count = options["num_hidden_layers"]
+    types = data.get("layer_types")
+    if types is None:
+        types = [WINDOW if windowed(number) else FULL for number in range(count)]
+    return {"layer_types": tuple(types)}
+
+
+@dataclass(frozen=True)
+class ConfigForm:
+    """How the options of a decoder lie in a family's config.json.
+
+    Attributes:
+        model_type: as in config.json.
+        architecture: the class name that transformers gives its causal language model.
+        sizes: keys that must be there -> options.
+        options: other keys -> option, and what it is where the key is absent (as in transformers).
+        fixed: options that all models of the family share, and that no key says.
+        refused: keys that must have certain values.
+        activation: the key of the activation, and what it is where the key is absent.
+        rope_theta: base of the rotary positions where no key has it; None: there are none, or
+            `read` sees to them.
+        rotary_fraction: the key of the share of each head that turns, and its default; None: all
+            of it does.
+        rotary_theta: the key of the base of the rotary positions in older files.
+        also_read: keys that `read` reads.
+        carried: keys that say how a model is trained or run, given back as they are.
+        read: config.json, options so far -> more options, or others.
+        write: `DecoderConfig` -> more keys, or others.
+        untold: keys that say of training what the decoder does not do (dropout), and the values
+            that ask for nothing: others are carried along, with a warning.
+        nulls: keys that are written as null: their absence says something else.
+    """
+
+    model_type: str
+    architecture: str
+    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES)
+    options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    rope_theta: float | None = 10000.0
+    rotary_fraction: tuple[str, float] | None = None
+    rotary_theta: str = "rope_theta"
+    also_read: frozenset[str] = frozenset()
+    carried: frozenset[str] = frozenset()
+    read: Callable[[Mapping[str, Any], dict[str, Any]], Mapping[str, Any]] | None = None
+    write: Callable[[DecoderConfig], Mapping[str, Any]] | None = None
+    untold: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    nulls: frozenset[str] = frozenset()
+
+    @property
+    def known_keys(self) -> frozenset[str]:
+        """Keys of config.json that are read."""
+        own = {*self.sizes, *self.options, *self.refused, self.activation[0], *self.also_read}
+        own |= self.untold.keys() | self.carried
+        if self.rotary_fraction is not None:
+            own.add(self.rotary_fraction[0])
+        rope = _ROPE_KEYS | {self.rotary_theta} if self.rope_theta else frozenset()
+        return frozenset(own) | _READ_BY_ALL | rope
+
+    def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json -> options of the decoder.
+
+        Raises:
+            ConfigError: keys are missing, or ask for what the decoder does not do.
+        """
+        where = f"config.json of a {data.get('model_type')!r} model"
+        self._refuse(data, where)
+        found = required(data, tuple(self.sizes), where)
+        options = {self.sizes[key]: value for key, value in found.items()}
+        for key, (option, default) in self.options.items():
+            absent = key not in data if key in self.nulls else data.get(key) is None
+            options[option] = default if absent else data[key]
+        key, usual = self.activation
+        options["hidden_act"] = activation_from_hf(data.get(key) or usual, where, key)
+        options |= self.fixed
+        options["model_type"] = self.model_type
+        if self.rope_theta is not None:
+            said = {**data, "rope_theta": data.get(self.rotary_theta)}
+            options["rope"] = rope_from_hf(
+                said, where, theta=self.rope_theta, fraction=self.rotary_fraction
+            )
+        if self.read is not None:
+            options |= self.read(data, options)
+        dropped = (
+            (self.known_keys - self.refused.keys() - self.untold.keys())
+            | _DROPPED
+            | {"quantization_config"}
+        )
+        options["hf_extra"] = {
+            key: value for key, value in data.items() if key not in dropped and value is not None
+        }
+        return options
+
+    def write_config(self, config: DecoderConfig) -> dict[str, Any]:
+        """Options of the decoder -> config.json."""
+        data = dict(config.hf_extra)
+        data |= {key: getattr(config, option) for key, option in self.sizes.items()}
+        data |= {key: getattr(config, option) for key, (option, _) in self.options.items()}
+        data[self.activation[0]] = activation_to_hf(config.hidden_act)
+        if self.rope_theta is not None:
+            rope = RopeConfig() if config.rope is None else config.rope
+            data |= rope_to_hf(rope)
+            data[self.rotary_theta] = data.pop("rope_theta")
+            if self.rotary_fraction is not None:
+                data[self.rotary_fraction[0]] = rope.rotary_fraction
+        data["model_type"] = self.model_type
+        data["architectures"] = [self.architecture]
+        if self.write is not None:
+            data |= self.write(config)
+        return data
+
+    def _refuse(self, data: Mapping[str, Any], where: str) -> None:
+        untold = [
+            f"{key}={data[key]!r}"
+            for key, neutral in self.untold.items()
+            if key in data and data[key] not in neutral
+        ]
+        if untold:
+            warnings.warn(
+                f"{where}: {', '.join(untold)}: the decoder has none of it; what it computes is "
+                "the same, training is not",
+                stacklevel=4,
+            )
+        rules = {**self.refused, "quantization_config": Refused((None,), "dequantize them first")}
+        refused = [
+            f"{key}={data[key]!r} ({rule.why})"
+            for key, rule in rules.items()
+            if key in data and data[key] not in rule.allowed
+        ]
+        refused += refused_keys(data, self.known_keys, self.architecture)
+        if refused:
+            raise ConfigError(
+                path=where,
+                expected=f"a plain {self.model_type}",
+                found="; ".join(refused),
+                next_step="pass config_kwargs to override keys, if the weights allow it (None for "
+                "no such key); what the architecture is, config_kwargs can't change",
+            )

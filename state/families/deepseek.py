@@ -1,0 +1,163 @@
+"""What DeepSeek V2 and V3 share: keys of latent attention and experts, and names. JAX-free."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig, ExpertsConfig, LatentAttentionConfig, yarn_mscale
+from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.state.errors import ConfigError
+from cairn.state.families.experts import experts_of
+from cairn.state.families.hf_config import rope_from_hf
+from cairn.state.families.names import Names
+
+__all__ = ["LATENT_KEYS", "deepseek_names", "read_experts", "read_latent", "write_latent"]
+
+LATENT_KEYS = frozenset(
+    {
+        *("auto_map", "first_k_dense_replace", "head_dim", "kv_lora_rank", "moe_intermediate_size"),
+        *("n_group", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "q_lora_rank"),
+        *("qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "routed_scaling_factor"),
+        *("topk_group", "v_head_dim", "num_local_experts"),
+    }
+)
+"""Keys that both read. Their own code (`auto_map`) is what transformers has built in."""
+
+
+def read_latent(
+    data: Mapping[str, Any], options: Mapping[str, Any], *, query_rank: int
+) -> dict[str, Any]:
+    """Latent attention and its rotary positions.
+
+    Args:
+        data: config.json.
+        options: so far.
+        query_rank: where no key has it.
+    """
+    latent = LatentAttentionConfig(
+        query_rank=data.get("q_lora_rank", query_rank),
+        key_value_rank=data.get("kv_lora_rank", 512),
+        content_dim=data.get("qk_nope_head_dim", 128),
+        rotary_dim=data.get("qk_rope_head_dim", 64),
+        value_dim=data.get("v_head_dim", 128),
+    )
+    rope = rope_from_hf(data, f"config.json of a {data.get('model_type')!r} model")
+    scale = None
+    if rope.scaling == "yarn" and rope.mscale_all_dim:
+        scale = latent.key_dim**-0.5 * yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+    return {
+        "attention_out_bias": options["attention_bias"],
+        "attention_scale": scale,
+        "latent": latent,
+        "num_key_value_heads": options["num_attention_heads"],
+    }
+
+
+def read_experts(
+    data: Mapping[str, Any],
+    options: Mapping[str, Any],
+    usual: Mapping[str, int],
+    *,
+    first_dense: int | None,
+    **choices: Any,
+) -> dict[str, Any]:
+    """The experts.
+
+    Args:
+        data: config.json.
+        options: so far.
+        usual: keys -> what they are where they are absent.
+        first_dense: layers at the begin that have none.
+        **choices: of `ExpertsConfig`.
+    """
+    found = {key: value if data.get(key) is None else data[key] for key, value in usual.items()}
+    width, shared = found["moe_intermediate_size"], found["n_shared_experts"]
+    experts = ExpertsConfig(
+        count=found["n_routed_experts"],
+        per_token=found["num_experts_per_tok"],
+        intermediate_size=width,
+        shared_size=shared * width if shared else None,
+        groups=found["n_group"],
+        groups_per_token=found["topk_group"],
+        dense_layers=tuple(range(min(first_dense or 0, options["num_hidden_layers"]))),
+        **choices,
+    )
+    return {"experts": experts}
+
+
+def write_latent(config: DecoderConfig) -> dict[str, Any]:
+    """All of these keys.
+
+    Raises:
+        ConfigError: the config has no latent attention, or no experts.
+    """
+    experts, latent = experts_of(config), config.latent
+    if latent is None:
+        raise ConfigError(
+            path=f"{type(config).__name__}({config.model_type!r})",
+            expected="latent attention, as every model of this family has",
+            found="latent=None",
+            next_step="set latent, or choose a model_type without it",
+        )
+    return {
+        "first_k_dense_replace": len(experts.dense_layers),
+        "kv_lora_rank": latent.key_value_rank,
+        "moe_intermediate_size": experts.intermediate_size,
+        "n_group": experts.groups,
+        "n_routed_experts": experts.count,
+        "n_shared_experts": (experts.shared_size or 0) // experts.intermediate_size,
+        "norm_topk_prob": experts.normalize,
+        "num_experts_per_tok": experts.per_token,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.content_dim,
+        "qk_rope_head_dim": latent.rotary_dim,
+        "routed_scaling_factor": experts.scale,
+        "topk_group": experts.groups_per_token,
+        "v_head_dim": latent.value_dim,
+    }
+
+
+def _turning_queries(config: DecoderConfig, leaf: str) -> Op:
+    return _turning(config, leaf, config.num_attention_heads, "content_dim")
+
+
+def _turning_key(config: DecoderConfig, leaf: str) -> Op:
+    return _turning(config, leaf, 1, "key_value_rank")
+
+
+def _turning(config: DecoderConfig, leaf: str, heads: int, start: str) -> Op:
+    rows = RotaryRows(heads, 0 if config.latent is None else getattr(config.latent, start))
+    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
+
+
+_OURS = Names(
+    parts={
+        "self_attn/q_a_norm": "self_attn.q_a_layernorm",
+        "self_attn/kv_a_proj": "self_attn.kv_a_proj_with_mqa",
+        "self_attn/kv_a_norm": "self_attn.kv_a_layernorm",
+        "mlp/router": "mlp.gate",
+        "mlp/correction": "mlp.gate.e_score_correction_bias",
+        **{
+            f"mlp/shared/{name}": f"mlp.shared_experts.{name}"
+            for name in ("gate_proj", "up_proj", "down_proj")
+        },
+    },
+    ops={
+        "self_attn/q_proj": _turning_queries,
+        "self_attn/q_b_proj": _turning_queries,
+        "self_attn/kv_a_proj": _turning_key,
+    },
+)
+
+
+def deepseek_names(config: DecoderConfig) -> Names:
+    """What the layers are called; those beyond the model's own predict further tokens."""
+    beyond = rf"model\.layers\.({'|'.join(map(str, _beyond(config)))})\..*"
+    return dataclasses.replace(_OURS, tolerated=(*_OURS.tolerated, beyond))
+
+
+def _beyond(config: DecoderConfig) -> range:
+    extra = config.hf_extra.get("num_nextn_predict_layers") or 1
+    return range(config.num_hidden_layers, config.num_hidden_layers + int(extra))

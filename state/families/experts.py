@@ -1,0 +1,47 @@
+"""Experts in the config.json of families that have them; JAX-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig, ExpertsConfig
+from cairn.state.errors import ConfigError
+
+__all__ = ["SPARSE_KEYS", "dense_layers", "experts_of", "write_dense_layers"]
+
+SPARSE_KEYS = frozenset(
+    {
+        *("decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob"),
+        "num_experts_per_tok",
+    }
+)
+"""Keys of the experts that Qwen's families share."""
+
+
+def experts_of(config: DecoderConfig) -> ExpertsConfig:
+    """The experts of a config whose family has them.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if config.experts is None:
+        raise ConfigError(
+            path=f"{type(config).__name__}({config.model_type!r})",
+            expected="experts, as every model of this family has",
+            found="experts=None",
+            next_step="set experts, or choose a model_type without them",
+        )
+    return config.experts
+
+
+def dense_layers(data: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Numbers of the layers without experts, as `decoder_sparse_step` and `mlp_only_layers` say."""
+    step, only = data.get("decoder_sparse_step") or 1, data.get("mlp_only_layers") or []
+    numbers = range(options["num_hidden_layers"])
+    return tuple(number for number in numbers if number in only or (number + 1) % step)
+
+
+def write_dense_layers(experts: ExpertsConfig) -> dict[str, Any]:
+    """The same, as keys."""
+    return {"decoder_sparse_step": 1, "mlp_only_layers": list(experts.dense_layers)}

@@ -1,0 +1,120 @@
+"""Falcon 7B, 40B, 180B and 11B: queries, keys and values fused, attention and MLP side by side.
+
+Source: transformers `FalconConfig`, `FalconForCausalLM`; arXiv 2311.16867.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    SIZES,
+    ConfigForm,
+    Refused,
+    usual_options,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.names import Fused, Names
+
+
+def _by_group(config: DecoderConfig, leaf: str) -> Op:
+    size, heads = config.head_size, config.num_attention_heads // config.kv_heads
+    split = SplitGroups(config.kv_heads, (heads * size, size, size))
+    return split if leaf == "bias" else Chain((split, TRANSPOSE))
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    newer, heads = bool(data.get("new_decoder_architecture", False)), options["num_attention_heads"]
+    parallel = newer or data.get("parallel_attn", True)
+    norms = data.get("num_ln_in_parallel_attn") or (2 if newer else 1)
+    if newer:
+        groups = data.get("num_kv_heads") or heads
+    else:
+        groups = 1 if data.get("multi_query", True) else heads
+    return {
+        "attention_out_bias": options["attention_bias"],
+        "block": "parallel" if parallel else "pre",
+        "intermediate_size": data.get("ffn_hidden_size") or 4 * options["hidden_size"],
+        "mlp_bias": options["attention_bias"],
+        "num_key_value_heads": groups,
+        "shared_norm": bool(parallel) and norms == 1,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    parallel, one_each = config.block == "parallel", config.kv_heads == config.num_attention_heads
+    newer = parallel and (not config.shared_norm or not (config.kv_heads == 1 or one_each))
+    return {
+        "alibi": False,
+        "ffn_hidden_size": config.intermediate_size,
+        "multi_query": config.kv_heads == 1,
+        "new_decoder_architecture": newer,
+        "num_kv_heads": config.kv_heads,
+        "num_ln_in_parallel_attn": (1 if config.shared_norm else 2) if newer else None,
+        "parallel_attn": parallel,
+    }
+
+
+def _names(config: DecoderConfig) -> Names:
+    apart = config.block == "parallel" and not config.shared_norm
+    norms = {"input_layernorm": "ln_attn", "post_attention_layernorm": "ln_mlp"} if apart else {}
+    qkv = tuple(f"self_attn/{name}_proj" for name in "qkv")
+    return Names(
+        top={
+            "model/embed_tokens": "transformer.word_embeddings",
+            "model/norm": "transformer.ln_f",
+            "lm_head": "lm_head",
+        },
+        layer="transformer.h.{layer}",
+        parts={
+            "self_attn/o_proj": "self_attention.dense",
+            "mlp/up_proj": "mlp.dense_h_to_4h",
+            "mlp/down_proj": "mlp.dense_4h_to_h",
+            **norms,
+        },
+        fused=(Fused("self_attention.query_key_value", qkv, _by_group),),
+        tolerated=(r"transformer\.h\.\d+\.self_attention\.rotary_emb\.inv_freq",),
+    )
+
+
+FAMILY = Family(
+    ConfigForm(
+        "falcon",
+        "FalconForCausalLM",
+        sizes={
+            key: option
+            for key, option in SIZES.items()
+            if key not in ("intermediate_size", "max_position_embeddings")
+        },
+        options=usual_options(
+            bias=("attention_bias", False),
+            head_dim=None,
+            layer_norm_epsilon=("rms_norm_eps", 1e-5),
+            max_position_embeddings=("max_position_embeddings", 2048),
+            num_key_value_heads=None,
+            rms_norm_eps=None,
+            tie_word_embeddings=("tie_word_embeddings", True),
+        ),
+        fixed={"gated_mlp": False, "norm": "layer", "norm_bias": True},
+        refused={
+            "alibi": Refused((False, None), "positions are rotary here"),
+            "attention_dropout": NO_DROPOUT,
+            "hidden_dropout": NO_DROPOUT,
+        },
+        activation=("activation", "gelu"),
+        also_read=frozenset(
+            {
+                *("auto_map", "ffn_hidden_size", "multi_query", "new_decoder_architecture"),
+                *("num_kv_heads", "num_ln_in_parallel_attn", "parallel_attn"),
+            }
+        ),
+        carried=frozenset({"apply_residual_connection_post_layernorm"}),
+        read=_read,
+        write=_write,
+    ),
+    _names,
+)

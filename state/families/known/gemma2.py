@@ -1,0 +1,70 @@
+"""Gemma 2: every other layer has a window, norms on both sides, soft caps.
+
+Source: transformers `Gemma2Config`, `Gemma2ForCausalLM`; arXiv 2408.00118.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    ConfigForm,
+    Refused,
+    usual_options,
+    windows_from_hf,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.names import SANDWICH, Names
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return windows_from_hf(data, options, lambda layer: layer % 2 == 0) | {
+        "attention_out_bias": options["attention_bias"],
+        "attention_scale": float(data.get("query_pre_attn_scalar", 256)) ** -0.5,
+        "embedding_scale": math.sqrt(options["hidden_size"]),
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    scale = config.attention_scale or config.head_size**-0.5
+    exact = scale**-2
+    whole = round(exact)
+    types = None if config.layer_types is None else list(config.layer_types)
+    return {
+        "layer_types": types,
+        "query_pre_attn_scalar": whole if float(whole) ** -0.5 == scale else exact,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            attn_logit_softcapping=("attention_soft_cap", 50.0),
+            final_logit_softcapping=("logit_soft_cap", 30.0),
+            head_dim=("head_dim", 256),
+            num_key_value_heads=("num_key_value_heads", 4),
+            sliding_window=("sliding_window", 4096),
+            tie_word_embeddings=("tie_word_embeddings", True),
+        ),
+        fixed={"norm": "rms_offset", "block": "sandwich"},
+        refused={
+            "attention_dropout": NO_DROPOUT,
+            "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
+            "hidden_act": Refused(("gelu_pytorch_tanh", None), "hidden_activation says it"),
+            "use_bidirectional_attention": Refused((None, False), "attention is causal"),
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        also_read=frozenset({"layer_types", "query_pre_attn_scalar"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
+    ),
+    Names(parts=SANDWICH),
+)

@@ -1,0 +1,93 @@
+"""Gemma 3, its text model: five layers with a window and their own rotary positions, one without.
+
+Source: transformers `Gemma3TextConfig`, `Gemma3ForCausalLM`; arXiv 2503.19786.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    ConfigForm,
+    Refused,
+    usual_options,
+    windows_from_hf,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.hf_config import rope_from_hf, rope_parameters
+from cairn.state.families.names import SANDWICH, Names
+
+_THETA, _WINDOW_THETA, _PATTERN = 1e6, 1e4, 6
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    where = f"config.json of a {data['model_type']!r} model"
+    pattern = data.get("sliding_window_pattern") or data.get("_sliding_window_pattern") or _PATTERN
+    nested = data.get("rope_parameters") or {}
+    if {FULL, WINDOW} & nested.keys():
+        whole = {"rope_parameters": nested.get(FULL) or {}}
+        local = {"rope_parameters": nested.get(WINDOW) or {}}
+    else:  # as transformers 4 wrote it
+        whole = {key: data.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")}
+        local = {"rope_theta": data.get("rope_local_base_freq")}
+    return windows_from_hf(data, options, lambda layer: bool((layer + 1) % pattern)) | {
+        "attention_out_bias": options["attention_bias"],
+        "attention_scale": float(data.get("query_pre_attn_scalar", 256)) ** -0.5,
+        "embedding_scale": math.sqrt(options["hidden_size"]),
+        "rope": rope_from_hf(whole, where, theta=_THETA),
+        "window_rope": rope_from_hf(local, where, theta=_WINDOW_THETA),
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    scale = config.attention_scale or config.head_size**-0.5
+    exact = scale**-2
+    whole = round(exact)
+    rope, local = config.rope or RopeConfig(), config.window_rope or config.rope or RopeConfig()
+    types = None if config.layer_types is None else list(config.layer_types)
+    return {
+        "layer_types": types,
+        "query_pre_attn_scalar": whole if float(whole) ** -0.5 == scale else exact,
+        "rope_local_base_freq": local.theta,
+        "rope_parameters": {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)},
+        "rope_theta": rope.theta,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            attn_logit_softcapping=("attention_soft_cap", None),
+            final_logit_softcapping=("logit_soft_cap", None),
+            head_dim=("head_dim", 256),
+            num_key_value_heads=("num_key_value_heads", 4),
+            sliding_window=("sliding_window", 4096),
+            tie_word_embeddings=("tie_word_embeddings", True),
+        ),
+        fixed={"norm": "rms_offset", "block": "sandwich", "qk_norm": "head"},
+        refused={
+            "attention_dropout": NO_DROPOUT,
+            "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
+            "use_bidirectional_attention": Refused((None, False), "attention is causal"),
+        },
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        rope_theta=None,
+        also_read=frozenset(
+            {
+                *("layer_types", "query_pre_attn_scalar", "rope_local_base_freq"),
+                *("rope_parameters", "rope_scaling", "rope_theta", "sliding_window_pattern"),
+                "_sliding_window_pattern",
+            }
+        ),
+        read=_read,
+        write=_write,
+    ),
+    Names(parts=SANDWICH),
+)

@@ -1,0 +1,48 @@
+"""GLM-4 of 2025: norms on both sides, half of each head turns, neighbouring dimensions together.
+
+Source: transformers `Glm4Config`, `Glm4ForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from cairn.state.config import DecoderConfig, RopeConfig
+from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Fused, Names
+
+
+def _turning(heads: int, config: DecoderConfig, leaf: str) -> Op:
+    turning = (config.rope or RopeConfig()).rotary_dim(config.head_size)
+    rows = RotaryRows(heads, turning=turning)
+    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
+
+
+FAMILY = Family(
+    ConfigForm(
+        "glm4",
+        "Glm4ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", True),
+            head_dim=("head_dim", 128),
+            num_key_value_heads=("num_key_value_heads", 2),
+            rms_norm_eps=("rms_norm_eps", 1.5625e-07),
+        ),
+        fixed={"block": "sandwich"},
+        refused={"attention_dropout": NO_DROPOUT},
+        rotary_fraction=("partial_rotary_factor", 0.5),
+    ),
+    Names(
+        parts={
+            "attention_output_norm": "post_self_attn_layernorm",
+            "mlp_output_norm": "post_mlp_layernorm",
+        },
+        fused=(Fused("mlp.gate_up_proj", ("mlp/gate_proj", "mlp/up_proj")),),
+        ops={
+            "self_attn/q_proj": lambda config, leaf: _turning(
+                config.num_attention_heads, config, leaf
+            ),
+            "self_attn/k_proj": lambda config, leaf: _turning(config.kv_heads, config, leaf),
+        },
+    ),
+)

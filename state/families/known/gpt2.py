@@ -1,0 +1,107 @@
+"""GPT-2: learned positions, LayerNorm, weights that lie [in, out] as ours do.
+
+Source: transformers `GPT2Config`, `GPT2LMHeadModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import RENAME
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Fused, Names
+
+_SIZES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    scaled = data.get("scale_attn_weights", True)
+    return {
+        "attention_scale": None if scaled else 1.0,
+        "intermediate_size": data.get("n_inner") or 4 * options["hidden_size"],
+        "rope": None,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    usual = config.intermediate_size == 4 * config.hidden_size
+    return {
+        "n_inner": None if usual else config.intermediate_size,
+        "scale_attn_weights": config.attention_scale is None,
+    }
+
+
+_NO_DROPOUT = (0, 0.0, None)
+
+FAMILY = Family(
+    ConfigForm(
+        "gpt2",
+        "GPT2LMHeadModel",
+        sizes=_SIZES,
+        options=usual_options(
+            head_dim=None,
+            layer_norm_epsilon=("rms_norm_eps", 1e-5),
+            num_key_value_heads=None,
+            rms_norm_eps=None,
+            tie_word_embeddings=("tie_word_embeddings", True),
+        ),
+        fixed={
+            "attention_bias": True,
+            "attention_out_bias": True,
+            "gated_mlp": False,
+            "learned_positions": True,
+            "mlp_bias": True,
+            "norm": "layer",
+            "norm_bias": True,
+        },
+        refused={
+            "scale_attn_by_inverse_layer_idx": Refused((False, None), "no layer has another scale"),
+        },
+        activation=("activation_function", "gelu_new"),
+        rope_theta=None,
+        also_read=frozenset({"n_inner", "scale_attn_weights"}),
+        carried=frozenset(
+            {
+                *("n_ctx", "reorder_and_upcast_attn", "summary_activation"),
+                *("summary_first_dropout", "summary_proj_to_labels", "summary_type"),
+                "summary_use_proj",
+            }
+        ),
+        untold={
+            "attn_pdrop": _NO_DROPOUT,
+            "embd_pdrop": _NO_DROPOUT,
+            "resid_pdrop": _NO_DROPOUT,
+        },
+        read=_read,
+        write=_write,
+    ),
+    Names(
+        top={
+            "model/embed_tokens": "transformer.wte",
+            "model/embed_positions": "transformer.wpe",
+            "model/norm": "transformer.ln_f",
+            "lm_head": "lm_head",
+        },
+        layer="transformer.h.{layer}",
+        parts={
+            "input_layernorm": "ln_1",
+            "self_attn/o_proj": "attn.c_proj",
+            "post_attention_layernorm": "ln_2",
+            "mlp/up_proj": "mlp.c_fc",
+            "mlp/down_proj": "mlp.c_proj",
+        },
+        fused=(Fused("attn.c_attn", tuple(f"self_attn/{name}_proj" for name in "qkv")),),
+        kernel=RENAME,
+        tolerated=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+        optional_prefix="transformer.",
+    ),
+)

@@ -1,0 +1,73 @@
+"""GPT-NeoX and Pythia: attention and MLP side by side, queries, keys and values fused by head.
+
+Source: transformers `GPTNeoXConfig`, `GPTNeoXForCausalLM`; arXiv 2204.06745.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Fused, Names
+
+
+def _by_head(config: DecoderConfig, leaf: str) -> Op:
+    split = SplitGroups(config.num_attention_heads, (config.head_size,) * 3)
+    return split if leaf == "bias" else Chain((split, TRANSPOSE))
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    parallel = data.get("use_parallel_residual", True)
+    return {
+        "attention_out_bias": options["attention_bias"],
+        "block": "parallel" if parallel else "pre",
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", True),
+            head_dim=None,
+            layer_norm_eps=("rms_norm_eps", 1e-5),
+            num_key_value_heads=None,
+            rms_norm_eps=None,
+        ),
+        fixed={"gated_mlp": False, "mlp_bias": True, "norm": "layer", "norm_bias": True},
+        refused={"attention_dropout": NO_DROPOUT, "hidden_dropout": NO_DROPOUT},
+        activation=("hidden_act", "gelu"),
+        rotary_fraction=("rotary_pct", 0.25),
+        rotary_theta="rotary_emb_base",
+        also_read=frozenset({"use_parallel_residual"}),
+        carried=frozenset({"classifier_dropout"}),
+        read=_read,
+        write=lambda config: {"use_parallel_residual": config.block == "parallel"},
+    ),
+    Names(
+        top={
+            "model/embed_tokens": "gpt_neox.embed_in",
+            "model/norm": "gpt_neox.final_layer_norm",
+            "lm_head": "embed_out",
+        },
+        layer="gpt_neox.layers.{layer}",
+        parts={
+            "self_attn/o_proj": "attention.dense",
+            "mlp/up_proj": "mlp.dense_h_to_4h",
+            "mlp/down_proj": "mlp.dense_4h_to_h",
+        },
+        fused=(
+            Fused(
+                "attention.query_key_value",
+                tuple(f"self_attn/{name}_proj" for name in "qkv"),
+                _by_head,
+            ),
+        ),
+        tolerated=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",),
+    ),
+)

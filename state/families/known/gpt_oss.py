@@ -1,0 +1,99 @@
+"""gpt-oss: every other layer has a window, each head a sink; experts with biases and clamped gates.
+
+Source: transformers `GptOssConfig`, `GptOssForCausalLM`; arXiv 2508.10925.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import FULL, DecoderConfig, ExpertsConfig
+from cairn.state.conversion import Interleaved, Rule
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    ConfigForm,
+    Refused,
+    usual_options,
+    windows_from_hf,
+)
+from cairn.state.families.experts import experts_of
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    experts = ExpertsConfig(
+        count=data.get("num_local_experts", 128),
+        per_token=data.get("num_experts_per_tok", 4),
+        intermediate_size=options["intermediate_size"],
+        router_bias=True,
+        bias=True,
+    )
+    return windows_from_hf(data, options, lambda layer: layer % 2 == 0) | {
+        "attention_out_bias": options["attention_bias"],
+        "experts": experts,
+        "hidden_act": "clamped_silu",
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    experts = experts_of(config)
+    return {
+        "hidden_act": "silu",
+        "layer_types": list(config.layer_types or (FULL,) * config.num_hidden_layers),
+        "num_experts_per_tok": experts.per_token,
+        "num_local_experts": experts.count,
+    }
+
+
+def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
+    """One tensor for all experts, [experts, in, out] as ours; gates and ups in turns."""
+    return [
+        Rule(
+            tuple(f"{ours}/mlp/experts/{name}/{leaf}" for name in ("gate_proj", "up_proj")),
+            (f"{theirs}.mlp.experts.gate_up_proj{suffix}",),
+            Interleaved(),
+        )
+        for leaf, suffix in (("kernel", ""), ("bias", "_bias"))
+    ] + [
+        Rule.one(f"{ours}/mlp/experts/down_proj/{leaf}", f"{theirs}.mlp.experts.down_proj{suffix}")
+        for leaf, suffix in (("kernel", ""), ("bias", "_bias"))
+    ]
+
+
+FAMILY = Family(
+    ConfigForm(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", True),
+            head_dim=("head_dim", 64),
+            num_key_value_heads=("num_key_value_heads", 8),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+            sliding_window=("sliding_window", 128),
+            swiglu_limit=("activation_limit", 7.0),
+        ),
+        fixed={"attention_sinks": True},
+        refused={
+            "attention_dropout": NO_DROPOUT,
+            "swiglu_alpha": Refused((1.702, None), "no other was trained"),
+        },
+        rope_theta=150000.0,
+        also_read=frozenset(
+            {"experts_per_token", "layer_types", "num_experts_per_tok", "num_local_experts"}
+        ),
+        carried=frozenset(
+            {"initial_context_length", "output_router_logits", "router_aux_loss_coef"}
+        ),
+        read=_read,
+        write=_write,
+    ),
+    Names(
+        special=_experts,
+        special_parts=frozenset(
+            f"mlp/experts/{name}" for name in ("gate_proj", "up_proj", "down_proj")
+        ),
+        stacked={},
+    ),
+)

@@ -1,0 +1,34 @@
+"""Llama 2 and 3, and what shares their form (SmolLM2, TinyLlama, ...).
+
+Sources: transformers `LlamaConfig` and `LlamaForCausalLM`; llama.cpp's GGUF specification.
+"""
+
+from __future__ import annotations
+
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused
+from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_config, gguf_names
+from cairn.state.families.names import Names
+
+FAMILY = Family(
+    ConfigForm(
+        "llama",
+        "LlamaForCausalLM",
+        options={
+            "attention_bias": ("attention_bias", False),
+            "head_dim": ("head_dim", None),
+            "initializer_range": ("initializer_range", 0.02),
+            "mlp_bias": ("mlp_bias", False),
+            "num_key_value_heads": ("num_key_value_heads", None),
+            "rms_norm_eps": ("rms_norm_eps", 1e-6),
+            "tie_word_embeddings": ("tie_word_embeddings", False),
+        },
+        refused={
+            "attention_dropout": NO_DROPOUT,
+            "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),
+        },
+        read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
+    ),
+    Names(),
+    GGUFForm(gguf_config, gguf_names()),
+)

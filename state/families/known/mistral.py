@@ -1,0 +1,24 @@
+"""Mistral 7B, Nemo, Small and what shares their form: Llama with a window, which may be absent.
+
+Source: transformers `MistralConfig`, `MistralForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+
+FAMILY = Family(
+    ConfigForm(
+        "mistral",
+        "MistralForCausalLM",
+        options=usual_options(
+            num_key_value_heads=("num_key_value_heads", 8),
+            sliding_window=("sliding_window", 4096),
+        ),
+        refused={"attention_dropout": NO_DROPOUT},
+        nulls=frozenset({"sliding_window", "num_key_value_heads"}),
+    ),
+    Names(),
+)

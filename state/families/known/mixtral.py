@@ -1,0 +1,59 @@
+"""Mixtral: Mistral with eight experts in each layer, of which each token uses two.
+
+Source: transformers `MixtralConfig`, `MixtralForCausalLM`; arXiv 2401.04088.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig, ExpertsConfig
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.experts import experts_of
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    experts = ExpertsConfig(
+        count=data.get("num_local_experts", 8),
+        per_token=data.get("num_experts_per_tok", 2),
+        intermediate_size=options["intermediate_size"],
+    )
+    return {"experts": experts}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    experts = experts_of(config)
+    return {"num_local_experts": experts.count, "num_experts_per_tok": experts.per_token}
+
+
+FAMILY = Family(
+    ConfigForm(
+        "mixtral",
+        "MixtralForCausalLM",
+        options=usual_options(
+            num_key_value_heads=("num_key_value_heads", 8),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+            sliding_window=("sliding_window", None),
+        ),
+        refused={
+            "attention_dropout": NO_DROPOUT,
+            "router_jitter_noise": Refused((0, 0.0, None), "the router adds no noise"),
+        },
+        rope_theta=1e6,
+        also_read=frozenset({"num_local_experts", "num_experts_per_tok"}),
+        carried=frozenset({"output_router_logits", "router_aux_loss_coef"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"num_key_value_heads"}),
+    ),
+    Names(
+        parts={"mlp/router": "block_sparse_moe.gate"},
+        stacked={
+            f"mlp/experts/{ours}": f"block_sparse_moe.experts.{{number}}.{theirs}"
+            for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
+        },
+    ),
+)

@@ -1,0 +1,25 @@
+"""OLMo 2: what attention and MLP add is normalised, and all queries of a token together.
+
+Source: transformers `Olmo2Config`, `Olmo2ForCausalLM`; arXiv 2501.00656.
+"""
+
+from __future__ import annotations
+
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import SANDWICH, Names
+
+FAMILY = Family(
+    ConfigForm(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+        ),
+        fixed={"block": "post", "qk_norm": "whole"},
+        refused={"attention_dropout": NO_DROPOUT},
+        read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
+    ),
+    Names(parts=SANDWICH),
+)

@@ -1,0 +1,51 @@
+"""Phi-3, Phi-3.5 and Phi-4: fused projections; the small Phi-4 turns three quarters of each head.
+
+Source: transformers `Phi3Config`, `Phi3ForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Fused, Names
+
+
+def _write(config: DecoderConfig) -> Mapping[str, Any]:
+    rope = config.rope
+    original = None if rope is None else rope.original_max_position_embeddings
+    return {
+        "original_max_position_embeddings": original or config.max_position_embeddings,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "phi3",
+        "Phi3ForCausalLM",
+        options=usual_options(
+            head_dim=None,
+            num_key_value_heads=("num_key_value_heads", None),
+            rms_norm_eps=("rms_norm_eps", 1e-5),
+            sliding_window=("sliding_window", None),
+        ),
+        refused={
+            "attention_bias": Refused((False, None), "transformers has none"),
+            "attention_dropout": NO_DROPOUT,
+            "embd_pdrop": NO_DROPOUT,
+            "resid_pdrop": NO_DROPOUT,
+        },
+        rotary_fraction=("partial_rotary_factor", 1.0),
+        also_read=frozenset({"original_max_position_embeddings"}),
+        write=_write,
+    ),
+    Names(
+        fused=(
+            Fused("self_attn.qkv_proj", tuple(f"self_attn/{name}_proj" for name in "qkv")),
+            Fused("mlp.gate_up_proj", ("mlp/gate_proj", "mlp/up_proj")),
+        )
+    ),
+)

@@ -1,0 +1,88 @@
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2 with many experts, and one that every token goes through.
+
+Source: transformers `Qwen2MoeConfig`, `Qwen2MoeForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import FULL, WINDOW, DecoderConfig, ExpertsConfig
+from cairn.state.families.config_form import (
+    NO_DROPOUT,
+    ConfigForm,
+    usual_options,
+    windows_from_hf,
+)
+from cairn.state.families.experts import (
+    SPARSE_KEYS,
+    dense_layers,
+    experts_of,
+    write_dense_layers,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.names import EXPERTS, Names
+
+_SHARED = ("gate_proj", "up_proj", "down_proj")
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
+    last = data.get("max_window_layers", 28)
+    types = windows_from_hf(
+        data, options, lambda layer: bool(window) and layer % 2 == 0 and layer < last
+    )
+    experts = ExpertsConfig(
+        count=data.get("num_experts", 60),
+        per_token=data.get("num_experts_per_tok", 4),
+        intermediate_size=data.get("moe_intermediate_size", 1408),
+        normalize=bool(data.get("norm_topk_prob", False)),
+        shared_size=data.get("shared_expert_intermediate_size", 5632),
+        shared_gate=True,
+        dense_layers=dense_layers(data, options),
+    )
+    return types | {"sliding_window": window, "experts": experts}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    experts = experts_of(config)
+    types = config.layer_types or (FULL,) * config.num_hidden_layers
+    return write_dense_layers(experts) | {
+        "layer_types": list(types),
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalize,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "shared_expert_intermediate_size": experts.shared_size,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": WINDOW in types,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        options=usual_options(
+            num_key_value_heads=("num_key_value_heads", 16),
+            qkv_bias=("attention_bias", True),
+        ),
+        refused={"attention_dropout": NO_DROPOUT},
+        also_read=SPARSE_KEYS
+        | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
+        | {"num_experts", "shared_expert_intermediate_size"},
+        carried=frozenset({"output_router_logits", "router_aux_loss_coef"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"sliding_window"}),
+    ),
+    Names(
+        parts={
+            "mlp/router": "mlp.gate",
+            "mlp/shared_gate": "mlp.shared_expert_gate",
+            **{f"mlp/shared/{name}": f"mlp.shared_expert.{name}" for name in _SHARED},
+        },
+        stacked=EXPERTS,
+    ),
+)

@@ -1,0 +1,38 @@
+"""Qwen3: Llama whose queries and keys are normalised, head by head.
+
+Source: transformers `Qwen3Config`, `Qwen3ForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+from cairn.state.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return read_windows(data, options) | {"attention_out_bias": options["attention_bias"]}
+
+
+FAMILY = Family(
+    ConfigForm(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            head_dim=("head_dim", 128),
+            num_key_value_heads=("num_key_value_heads", 32),
+        ),
+        fixed={"qk_norm": "head"},
+        refused={"attention_dropout": NO_DROPOUT},
+        also_read=QWEN_WINDOW_KEYS,
+        read=_read,
+        write=write_windows,
+        nulls=frozenset({"sliding_window", "num_key_value_heads"}),
+    ),
+    Names(),
+)

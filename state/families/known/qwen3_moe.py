@@ -1,0 +1,69 @@
+"""Qwen3-MoE: Qwen3 with many experts.
+
+Source: transformers `Qwen3MoeConfig`, `Qwen3MoeForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig, ExpertsConfig
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.experts import (
+    SPARSE_KEYS,
+    dense_layers,
+    experts_of,
+    write_dense_layers,
+)
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    window = data.get("sliding_window", 4096) if data.get("use_sliding_window") else None
+    experts = ExpertsConfig(
+        count=data.get("num_experts", data.get("num_local_experts", 128)),
+        per_token=data.get("num_experts_per_tok", 8),
+        intermediate_size=data.get("moe_intermediate_size", 768),
+        normalize=bool(data.get("norm_topk_prob", False)),
+        dense_layers=dense_layers(data, options),
+    )
+    return {
+        "attention_out_bias": options["attention_bias"],
+        "experts": experts,
+        "sliding_window": window,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    experts = experts_of(config)
+    return write_dense_layers(experts) | {
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalize,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            num_key_value_heads=("num_key_value_heads", 4),
+        ),
+        fixed={"qk_norm": "head"},
+        refused={"attention_dropout": NO_DROPOUT},
+        also_read=SPARSE_KEYS
+        | {"num_experts", "num_local_experts", "sliding_window", "use_sliding_window"},
+        carried=frozenset({"max_window_layers", "output_router_logits", "router_aux_loss_coef"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"sliding_window"}),
+    ),
+    Names(parts={"mlp/router": "mlp.gate"}),
+)

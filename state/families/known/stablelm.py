@@ -1,0 +1,58 @@
+"""StableLM: LayerNorm, a quarter of each head turns, queries and keys perhaps normalised by head.
+
+Source: transformers `StableLmConfig`, `StableLmForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.names import Names
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    parallel = bool(data.get("use_parallel_residual", False))
+    return {
+        "block": "parallel" if parallel else "pre",
+        "qk_norm": "each_head" if data.get("qk_layernorm") else None,
+        "shared_norm": parallel,
+    }
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    return {
+        "qk_layernorm": config.qk_norm is not None,
+        "use_parallel_residual": config.block == "parallel",
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "stablelm",
+        "StableLmForCausalLM",
+        options=usual_options(
+            head_dim=None,
+            layer_norm_eps=("rms_norm_eps", 1e-5),
+            num_key_value_heads=("num_key_value_heads", 32),
+            rms_norm_eps=None,
+            use_qkv_bias=("attention_bias", False),
+        ),
+        fixed={"norm": "layer", "norm_bias": True},
+        refused={"attention_dropout": NO_DROPOUT, "hidden_dropout": NO_DROPOUT},
+        rotary_fraction=("partial_rotary_factor", 0.25),
+        also_read=frozenset({"qk_layernorm", "use_parallel_residual"}),
+        read=_read,
+        write=_write,
+        nulls=frozenset({"num_key_value_heads"}),
+    ),
+    Names(
+        stacked={
+            f"self_attn/{name}_norm": f"self_attn.{name}_layernorm.norms.{{number}}"
+            for name in "qk"
+        },
+    ),
+)

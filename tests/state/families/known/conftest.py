@@ -1,0 +1,24 @@
+"""Each test of a family runs with its first config, or in the whole matrix with all of them."""
+
+import pytest
+
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from tests.state.families.matrix import SIZES, WHOLE, tiny
+
+
+def pytest_generate_tests(metafunc):
+    if "known" in metafunc.fixturenames:
+        names = list(metafunc.module.CONFIGS)
+        metafunc.parametrize("known", names if WHOLE else names[:1], indirect=True, scope="class")
+
+
+@pytest.fixture(scope="class")
+def known(request, tmp_path_factory):
+    """Their model, its folder, and ours."""
+    family = request.module
+    without = getattr(family, "WITHOUT", ())
+    sizes = {name: size for name, size in SIZES.items() if name not in without}
+    theirs = tiny(family.MODEL_TYPE, **{**sizes, **family.CONFIGS[request.param]})
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs.save_pretrained(folder)
+    return theirs, folder, DecoderForCausalLM.from_pretrained(folder)

@@ -1,0 +1,10 @@
+"""The family `gemma`."""
+
+from tests.state.families.matrix import FamilyTests
+
+MODEL_TYPE = "gemma"
+CONFIGS = {"tied": {}, "untied": {"tie_word_embeddings": False, "num_key_value_heads": 1}}
+
+
+class TestGemma(FamilyTests):
+    pass

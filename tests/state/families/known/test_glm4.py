@@ -1,0 +1,10 @@
+"""The family `glm4`."""
+
+from tests.state.families.matrix import FamilyTests
+
+MODEL_TYPE = "glm4"
+CONFIGS = {"biases": {}, "tied": {"attention_bias": False, "tie_word_embeddings": True}}
+
+
+class TestGlm4(FamilyTests):
+    pass

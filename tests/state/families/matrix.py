@@ -1,0 +1,168 @@
+"""What every family is held to, against random tiny models of transformers.
+
+A family's test is a file with `MODEL_TYPE`, `CONFIGS` (and `WITHOUT`: sizes that its config does
+not have), and a subclass of `FamilyTests`. `make test`
+runs the first config through import, logits and export; `make families` all through everything.
+"""
+
+import json
+import os
+
+import jax
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from cairn.state.config.decoder_parts import leaf_shapes
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.easydel_state import EasyDeLState
+from cairn.state.paths import named_leaves
+from cairn.state.weights.export import export_sources
+from cairn.storage.reading.reader import CheckpointReader
+from cairn.storage.runs.run import Run
+from cairn.storage.store import parse_uri
+from tests.state.forward import logits_of
+from tests.state.hf_models import tokens, torch_logits
+
+WHOLE = os.environ.get("CAIRN_FAMILIES") == "all"
+VOCABULARY, LENGTH = 99, 40
+LIMIT = 1e-4
+"""Of the largest logit."""
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 52,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 64,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+"""Those that tempt: heads times their size is not the width, the vocabulary is odd."""
+
+
+def tiny(model_type, **options):
+    """A model of transformers with weights so large that a wrong one shows in the logits."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, attn_implementation="eager", **options)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for values in (*model.parameters(), *model.buffers()):
+            if values.is_floating_point() and values.ndim >= 2:
+                values.copy_(torch.randn_like(values) * 0.3)
+        for values in model.parameters():
+            if values.ndim < 2:
+                values.add_(torch.randn_like(values) * 0.3)
+        for name, values in model.named_buffers():
+            if name.endswith("correction_bias"):
+                values.copy_(torch.randn_like(values) * 0.3)
+    return model
+
+
+def tensors_of(folder):
+    """Of all its files."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def assert_close(found, expected, mask=None):
+    difference = np.abs(np.asarray(found, np.float32) - expected)
+    if mask is not None:
+        difference = difference[mask.astype(bool)]
+    assert difference.max() <= LIMIT * np.abs(expected).max()
+
+
+def padded():
+    """Token ids that are longer than any window, the second row padded at its begin."""
+    ids = tokens(2, LENGTH, VOCABULARY)
+    mask = np.ones_like(ids)
+    mask[1, :7] = 0
+    return ids, mask
+
+
+class FirstTests:
+    """Of the first config always."""
+
+    def test_logits_are_those_of_transformers(self, known):
+        theirs, _, ours = known
+        ids, mask = padded()
+        found = logits_of(ours, ids, attention_mask=mask)
+        assert_close(found, torch_logits(theirs, ids, mask), mask)
+
+    def test_the_config_tells_every_leaf(self, known):
+        leaves = {named.path: tuple(named.leaf.shape) for named in named_leaves(known[2])}
+        assert leaf_shapes(known[2].config) == leaves
+        assert all(named.axes is not None for named in named_leaves(known[2]))
+
+    def test_an_export_has_their_tensors_and_loads_without_a_word(self, known, tmp_path):
+        theirs, folder, ours = known
+        ours.save_pretrained(tmp_path, max_shard_size="20KB")
+        expected, found = tensors_of(folder), tensors_of(tmp_path)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        again, report = AutoModelForCausalLM.from_pretrained(
+            tmp_path, output_loading_info=True, attn_implementation="eager"
+        )
+        assert not any(report.values()), report
+        ids, mask = padded()
+        assert_close(torch_logits(again.eval(), ids, mask), torch_logits(theirs, ids, mask), mask)
+        written = json.loads((tmp_path / "config.json").read_text())
+        assert DecoderForCausalLM.from_pretrained(tmp_path).config == ours.config
+        assert written["model_type"] == theirs.config.model_type
+
+
+class OtherTests:
+    """Of the whole matrix alone."""
+
+    def test_generation_is_greedy_as_theirs(self, known):
+        theirs, _, ours = known
+        ids, mask = padded()
+        given = torch.tensor(ids).long(), torch.tensor(mask).long()
+        options = {"max_new_tokens": 12, "do_sample": False}
+        with torch.no_grad():
+            expected = theirs.generate(given[0], attention_mask=given[1], **options).numpy()
+        found = np.asarray(ours.generate(ids, mask, **options).sequences)
+        np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
+
+    @pytest.mark.parametrize("scan", [False, True])
+    def test_eight_devices_and_scanned_layers_compute_the_same(self, known, scan):
+        theirs, folder, _ = known
+        options = {"scan_layers": scan, "remat": scan}
+        ours = DecoderForCausalLM.from_pretrained(
+            folder, sharding_axis_dims=(2, 4, 1, 1), config_kwargs=options
+        )
+        assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(ours.params))
+        ids, mask = padded()
+        found = logits_of(ours, ids, attention_mask=mask)
+        assert_close(found, torch_logits(theirs, ids, mask), mask)
+
+    def test_a_saved_state_loads_and_exports_their_tensors(self, known, tmp_path):
+        _, folder, ours = known
+        state = EasyDeLState.create(model=ours)
+        run = str(tmp_path / "run")
+        state.save_state(run).wait()
+        run_of = Run.open(parse_uri(run))
+        (step,) = run_of.steps()
+        again = EasyDeLState.load_state(run)
+        for one, two in zip(named_leaves(ours), named_leaves(again.model), strict=True):
+            np.testing.assert_array_equal(np.asarray(one.leaf), np.asarray(two.leaf), one.path)
+        manifest = run_of.manifest(step)
+        reader = CheckpointReader.open(run_of.step_uri(step), manifest)
+        sources, _ = export_sources(manifest, reader)
+        expected = tensors_of(folder)
+        assert {source.name for source in sources} == expected.keys()
+        for source in sources:
+            flat = np.concatenate([block.reshape(-1) for block in source.blocks(1 << 12)])
+            np.testing.assert_array_equal(flat, expected[source.name].numpy().reshape(-1))
+
+
+class FamilyTests(FirstTests, *([OtherTests] if WHOLE else [])):
+    """What a family's test is: its file has `MODEL_TYPE` and `CONFIGS`."""

@@ -1,0 +1,43 @@
+"""The families that are known: each a short file, a row of the table and a test."""
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from cairn.state import registry
+from cairn.state.config.decoder import DecoderConfig
+from cairn.state.errors import ConfigError
+from cairn.state.families import get_family
+
+ROOT = Path(__file__).parents[3]
+TABLE = (ROOT / "docs/reference/state/families.md").read_text(encoding="utf-8")
+ROWS = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (\d+) \|", TABLE, re.MULTILINE))
+MOST_LINES = 150
+
+
+def test_the_table_has_every_family_and_how_long_its_file_is():
+    files = (ROOT / "state/families/known").glob("[a-z]*.py")
+    lines = {file.stem: len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    assert {name: int(count) for name, count in ROWS.items()} == lines
+    assert sorted(lines) == registry.known_families()
+    assert max(lines.values()) < MOST_LINES
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "llama"])
+def test_every_family_has_a_test_of_its_own(name):
+    test = ROOT / f"tests/state/families/known/test_{name}.py"
+    assert f'MODEL_TYPE = "{name}"' in test.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_family_says_what_it_is(name):
+    family = get_family(name)
+    assert family.model_type == name
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] == family.architecture
+
+
+def test_an_unknown_family_lists_those_that_are_known_and_how_to_add_one():
+    with pytest.raises(ConfigError, match=r"deepseek_v2, .*qwen3.*'mamba'.*add-a-family"):
+        DecoderConfig.from_hf({"model_type": "mamba"})
