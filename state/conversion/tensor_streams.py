@@ -1,13 +1,14 @@
 """Rule tables run backwards as streams: our leaves in, their tensors out, block by block. JAX-free.
 
-A leaf may be stored in a checkpoint or lie in memory; both come as a `Leaf`. Renamed, transposed
-and joined leaves stream in bounded memory; other operations hold one rule's leaves at a time.
+A leaf may be stored in a checkpoint or lie in memory; both come as a `Leaf`. Renamed, transposed,
+joined, unstacked and interleaved leaves stream in bounded memory; other operations hold one rule's
+leaves at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +18,12 @@ import numpy as np
 from cairn.state.conversion.ops import (
     Array,
     Chain,
+    Interleaved,
     Op,
     Rename,
     Shape,
     Split,
+    Stack,
     Transpose,
 )
 from cairn.state.conversion.rules import Rule
@@ -43,22 +46,34 @@ class Leaf(Protocol):
         """Its dtype, `ml_dtypes` included."""
         ...
 
-    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
-        """Consecutive C-order blocks of it, or of it with the last two axes swapped."""
+    def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
+        """Consecutive C-order blocks of it, or of it with the last two axes swapped.
+
+        Args:
+            max_bytes: most bytes of a block, or one row.
+            transpose: swap them.
+            at: of the part with this number along the leading axis alone.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class MemoryLeaf:
-    """A leaf that lies in host memory, or that `fetch` brings there when it is needed."""
+    """A leaf that lies in host memory, or that `fetch` brings there when it is needed.
+
+    Attributes:
+        shape: its shape.
+        dtype: its dtype.
+        fetch: gives the part with a number along its leading axis, or of None all of it.
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
-    fetch: Any
+    fetch: Callable[[int | None], Any]
 
-    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
+    def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
         """Consecutive C-order blocks."""
-        whole: Array = np.asarray(self.fetch())
+        whole: Array = np.asarray(self.fetch(at))
         return cut(np.swapaxes(whole, -1, -2) if transpose else whole, max_bytes)
 
 
@@ -132,20 +147,26 @@ class _Stream(Protocol):
 
 
 class _View:
-    """A leaf, perhaps with its last two axes swapped."""
+    """A leaf or one part of it, perhaps with the last two axes swapped."""
 
-    def __init__(self, leaf: Leaf, *, transpose: bool = False) -> None:
+    def __init__(self, leaf: Leaf, *, transpose: bool = False, at: int | None = None) -> None:
         self.leaf = leaf
         self.transpose = transpose
-        (op_shape,) = Transpose().our_shapes([leaf.shape]) if transpose else [tuple(leaf.shape)]
+        self.at = at
+        shape = tuple(leaf.shape) if at is None else tuple(leaf.shape[1:])
+        (op_shape,) = Transpose().our_shapes([shape]) if transpose else [shape]
         self.shape = op_shape
         self.dtype = np.dtype(leaf.dtype)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
-        return self.leaf.blocks(max_bytes, transpose=self.transpose)
+        return self.leaf.blocks(max_bytes, transpose=self.transpose, at=self.at)
 
     def transposed(self) -> _View:
-        return _View(self.leaf, transpose=not self.transpose)
+        return _View(self.leaf, transpose=not self.transpose, at=self.at)
+
+    def parts(self) -> list[_View]:
+        """Its parts along the leading axis."""
+        return [_View(self.leaf, at=number) for number in range(self.shape[0])]
 
 
 class _Joined:
@@ -160,6 +181,21 @@ class _Joined:
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         for part in self.parts:
             yield from part.blocks(max_bytes)
+
+
+class _InTurns:
+    """Two streams of one shape, whose columns alternate."""
+
+    def __init__(self, first: _Stream, second: _Stream, shape: Shape) -> None:
+        self.both = (first, second)
+        self.shape = shape
+        self.dtype = first.dtype
+
+    def blocks(self, max_bytes: int) -> Iterator[Array]:
+        cuts = (part.blocks(max(1, max_bytes // 2)) for part in self.both)
+        for pair in zip(*cuts, strict=True):
+            (block,) = Interleaved().to_theirs(pair)
+            yield block
 
 
 class _Whole:
@@ -210,5 +246,11 @@ def _theirs(op: Op, ours: Sequence[_Stream]) -> list[_Stream]:
         return [view.transposed() for view in views]
     if isinstance(op, Split) and op.axis == 0:
         return [_Joined(ours)]
+    if isinstance(op, Stack) and len(views) == 1 and views[0].at is None and not views[0].transpose:
+        return list(views[0].parts())
+    if isinstance(op, Interleaved) and len({(stream.shape, stream.dtype) for stream in ours}) == 1:
+        first, second = ours
+        (shape,) = op.their_shapes([first.shape, second.shape])
+        return [_InTurns(first, second, shape)]
     shapes = op.their_shapes([stream.shape for stream in ours])
     return [_Whole(op, ours, index, shape) for index, shape in enumerate(shapes)]

@@ -57,18 +57,19 @@ class _Weights:
         self.arrays |= {path: one for path, one in kernels if isinstance(one, QuantizedWeight)}
         self.fetched: dict[str, Array] = {}
 
-    def fetch(self, path: str) -> Array:
+    def fetch(self, path: str, at: int | None = None) -> Array:
+        """A weight, or the part of it with a number along its leading axis."""
         ready = self.fetched.get(path)
         if ready is not None:
-            return ready
+            return ready if at is None else ready[at]
         array = self.arrays[path]
         if isinstance(array, QuantizedWeight):
             array = array.unpack().get_value()
-        return np.asarray(gather_leaf(array))
+        return np.asarray(gather_leaf(array if at is None else array[at]))
 
     def leaf(self, path: str) -> MemoryLeaf:
         array = self.arrays[path]
-        return MemoryLeaf(tuple(array.shape), np.dtype(array.dtype), lambda: self.fetch(path))
+        return MemoryLeaf(tuple(array.shape), np.dtype(array.dtype), partial(self.fetch, path))
 
 
 def model_streams(

@@ -186,8 +186,12 @@ class _StoredLeaf:
     shape: Shape
     dtype: np.dtype[Any]
 
-    def blocks(self, max_bytes: int, *, transpose: bool) -> Iterator[Array]:
+    def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
         axes = [*range(len(self.shape))]
         if transpose:
             axes[-2:] = axes[:-3:-1]
-        return self.reader.iter_blocks(self.item, self.path, max_bytes=max_bytes, transpose=axes)
+        index = None if at is None else (at,)
+        for block in self.reader.iter_blocks(
+            self.item, self.path, max_bytes=max_bytes, transpose=axes, index=index
+        ):
+            yield block if at is None else block.reshape(block.shape[1:])

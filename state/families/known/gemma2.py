@@ -62,6 +62,7 @@ FAMILY = Family(
         },
         activation=("hidden_activation", "gelu_pytorch_tanh"),
         also_read=frozenset({"layer_types", "query_pre_attn_scalar"}),
+        carried=frozenset({"sliding_window_size"}),
         read=_read,
         write=_write,
         nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.names import Names
 
@@ -38,7 +38,7 @@ FAMILY = Family(
             mlp_bias=("mlp_bias", False),
             residual_multiplier=("residual_scale", 1.0),
         ),
-        refused={"attention_dropout": NO_DROPOUT},
+        untold={"attention_dropout": (0, 0.0, None)},
         also_read=frozenset({"logits_scaling"}),
         read=_read,
         write=_write,

@@ -32,6 +32,10 @@ def numbered(*shape):
     return np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
 
 
+def fetch_of(array):
+    return lambda at: array if at is None else array[at]
+
+
 @st.composite
 def ops_with_theirs(draw):
     rows, columns, heads, parts = (draw(sizes) for _ in range(4))
@@ -83,7 +87,7 @@ def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max
         op,
     )
     leaves = {
-        name: MemoryLeaf(array.shape, array.dtype, lambda array=array: array)
+        name: MemoryLeaf(array.shape, array.dtype, fetch_of(array))
         for name, array in zip(rule.ours, ours, strict=True)
     }
     sources = streams([rule], leaves)
@@ -168,3 +172,17 @@ def test_tensors_that_an_operation_cannot_take_are_named(op, theirs):
     table = RuleTable((Rule(("ours",), names, op),))
     with pytest.raises(ConversionError, match=r"t0.*: expected"):
         match(table, ours={"ours": (1,)}, theirs=dict(zip(names, theirs, strict=True)), path="x")
+
+
+def test_each_expert_is_fetched_by_itself_and_once():
+    leaf, fetched = numbered(4, 3, 5), []
+
+    def fetch(at):
+        fetched.append(at)
+        return leaf if at is None else leaf[at]
+
+    rule = Rule(("ours",), tuple(f"theirs.{n}" for n in range(4)), Chain((TRANSPOSE, Stack(4))))
+    sources = streams([rule], {"ours": MemoryLeaf(leaf.shape, leaf.dtype, fetch)})
+    for source, expected in zip(sources, leaf, strict=True):
+        np.testing.assert_array_equal(whole(source), expected.T)
+    assert fetched == [0, 1, 2, 3]
