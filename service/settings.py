@@ -346,17 +346,6 @@ class Settings(BaseSettings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _rules_fit_roots(self) -> "Settings":
-        """Where no root may be added, a rule that fits none would never do anything."""
-        if self.roots_within == () and (odd := self.rules_without_roots(())):
-            known = ", ".join({DEFAULT_ROOT: None, **self.roots})
-            raise SettingsError(
-                f"{'; '.join(odd)}: expected a pattern that fits a root ({known}), found none that "
-                "it fits. Correct it, or add the root to CAIRN_ROOTS."
-            )
-        return self
-
     @field_validator("schedules", "automations")
     @classmethod
     def _distinct(

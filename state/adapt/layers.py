@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -64,6 +65,8 @@ def adaptable_layers(model: Any) -> Layers:
 def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
     """Quantizes the kernels of all layers that the settings' pattern matches, one by one.
 
+    Kernels of experts stay floating, with a warning.
+
     Raises:
         ArgumentError: if no layer matches, or the group size divides the inputs of some layers
             not; lists all of them. The model is as it was.
@@ -83,6 +86,7 @@ def quantize_layers(model: Any, settings: QuantizationSettings) -> None:
             next_step="choose another, -1 for one group, or leave these layers out by the pattern",
             problems=problems,
         )
+    _tell_of_experts(model, settings.pattern)
     # The old layers go, and with them each floating kernel once it is packed.
     layers = _adapted_in(model, layers)
     for _, layer in layers:
@@ -191,6 +195,27 @@ def _adapted_in(model: Any, layers: Layers) -> Layers:
     ready = [(path, adapted(layer)) for path, layer in layers]
     replace(model, [(old, new) for (_, old), (_, new) in zip(layers, ready, strict=True)])
     return ready
+
+
+def _tell_of_experts(model: Any, pattern: str) -> None:
+    """Warns if a pattern matches kernels of experts, most of a model's weights perhaps."""
+    kernels = [
+        ("/".join(map(str, path)), getattr(module, "kernel", None))
+        for path, module in nnx.iter_modules(model)
+    ]
+    left = [
+        path
+        for path, kernel in kernels
+        if isinstance(kernel, nnx.Variable)
+        and (kernel.get_metadata().get("axes") or ("",))[0] == "experts"
+        and re.search(pattern, path)
+    ]
+    if left:
+        warnings.warn(
+            f"{type(model).__name__}: linear layers are quantized; the kernels of experts stay "
+            f"floating: {', '.join(_condensed(left))}",
+            stacklevel=4,
+        )
 
 
 def _condensed(paths: list[str]) -> list[str]:

@@ -151,6 +151,8 @@ class DecoderConfig(EDPretrainedConfig):
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if self.head_dim is None and self.num_attention_heads > 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        for name in ("layer_types", "layers_without_rope"):
+            object.__setattr__(self, name, tuples(getattr(self, name)))
         object.__setattr__(self, "hf_extra", jsonable(self.hf_extra))
         super().__post_init__()
 

@@ -59,8 +59,9 @@ class ModuleAdaptationMixin:
     ) -> Self:
         """Quantizes weights, each where it is: a sharded model is never gathered.
 
-        Adapters stay floating; only the weights beside them are quantized. Quantized weights can't
-        be trained: add adapters for that.
+        Adapters stay floating; only the weights beside them are quantized. So do embeddings, norms
+        and, with a warning, the weights of experts. Quantized weights can't be trained: add
+        adapters for that.
 
         Args:
             method: "nf4", "8bit", "a8bit", "a8q", "a4q" or "aqt"; the module

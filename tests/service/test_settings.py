@@ -186,19 +186,18 @@ def test_a_database_that_cannot_be_opened_is_named_without_its_password(url, tmp
         assert "hunter2" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("setting", "rule"),
-    [
-        ("gates", {"alias": "production", "verified": True}),
-        ("schedules", {"name": "nightly", "cron": "0 3 * * *", "action": "verify"}),
-        ("automations", {"name": "export", "alias": "production", "action": "convert"}),
-    ],
-)
-def test_a_rule_that_fits_no_root_is_refused_where_none_may_be_added(setting, rule):
-    fitting = {"roots": {"far": "/far"}, "roots_within": (), setting: ({**rule, "root": "fa?"},)}
-    Settings(**fitting)
-    with pytest.raises(SettingsError, match=f"CAIRN_{setting.upper()}.*'defualt'.*default, far"):
-        Settings(**fitting | {setting: ({**rule, "root": "defualt"},)})
+def test_rules_that_fit_no_root_are_known_by_their_settings_and_names():
+    found = Settings(
+        roots={"far": "/far"},
+        gates=({"alias": "production", "root": "fra", "verified": True},),
+        schedules=({"name": "one", "cron": "0 3 * * *", "action": "verify", "root": "far?"},),
+        automations=({"name": "two", "alias": "best", "action": "convert", "root": "f*"},),
+    )
+    assert found.rules_without_roots(()) == [
+        "CAIRN_GATES: 'production': root 'fra'",
+        "CAIRN_SCHEDULES: 'one': root 'far?'",
+    ]
+    assert found.rules_without_roots(["farm", "fra"]) == []
 
 
 def test_a_server_says_which_rules_fit_no_root_yet(tmp_path, caplog):

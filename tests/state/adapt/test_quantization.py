@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cairn.state import (
     DecoderForCausalLM,
     EasyDeLQuantizationMethods,
+    ExpertsConfig,
     QuantizationSettings,
     make_mesh,
 )
@@ -175,6 +176,16 @@ def test_gradients_pass_rounded_activations_as_if_they_were_not(method):
     weights = jax.random.normal(jax.random.key(2), (3, 8))
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(layer(x) * weights)))(inputs)
     np.testing.assert_allclose(gradient, weights @ layer.kernel[...].T, rtol=1e-5, atol=1e-6)
+
+
+def test_experts_stay_floating_and_that_is_told():
+    experts = ExpertsConfig(count=4, per_token=2, intermediate_size=32)
+    model = decoder(experts=experts)
+    with pytest.warns(UserWarning, match="experts stay floating: .*mlp/experts/down_proj"):
+        model.quantize("8bit", -1)
+    kernels = [named for named in named_leaves(model) if "experts" in named.path]
+    assert {named.leaf.dtype for named in kernels} == {jnp.dtype(jnp.float32)}
+    decoder(experts=experts).quantize("8bit", -1, "self_attn")  # nothing is told of others
 
 
 def test_only_kernels_are_packed_and_they_keep_their_place():

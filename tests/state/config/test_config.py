@@ -1,5 +1,6 @@
 """Configurations: JSON in and out, families, what is refused."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import cairn.state
 from cairn.state.config.auto import AutoEasyDeLConfig
 from cairn.state.config.base import EDPretrainedConfig
 from cairn.state.config.decoder import DecoderConfig, RopeConfig
+from cairn.state.config.experts import ExpertsConfig
 from cairn.state.errors import ConfigError
 
 TINY = {
@@ -296,3 +298,46 @@ def test_values_of_another_type_are_refused_by_their_names(fields, said):
 def test_a_files_text_for_a_flag_is_no_flag(value):
     with pytest.raises(ConfigError, match=r"must be True or False.*tie_word_embeddings"):
         AutoEasyDeLConfig.from_hf({**TINY_HF, "tie_word_embeddings": value})
+
+
+def test_a_llamas_json_has_no_option_that_earlier_versions_do_not_know():
+    data = DecoderConfig().to_dict()
+    assert not {"experts", "latent", "block", "qk_norm", "window_rope"} & data.keys()
+    lengths = ["high_freq_factor", "low_freq_factor", "original_max_position_embeddings"]
+    assert sorted(data["rope"]) == ["factor", *lengths, "scaling", "theta"]
+    experts = ExpertsConfig(count=4, per_token=2, intermediate_size=8, dense_layers=(0,))
+    rope = RopeConfig(
+        scaling="longrope",
+        short_factor=(1.0,) * 64,
+        long_factor=(2.0,) * 64,
+        original_max_position_embeddings=32,
+    )
+    other = DecoderConfig(experts=experts, rope=rope)
+    assert DecoderConfig.from_dict(json.loads(json.dumps(other.to_dict()))) == other
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layer_types": ("full_attention",)}, "layer_types"),
+        ({"layer_types": ("sliding_attention",) * 32}, "need a sliding_window"),
+        ({"sliding_window": 0}, "sliding_window 0"),
+        ({"norm": "rmss"}, "norm 'rmss' is none of rms, rms_offset, layer"),
+        ({"norm_bias": True}, "norm_bias is for norm 'layer'"),
+        ({"shared_norm": True}, "shared_norm is for block 'parallel'"),
+        ({"qk_norm": "heads"}, "qk_norm 'heads'"),
+        ({"hidden_act": "clamped_silu"}, "go together"),
+        ({"attention_soft_cap": 0}, "attention_soft_cap"),
+        ({"rope": RopeConfig(scaling="yarn")}, "needs original_max_position_embeddings"),
+        ({"rope": RopeConfig(rotary_fraction=0.01)}, "an even number"),
+        ({"experts": ExpertsConfig(count=4, per_token=5, intermediate_size=8)}, "is above"),
+        ({"experts": {"count": 4}}, "is no ExpertsConfig"),
+        (
+            {"experts": ExpertsConfig(count=4, per_token=3, intermediate_size=8, groups=4)},
+            "groups_per_token groups have",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        DecoderConfig(**options)
