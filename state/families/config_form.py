@@ -159,9 +159,11 @@ class ConfigForm:
         options |= self.fixed
         options["model_type"] = self.model_type
         if self.rope_theta is not None:
-            said = {**data, "rope_theta": data.get(self.rotary_theta)}
             options["rope"] = rope_from_hf(
-                said, where, theta=self.rope_theta, fraction=self.rotary_fraction
+                self._with_theta(data, where),
+                where,
+                theta=self.rope_theta,
+                fraction=self.rotary_fraction,
             )
         if self.read is not None:
             options |= self.read(data, options)
@@ -192,6 +194,18 @@ class ConfigForm:
         if self.write is not None:
             data |= self.write(config)
         return data
+
+    def _with_theta(self, data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """config.json with the base of the rotary positions under its usual key."""
+        older, usual = data.get(self.rotary_theta), data.get("rope_theta")
+        if older is not None and usual is not None and older != usual:
+            raise ConfigError(
+                path=where,
+                expected="one base of the rotary positions",
+                found=f"{self.rotary_theta}={older!r} and rope_theta={usual!r}",
+                next_step="correct one of them",
+            )
+        return data if older is None else {**data, "rope_theta": older}
 
     def _refuse(self, data: Mapping[str, Any], where: str) -> None:
         untold = [

@@ -1,5 +1,9 @@
 """The family `gpt_neox`."""
 
+import pytest
+
+from cairn.state.config.decoder import DecoderConfig
+from cairn.state.errors import ConfigError
 from tests.state.families.matrix import FamilyTests
 
 MODEL_TYPE = "gpt_neox"
@@ -14,6 +18,29 @@ CONFIGS = {
     },
 }
 
+FILE = {
+    "model_type": MODEL_TYPE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "vocab_size": 99,
+}
+
 
 class TestGPTNeoX(FamilyTests):
     pass
+
+
+@pytest.mark.parametrize("key", ["rotary_emb_base", "rope_theta"])
+def test_the_base_of_the_positions_is_read_by_either_name(key):
+    assert DecoderConfig.from_hf({**FILE, key: 5000}).rope.theta == 5000.0
+
+
+@pytest.mark.parametrize(
+    "said", [{"rope_theta": 1e4}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}]
+)
+def test_two_bases_of_the_positions_are_refused(said):
+    with pytest.raises(ConfigError, match="rope_theta"):
+        DecoderConfig.from_hf({**FILE, "rotary_emb_base": 5000, **said})
