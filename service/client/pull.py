@@ -86,6 +86,7 @@ def pull(
     artifact = client.artifact(str(result["artifact_id"]))
     version = _version(artifact)
     with _alone(folder):
+        _refuse_foreign(folder / CURRENT)
         whole = folder / _VERSIONS / version
         if not whole.is_dir():
             _fetch_all(client, artifact, folder / _PARTIAL / version, tell)
@@ -169,14 +170,26 @@ def _switch(folder: Path, version: str) -> bool:
     link, wanted = folder / CURRENT, f"{_VERSIONS}/{version}"
     if link.is_symlink() and os.readlink(link) == wanted:
         return False
-    if link.exists() and not link.is_symlink():
-        raise PullError(f"{link}: expected a link that Cairn made, or nothing, found another thing")
     made = folder / f".{CURRENT}.{os.getpid()}"
     made.unlink(missing_ok=True)
     made.symlink_to(wanted)
     os.replace(made, link)
     _sync(folder)
     return True
+
+
+def _refuse_foreign(link: Path) -> None:
+    """Raise if there is something that no pull has made."""
+    if not link.is_symlink():
+        found = "another thing" if link.exists() else None
+    else:
+        target = os.readlink(link)
+        found = None if Path(target).parent == Path(_VERSIONS) else f"one to {target}"
+    if found is not None:
+        raise PullError(
+            f"{link}: expected a link that Cairn made, or nothing, found {found}. Move it away, or "
+            "choose another folder."
+        )
 
 
 def _forget(folder: Path, serving: str, keep: int) -> None:

@@ -158,6 +158,18 @@ def test_something_else_called_current_is_left_alone(saved, client, tmp_path):
     assert (tmp_path / "current" / "mine").exists()
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_somebodys_own_link_called_current_is_left_alone(saved, client, tmp_path, there):
+    own = tmp_path / "own"
+    if there:
+        own.mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "current").symlink_to(own)
+    with pytest.raises(PullError, match=f"found one to {own}"):
+        pull(client, "llama", 1, tmp_path / "models", root="default", options={})
+    assert (tmp_path / "models" / "current").readlink() == own
+
+
 def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
     leaves = save_llama(tmp_path / "store" / "llama", (1,))
     (tmp_path / "data").mkdir()
