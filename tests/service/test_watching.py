@@ -22,6 +22,10 @@ STREAMS = 30
 LOOKS = 5
 
 
+SOON = 60
+"""Seconds after which a change counts as one that nobody heard of: not a time that it takes."""
+
+
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr(watching, "LOOK_SECONDS", 0.02)
@@ -70,7 +74,7 @@ class Looks:
 
     async def more(self, number):
         ends = self.count + number
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SOON):
             while self.count < ends:
                 await asyncio.sleep(0.005)
 
@@ -117,7 +121,7 @@ def test_everybody_who_watches_hears_of_a_change_and_a_late_one_of_the_state_now
         async with AsyncExitStack() as stack:
             tasks = [await watch(stack, watches, operation) for _ in range(STREAMS)]
             jobs.cancel(operation.id)
-            for state in await asyncio.wait_for(asyncio.gather(*tasks), 10):
+            for state in await asyncio.wait_for(asyncio.gather(*tasks), SOON):
                 assert state == jobs.get(operation.id)
                 assert state.state is OperationState.CANCELLED
             late = await stack.enter_async_context(aclosing(watches.states(operation.id)))
@@ -152,7 +156,7 @@ def test_who_comes_later_never_hears_what_was_before(jobs):
     """It has seen more than the look that is under way is about to tell."""
 
     async def bytes_done(states):
-        return (await asyncio.wait_for(anext(states), 10)).progress.done_bytes
+        return (await asyncio.wait_for(anext(states), SOON)).progress.done_bytes
 
     async def main():
         operation = start(jobs)
@@ -164,7 +168,7 @@ def test_who_comes_later_never_hears_what_was_before(jobs):
                 await stack.enter_async_context(aclosing(states))
             assert await bytes_done(first) == 1
             hears = asyncio.create_task(bytes_done(first))
-            assert await asyncio.to_thread(counting.looking.wait, 10)
+            assert await asyncio.to_thread(counting.looking.wait, SOON)
             assert await bytes_done(second) == 3  # and 2 is on its way
             counting.looked.set()
             assert await hears == 2
@@ -183,7 +187,7 @@ def test_who_is_slow_holds_up_nobody_and_hears_the_newest(jobs):
             assert (await anext(slow)).state is OperationState.PENDING  # and asks for nothing more
             quick = await watch(stack, watches, operation)
             jobs.cancel(operation.id)
-            assert (await asyncio.wait_for(quick, 10)).state is OperationState.CANCELLED
+            assert (await asyncio.wait_for(quick, SOON)).state is OperationState.CANCELLED
             assert [state.state async for state in slow] == [OperationState.CANCELLED]
         await watches.close()
 
@@ -207,7 +211,7 @@ def test_streams_outlive_a_database_that_does_not_answer_for_a_while(jobs, monke
         async with AsyncExitStack() as stack:
             task = await watch(stack, watches, operation)
             jobs.cancel(operation.id)
-            assert (await asyncio.wait_for(task, 10)).state is OperationState.CANCELLED
+            assert (await asyncio.wait_for(task, SOON)).state is OperationState.CANCELLED
         await watches.close()
 
     with caplog.at_level(logging.WARNING, watching.__name__):

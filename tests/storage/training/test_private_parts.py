@@ -42,9 +42,17 @@ def imported(tree):
                 yield f"{node.module}.{alias.name}", alias.asname or alias.name
 
 
+def parsed(text):
+    """CPython 3.11 loses count of its depth if another thread parses meanwhile: then once more."""
+    try:
+        return ast.parse(text)
+    except SystemError:
+        return ast.parse(text)
+
+
 def private_uses(path):
     """Underscored modules and attributes of modules that are not ours."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path.read_text())
     foreign = {}
     for module, name in imported(tree):
         if module.startswith("cairn."):
