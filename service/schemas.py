@@ -1190,6 +1190,24 @@ class ConvertRequest(Request):
         json_schema_extra={"pattern": SIZE_PATTERN},
         description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB; at least one.",
     )
+    lora: Literal["merge", "keep"] = Field(
+        default="merge",
+        description="What becomes of adapters: merged into the weights, or kept as a folder that "
+        "PEFT loads, of them alone. Of a model without, `keep` fails.",
+    )
+    allow_nonfinite: bool = Field(
+        default=False,
+        description="Export weights that are NaN or infinite, or become so in `dtype`, instead of "
+        "failing; the result counts them by tensor.",
+    )
+    memory: str | None = Field(
+        default=None,
+        max_length=32,
+        json_schema_extra={"pattern": SIZE_PATTERN},
+        description="Most bytes that writing its files takes, over all workers, as a size: as many "
+        "files are written at a time as fit. An export of which no file fits fails at once. null: "
+        "each worker writes two at a time.",
+    )
 
 
 class OperationKind(StrEnum):

@@ -16,6 +16,7 @@ from cairn.service.schemas import (
 )
 from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
 from cairn.storage.runs import ExportFile, ExportManifest
+from cairn.storage.safetensors import parse_size
 from cairn.storage.store import Files, StoreURI, from_rfc3339, open_files
 
 
@@ -34,12 +35,19 @@ def convert_checkpoint(
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
         InvalidRequestError: It has no configuration of a model, or an option can't be.
-        UnsupportedFormatError: `max_shard_size` is no size.
+        UnsupportedFormatError: `max_shard_size` or `memory` is no size.
         NotReadyError, IdempotencyKeyReusedError: As `Start`.
     """
-    options = convert.convert_options(wanted.dtype, wanted.max_shard_size)
+    options = convert.convert_options(
+        wanted.dtype,
+        wanted.max_shard_size,
+        lora=wanted.lora,
+        allow_nonfinite=wanted.allow_nonfinite,
+    )
     start = Start(plane, caller, convert.KIND, "checkpoint.convert", idempotency_key)
-    if known := start.repeated({"root": root, "run": run, "step": step, "options": options}):
+    memory = None if wanted.memory is None else parse_size(wanted.memory)
+    asked = {"root": root, "run": run, "step": step, "options": options, "memory_bytes": memory}
+    if known := start.repeated(asked):
         return known
     found = plane.run(root, run)
     info = found.step(step)
@@ -51,6 +59,7 @@ def convert_checkpoint(
         step=info,
         options=options,
         rule_version=convert.RULE_VERSION,
+        memory_bytes=memory,
     )
     return start.make(request, exported=found)
 

@@ -61,7 +61,7 @@ class Start:
             found = self.plane.jobs.get(operation_id(self.idempotency_key))
         except OperationNotFoundError:
             return None
-        told = {name: found.request.get(name, _NONE) for name in asked}
+        told = {name: found.request.get(name) for name in asked}
         if (found.kind, told) != (self.kind, dict(asked)):
             return None  # `make` tells what is wrong
         with self._audited(found.request) as entry:

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -342,15 +342,32 @@ def convert(
     max_shard_size: Annotated[
         str, typer.Option(help="Of one file, such as 500MB, 5GB or 5GiB.", **SIZE)
     ] = "5GB",
+    memory: Annotated[
+        str | None, typer.Option(help="Most that writing takes, such as 2GiB.", **SIZE)
+    ] = None,
+    lora: Annotated[
+        Literal["merge", "keep"] | None,
+        typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
+    ] = None,
+    allow_nonfinite: Annotated[
+        bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
+    ] = False,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
     """Export a checkpoint for PyTorch (Hugging Face)."""
+    later: dict[str, Any] = {"memory": memory} if memory else {}
+    if lora:
+        later["lora"] = lora
+    if allow_nonfinite:
+        later["allow_nonfinite"] = True
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
-        started = client.convert(run, step, root=root, dtype=dtype, max_shard_size=max_shard_size)
+        started = client.convert(
+            run, step, root=root, dtype=dtype, max_shard_size=max_shard_size, **later
+        )
         _report(client, started, watch, json)
 
 

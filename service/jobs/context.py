@@ -7,7 +7,7 @@ JobInterrupt (BaseException: no step may swallow or record it)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,25 @@ class JobContext(ABC):
         """
 
     @abstractmethod
+    def parts(
+        self, token: str, parts: Sequence[Result], *, at_once: int | None = None
+    ) -> list[Result]:
+        """Have each part done once, by whichever workers are free; what they gave, in order.
+
+        Each is handed to the kind's `part`, which may run in other processes, several at a time,
+        and is a durable step of its own: a worker that dies costs the parts it had in hand. If one
+        fails, the others are cancelled, and its failure is raised.
+
+        Args:
+            token: Another one whenever the parts are begun anew; letters and digits.
+            parts: JSON objects, each with its `name` and its `nbytes` of the progress.
+            at_once: Most that are done at a time, over all workers; None: as many as there are.
+
+        Raises:
+            JobInterrupt: The operation was cancelled or the process is stopping.
+        """
+
+    @abstractmethod
     def check(self) -> None:
         """Call between blocks of long work.
 
@@ -86,12 +105,15 @@ class JobKind:
             operation left unpublished. Idempotent.
         changed: Given the request, the name of the run whose lists the job changes; None: it
             changes none.
+        part: Does one of the parts that `run` hands to `JobContext.parts`, within a step of its
+            own; its return value is what comes back there. None: it has none.
     """
 
     name: str
     run: Callable[[JobContext, Request], Result]
     abandon: Callable[[Mapping[str, StoreURI], Request, str], None]
     changed: Callable[[Request], str] | None = None
+    part: Callable[[JobContext, Request, Result], Result] | None = None
 
 
 def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from cairn.service.http import problem_from
@@ -24,6 +24,23 @@ class StepRunner(Protocol):
 
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         """Run `body` once and keep its result, or give back what was kept."""
+
+    def run_parts(
+        self,
+        token: str,
+        parts: Sequence[Result],
+        *,
+        at_once: int | None,
+        done: Callable[[int], None],
+    ) -> list[Result]:
+        """Have other workflows do `parts`; see `JobContext.parts`.
+
+        Args:
+            token: As there.
+            parts: As there.
+            at_once: As there.
+            done: Called now and then with the bytes that are done; what it raises ends the waiting.
+        """
 
     def report(self, progress: dict[str, Any]) -> None:
         """Store the progress of the operation whose step this thread runs.
@@ -60,6 +77,7 @@ class Execution(JobContext):
         self._in_step = False
         self._worked = worked
         self._counted = 0
+        self._elsewhere = False
 
     def step(self, name: str, function: Callable[[], Result]) -> Result:
         """Run `function` once; see `JobContext`.
@@ -81,6 +99,32 @@ class Execution(JobContext):
                 self._in_step = False
 
         return self._runner.run_step(name, body)
+
+    def parts(
+        self, token: str, parts: Sequence[Result], *, at_once: int | None = None
+    ) -> list[Result]:
+        """Have each of them done once; see `JobContext`.
+
+        Raises:
+            JobFailedError: One of them failed.
+        """
+        before = self.progress.done_bytes
+
+        def done(nbytes: int) -> None:
+            self.check()
+            self.progress.set(done_bytes=before + nbytes)
+
+        def body() -> Result:
+            self._elsewhere = True  # who does a part counts its bytes
+            total = before + sum(int(part["nbytes"]) for part in parts)
+            self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
+            try:
+                found = self._runner.run_parts(token, parts, at_once=at_once, done=done)
+            finally:
+                self._elsewhere = False
+            return {"parts": found}
+
+        return list(self.step(f"parts {token}", body)["parts"])
 
     def check(self) -> None:
         """Raise if it is to stop; see `JobContext`."""
@@ -113,6 +157,7 @@ class Execution(JobContext):
             raise RuntimeError("progress is reported from within a step only")
         self.check()
         done = progress["done_bytes"]
-        self._worked(max(0, done - self._counted))
+        if not self._elsewhere:
+            self._worked(max(0, done - self._counted))
         self._counted = done  # less than before where a step begins anew
         self._runner.report(progress)

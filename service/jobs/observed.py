@@ -56,6 +56,27 @@ def observed(
             logger.info("job ends", extra={"kind": kind, "outcome": outcome})
 
 
+@contextmanager
+def observed_part(
+    kind: str, operation_id: str, name: str, started_by: Mapping[str, Any]
+) -> Iterator[None]:
+    """A part of a job is done inside.
+
+    Args:
+        kind: The job's.
+        operation_id: The job's.
+        name: The part's.
+        started_by: What `origin` gave when the job was started.
+    """
+    with (
+        job_of(operation_id, started_by.get(REQUEST)),
+        span(f"part of {kind}", kind="consumer", carrier=started_by.get(TRACE, {})) as told,
+    ):
+        told.note("cairn.operation_id", operation_id)
+        told.note("cairn.part", name)
+        yield
+
+
 def _outcome(error: BaseException | None) -> str:
     """`interrupted`: it goes on at the worker's next start, or elsewhere."""
     if error is None:

@@ -11,6 +11,9 @@ from cairn.service.http import problem_from
 from cairn.service.schemas import Operation, OperationKind, OperationState, Problem, Progress
 
 _WORKFLOW_PREFIX: Final = "cairn."
+_PART_MARK: Final = "."  # in no operation's id
+PART: Final = "part"
+"""The kind of what does a part of a job. It is no operation."""
 
 # DBOS's word for each state; "PENDING" there means that a worker has it.
 _STATES: Final[Mapping[str, OperationState]] = {
@@ -34,6 +37,21 @@ def workflow_name(kind: str) -> str:
 def kind_of(name: str) -> str:
     """The kind of the jobs that are kept under a name."""
     return name.removeprefix(_WORKFLOW_PREFIX)
+
+
+def part_id(operation: str, token: str, number: int) -> str:
+    """The id of a part of an operation; see `JobContext.parts`."""
+    return f"{operation}{_PART_MARK}{token}{_PART_MARK}{number:05d}"
+
+
+def whose(workflow_id: str) -> str:
+    """The operation that a workflow is, or is a part of."""
+    return workflow_id.partition(_PART_MARK)[0]
+
+
+def parts_of(operation: str) -> str:
+    """What the ids of all parts of an operation start with."""
+    return f"{operation}{_PART_MARK}"
 
 
 def state_of(status: str) -> OperationState:
@@ -85,9 +103,7 @@ def operation_of(
     """
     state = state_of(status)
     instance = f"/v1/operations/{workflow_id}"
-    error = None
-    if state is OperationState.FAILED:
-        error = _given_up(instance) if status == _GIVEN_UP else _problem(error_data, instance)
+    error = failure_of(status, error_data, instance) if state is OperationState.FAILED else None
     return Operation(
         id=workflow_id,
         kind=OperationKind(name.removeprefix(_WORKFLOW_PREFIX)),
@@ -99,6 +115,17 @@ def operation_of(
         created=moment(created_ms),
         updated=moment(updated_ms),
     )
+
+
+def failure_of(status: str, error_data: Any, instance: str) -> Problem:
+    """Why a job, or a part of it, has failed.
+
+    Args:
+        status: DBOS's.
+        error_data: What a `JobFailedError` carried; anything else if it failed otherwise.
+        instance: The operation's address.
+    """
+    return _given_up(instance) if status == _GIVEN_UP else _problem(error_data, instance)
 
 
 def _given_up(instance: str) -> Problem:

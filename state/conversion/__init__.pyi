@@ -1,3 +1,4 @@
+from .finite import count_nonfinite as count_nonfinite
 from .ops import RENAME as RENAME
 from .ops import TRANSPOSE as TRANSPOSE
 from .ops import Array as Array

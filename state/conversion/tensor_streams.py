@@ -92,7 +92,8 @@ def streams(
         made = _theirs(rule.op, [_View(leaves[name]) for name in rule.ours])
         for name, tensor in zip(rule.theirs, made, strict=True):
             target = dtype if dtype is not None and is_floating(tensor.dtype) else tensor.dtype
-            found.append(TensorSource(name, tensor.shape, target, _Cast(tensor, target)))
+            blocks = _Cast(tensor, target)
+            found.append(TensorSource(name, tensor.shape, target, blocks, tensor.held_bytes))
     return found
 
 
@@ -143,6 +144,9 @@ class _Stream(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
 
+    @property
+    def held_bytes(self) -> int: ...
+
     def blocks(self, max_bytes: int, /) -> Iterator[Array]: ...
 
 
@@ -157,6 +161,7 @@ class _View:
         (op_shape,) = Transpose().our_shapes([shape]) if transpose else [shape]
         self.shape = op_shape
         self.dtype = np.dtype(leaf.dtype)
+        self.held_bytes: int = getattr(leaf, "held_bytes", 0)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         return self.leaf.blocks(max_bytes, transpose=self.transpose, at=self.at)
@@ -177,6 +182,7 @@ class _Joined:
         self.parts = parts
         self.shape: Shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
         self.dtype = first.dtype
+        self.held_bytes = max(part.held_bytes for part in parts)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         for part in self.parts:
@@ -190,6 +196,7 @@ class _InTurns:
         self.both = (first, second)
         self.shape = shape
         self.dtype = first.dtype
+        self.held_bytes = first.held_bytes + second.held_bytes
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         cuts = (part.blocks(max(1, max_bytes // 2)) for part in self.both)
@@ -204,6 +211,9 @@ class _Whole:
     def __init__(self, op: Op, parts: Sequence[_Stream], index: int, shape: Shape) -> None:
         self.op, self.parts, self.index, self.shape = op, parts, index, shape
         self.dtype = parts[0].dtype
+        whole_bytes = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
+        # What goes in, what comes out, and what an operation makes on the way.
+        self.held_bytes = 3 * whole_bytes + sum(part.held_bytes for part in parts)
 
     def blocks(self, max_bytes: int) -> Iterator[Array]:
         made = self.op.to_theirs([whole(part) for part in self.parts])
@@ -220,7 +230,10 @@ class _Cast:
         # Blocks widen when cast: what is read shrinks, so that what comes out fits.
         widening = max(1, self.dtype.itemsize // self.stream.dtype.itemsize)
         for block in self.stream.blocks(max(1, max_bytes // widening)):
-            yield block if block.dtype == self.dtype else block.astype(self.dtype)
+            if block.dtype != self.dtype:
+                with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+                    block = block.astype(self.dtype)
+            yield block
 
 
 def whole(stream: _Stream) -> Array:

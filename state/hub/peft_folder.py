@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,33 +18,36 @@ import numpy as np
 from flax import nnx
 
 from cairn.state.adapt import LoraSettings, adaptable_layers
-from cairn.state.conversion import Array, Shape
+from cairn.state.conversion import Shape
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.pretrained import put
 from cairn.state.names import TaskType
 from cairn.state.paths import named_leaves
 from cairn.state.sharding import gather_leaf
 from cairn.state.weights import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    PEFT_PREFIX,
     AdaptedModule,
     Pair,
     PeftConfig,
     SourceFolder,
+    adapter_content,
+    array_source,
     find_folder,
     modules_of,
     parse_json,
-    target_modules,
 )
 from cairn.storage.errors import NotFoundError
-from cairn.storage.safetensors import Shard, TensorSource, read_header, read_tensor, write_shard
+from cairn.storage.safetensors import Shard, read_header, read_tensor, write_shard
 from cairn.storage.store import StoreURI, open_files, parse_uri
 from cairn.storage.training import processes
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "read_adapter", "write_adapter"]
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = ADAPTER_CONFIG_FILE
+WEIGHTS_FILE = ADAPTER_FILE
 
-_PREFIX = "base_model.model."
 _TASKS = {TaskType.CAUSAL_LM: "CAUSAL_LM"}
 
 
@@ -70,31 +73,21 @@ def write_adapter(
             next_step="call apply_lora_to_layers() first",
         )
     where = type(model).__name__
-    modules = modules_of(model.config, _kernels(model), path=where)
     leaves = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.LoRAParam))}
-    _check_covered(leaves, modules, path=where)
-    adapted = [module for module in modules if any(f"{k}_lora_a" in leaves for k in module.kernels)]
-    tensors: dict[str, Array] = {}
-    ranks, alphas = {}, {}
-    for module in adapted:
-        down, up = module.to_peft([_pair(leaves, kernel) for kernel in module.kernels])
-        if down.shape[0] != settings.rank:
-            # A module of several kernels: its rank grows with their number, its scale does not.
-            ranks[re.escape(module.name)] = down.shape[0]
-            alphas[re.escape(module.name)] = settings.alpha * down.shape[0] / settings.rank
-        tensors[f"{_PREFIX}{module.name}.lora_A.weight"] = down
-        tensors[f"{_PREFIX}{module.name}.lora_B.weight"] = up
-    names = [module.name for module in adapted]
-    config = PeftConfig(settings.rank, settings.alpha, False, ranks, alphas).to_json(
-        modules=target_modules(names, [m.name for m in modules if m.name not in set(names)]),
+    tensors, config = adapter_content(
+        modules_of(model.config, _kernels(model), path=where),
+        {path.removesuffix("_lora_a") for path in leaves if path.endswith("_lora_a")},
+        lambda kernel: _pair(leaves, kernel),
+        rank=settings.rank,
+        alpha=settings.alpha,
         task_type=_TASKS[model.model_task],
         base_model_name_or_path=base_model_name_or_path,
-        fan_in_fan_out=any(module.inputs_first for module in adapted),
+        path=where,
     )
     files = open_files(parse_uri(directory))
 
     def write() -> None:
-        sources = tuple(_source(name, array) for name, array in tensors.items())
+        sources = tuple(array_source(name, array) for name, array in tensors.items())
         nbytes = sum(source.nbytes for source in sources)
         write_shard(files, WEIGHTS_FILE, Shard(WEIGHTS_FILE, sources, nbytes))
         with files.open_write(CONFIG_FILE) as sink:
@@ -154,32 +147,9 @@ def _kernels(model: Any) -> dict[str, Shape]:
     return {f"{path}/kernel": tuple(layer.kernel.shape) for path, layer in adaptable_layers(model)}
 
 
-def _check_covered(leaves: Mapping[str, Any], modules: list[AdaptedModule], *, path: str) -> None:
-    covered = {f"{kernel}_lora_a" for module in modules for kernel in module.kernels}
-    problems = [leaf for leaf in leaves if leaf.endswith("_lora_a") and leaf not in covered]
-    if problems:
-        raise ConversionError(
-            path=path,
-            expected="adapters beside matrices that are modules of the family",
-            found=f"{len(problems)} that are not",
-            next_step="leave these layers out by lora_pattern, or merge them: "
-            "unwrap_lora_to_layers()",
-            problems=problems,
-        )
-
-
-def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair | None:
-    if f"{kernel}_lora_a" not in leaves:
-        return None
+def _pair(leaves: Mapping[str, Any], kernel: str) -> Pair:
     a, b = (gather_leaf(leaves[f"{kernel}_lora_{letter}"]) for letter in "ab")
     return np.asarray(a), np.asarray(b)
-
-
-def _source(name: str, array: Array) -> TensorSource:
-    def blocks(max_bytes: int) -> Iterator[Array]:
-        yield array
-
-    return TensorSource(name, tuple(array.shape), array.dtype, blocks)
 
 
 def _modules_found(
@@ -195,7 +165,7 @@ def _modules_found(
     problems: list[str] = []
     names: dict[str, dict[str, str]] = {}
     for tensor in header.tensors:
-        match = re.fullmatch(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
+        match = re.fullmatch(rf"{re.escape(PEFT_PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
         if match is None or match[1] not in modules:
             problems.append(f"unexpected tensor: {tensor} {header.tensors[tensor].shape}")
         else:
@@ -204,7 +174,7 @@ def _modules_found(
         module, rank = modules[name], config.rank_of(name)
         for letter, shape in (("A", (rank, module.inputs)), ("B", (module.outputs, rank))):
             if letter not in tensors:
-                problems.append(f"missing tensor: {_PREFIX}{name}.lora_{letter}.weight {shape}")
+                problems.append(f"missing tensor: {PEFT_PREFIX}{name}.lora_{letter}.weight {shape}")
             elif (got := header.tensors[tensors[letter]].shape) != shape:
                 problems.append(f"shape of {tensors[letter]}: expected {shape}, found {got}")
     if problems or not names:

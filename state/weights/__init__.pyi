@@ -1,6 +1,12 @@
+from .adapter_files import ADAPTER_CONFIG_FILE as ADAPTER_CONFIG_FILE
+from .adapter_files import ADAPTER_FILE as ADAPTER_FILE
+from .adapter_files import PEFT_PREFIX as PEFT_PREFIX
+from .adapter_files import adapter_content as adapter_content
+from .adapter_files import array_source as array_source
 from .adoption import model_map as model_map
 from .export import MERGED_ITEM as MERGED_ITEM
 from .export import MODEL_ITEM as MODEL_ITEM
+from .export import adapter_sources as adapter_sources
 from .export import export_sources as export_sources
 from .export import hf_config as hf_config
 from .export import rule_table as rule_table
@@ -14,7 +20,6 @@ from .files import open_pretrained as open_pretrained
 from .hub_folder import HUB_SCHEME as HUB_SCHEME
 from .hub_folder import find_folder as find_folder
 from .peft_config import PeftConfig as PeftConfig
-from .peft_config import target_modules as target_modules
 from .peft_names import AdaptedModule as AdaptedModule
 from .peft_names import Pair as Pair
 from .peft_names import modules_of as modules_of

@@ -7,15 +7,13 @@ model: leaves are read in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from cairn.state.config import AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig, leaf_shapes
 from cairn.state.conversion import (
-    Array,
     Rule,
     RuleTable,
     Shape,
@@ -26,6 +24,9 @@ from cairn.state.conversion import (
 )
 from cairn.state.errors import ConversionError
 from cairn.state.families import get_family
+from cairn.state.weights.adapter_files import adapter_content, array_source
+from cairn.state.weights.peft_names import modules_of
+from cairn.state.weights.stored_leaves import adapters_of, served_leaves
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import Manifest
@@ -41,7 +42,8 @@ def export_sources(
 ) -> tuple[list[TensorSource], dict[str, Any]]:
     """The tensors of a stored model under Hugging Face's names, and its config.json.
 
-    Of a step that was saved with `merge_lora=True` they are those of the merged model.
+    Adapters are merged and quantized weights dequantized on the way. Of a step that was saved with
+    `merge_lora=True` the tensors are those of its merged model.
 
     Args:
         manifest: of the step.
@@ -52,27 +54,65 @@ def export_sources(
         The tensors in writing order, and the content of config.json, without nulls.
 
     Raises:
-        ConversionError: the step holds no model that is known here, or one with adapters or
-            quantized weights; or its leaves don't match the family's rules; all are listed.
+        ConversionError: the step holds no model that is known here; or its leaves don't match the
+            family's rules; all are listed.
         TreeMismatchError: its leaves are not those that its config describes; all are listed.
         ConfigError: the family can't express the model's options.
     """
     config = stored_config(manifest)
     item = served_item(manifest.items)
-    if item == MODEL_ITEM:
-        _check_plain(reader)
-    infos = reader.leaves(item)
     random = _random_streams(reader, item)
-    infos = {path: info for path, info in infos.items() if path not in random}
-    shapes = {path: tuple(info.shape) for path, info in infos.items()}
+    infos = {path: info for path, info in reader.leaves(item).items() if path not in random}
+    leaves = served_leaves(reader, item, infos)
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
     if isinstance(config, DecoderConfig):
         _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {item}")
     rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, {item}")
-    leaves = {
-        path: _StoredLeaf(reader, item, path, shapes[path], infos[path].dtype) for path in infos
-    }
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def adapter_sources(
+    manifest: Manifest, reader: CheckpointReader, *, dtype: Any = None
+) -> tuple[list[TensorSource], dict[str, Any]]:
+    """The adapters of a stored model as PEFT has them, and adapter_config.json.
+
+    They are held in memory: they are small beside their model.
+
+    Args:
+        manifest: of the step.
+        reader: opened on the step.
+        dtype: cast them to this (a name or a NumPy dtype); None keeps what is stored.
+
+    Raises:
+        ConversionError: the step holds no model of a known family, or one without adapters; or
+            some have no module in the family; all are listed.
+    """
+    config = stored_config(manifest)
+    path = f"step {manifest.step}"
+    infos = reader.leaves(MODEL_ITEM)
+    adapters = adapters_of(reader, MODEL_ITEM, infos)
+    if adapters is None or not adapters.pairs:
+        raise ConversionError(
+            path=path,
+            expected="a model with adapters, of which a PEFT folder is made",
+            found="a model without",
+            next_step="leave lora='keep' out",
+        )
+    leaves = served_leaves(reader, MODEL_ITEM, infos)  # refuses pairs that are not whole
+    kernels = {name: leaf.shape for name, leaf in leaves.items() if name.endswith("/kernel")}
+    tensors, content = adapter_content(
+        modules_of(config, kernels, path=path),
+        adapters.pairs.keys(),
+        lambda kernel: adapters.pair(kernel),
+        rank=adapters.rank,
+        alpha=adapters.alpha,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=None,
+        path=path,
+    )
+    target = float_dtype(dtype, argument="dtype")
+    return [array_source(name, array, dtype=target) for name, array in tensors.items()], content
 
 
 def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
@@ -86,29 +126,6 @@ def _random_streams(reader: CheckpointReader, item: str) -> set[str]:
 def served_item(items: Collection[str]) -> str:
     """The item of a step whose model is served: the merged one if there is one."""
     return MERGED_ITEM if MERGED_ITEM in items else MODEL_ITEM
-
-
-def _check_plain(reader: CheckpointReader) -> None:
-    """Adapters and quantized weights have no place among a model's tensors."""
-    module = reader.meta().get("module")
-    found = module if isinstance(module, dict) else {}
-    if found.get("lora"):
-        raise ConversionError(
-            path=reader.uri,
-            expected="a checkpoint of a model without adapters",
-            found=f"adapters: {found['lora']}",
-            next_step="save with merge_lora=True; or load it (EasyDeLBaseModule.from_pretrained "
-            "takes the run), then save_adapter() for a PEFT folder, or "
-            "unwrap_lora_to_layers().save_pretrained()",
-        )
-    if found.get("quantization"):
-        raise ConversionError(
-            path=reader.uri,
-            expected="a checkpoint of a model with floating weights",
-            found=f"quantized weights: {found['quantization']}",
-            next_step="load it (EasyDeLBaseModule.from_pretrained takes the run), then "
-            "save_pretrained(float_dtype=...)",
-        )
 
 
 def _check_leaves(described: dict[str, Shape], stored: dict[str, Shape], *, path: str) -> None:
@@ -176,22 +193,3 @@ def hf_config(config: EDPretrainedConfig, dtypes: list[np.dtype[Any]]) -> dict[s
     if floating and not hasattr(config, "dtype"):
         data["dtype"] = max(dict.fromkeys(floating), key=floating.count)
     return data
-
-
-@dataclass(frozen=True)
-class _StoredLeaf:
-    reader: CheckpointReader
-    item: str
-    path: str
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
-        axes = [*range(len(self.shape))]
-        if transpose:
-            axes[-2:] = axes[:-3:-1]
-        index = None if at is None else (at,)
-        for block in self.reader.iter_blocks(
-            self.item, self.path, max_bytes=max_bytes, transpose=axes, index=index
-        ):
-            yield block if at is None else block.reshape(block.shape[1:])

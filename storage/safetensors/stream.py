@@ -27,6 +27,7 @@ __all__ = [
     "BLOCK_BYTES",
     "Shard",
     "TensorSource",
+    "peak_bytes",
     "plan_shards",
     "read_header",
     "read_tensor",
@@ -43,6 +44,10 @@ BLOCKS_IN_FLIGHT: Final = 4
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 8
+_HEADER_BYTES: Final = 512
+"""Of an entry, as it lies in memory several times while the header is made; without its name."""
+_READING_BYTES: Final = 64 << 20
+"""What a store's chunks take while blocks are cut of them."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,14 @@ class TensorSource:
         dtype: its dtype.
         blocks: given a limit in bytes, its elements in C order as consecutive blocks of `dtype`,
             each about that large at most. May be called from another thread, and more than once.
+        held_bytes: most bytes that `blocks` holds beside the block that it gives.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     blocks: Callable[[int], Iterator[np.ndarray]]
+    held_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +176,13 @@ def write_shard(
                 on_bytes(len(data))
             del data
     return written
+
+
+def peak_bytes(shard: Shard) -> int:
+    """Most bytes that `write_shard` holds of a file at once, its sources' reading included."""
+    held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
+    header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
+    return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + held + header
 
 
 def write_index(

@@ -23,6 +23,7 @@ from tests.state.saving.test_adapted_checkpoints import state_of, tiny
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
+KEEP = {"lora": "keep"}
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +245,9 @@ def test_damaged_checkpoint_fails_the_operation_with_a_problem_and_leaves_nothin
     assert ended["error"]["instance"] == f"/v1/operations/{ended['id']}"
     assert ended["result"] is None
     assert tries(root, "damaged") == []
+
+
+def test_adapters_of_a_model_without_are_not_kept(http):
+    ended = watch(http, http.post(CONVERT, json=KEEP).json()["id"])
+    assert ended["error"]["status"] == 422
+    assert "expected a model with adapters" in ended["error"]["detail"]

@@ -8,13 +8,17 @@ import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from cairn.state.weights.export import export_sources
+from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.safetensors.reader import read_header, read_tensor
+from cairn.storage.safetensors.stream import plan_shards, write_shard
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from tests.programs.program import Program
@@ -92,6 +96,23 @@ def ask(ports, method, path, **more):
     raise AssertionError
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in Path(folder).glob("*.safetensors")}
+
+
+def written_alone(root, step):
+    """The files of an export, written here one after the other."""
+    run = Run(parse_uri(root / "llama"))
+    info = run.step(step)
+    reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+    sources, _ = export_sources(run.manifest(info), reader)
+    here = root.parent / f"alone-{step}"
+    here.mkdir()
+    for shard in plan_shards(sources, "20KB"):
+        write_shard(open_files(parse_uri(here)), shard.file_name, shard)
+    return contents(here)
+
+
 @pytest.fixture
 def fleet(root, tmp_path, postgresql):
     (tmp_path / "data").mkdir()
@@ -139,6 +160,8 @@ def test_every_conversion_is_done_once_and_right_whoever_is_killed_meanwhile(fle
             read_tensor(files, shard, name, header=read_header(files, shard)),
             saved[step]["model/layers/1/mlp/down_proj/kernel"].T,
         )
+        if step <= 3:
+            assert contents(parse_uri(artifact["uri"]).local_path) == written_alone(root, step)
         (published,) = (root / "llama/exports" / f"{step}.1").glob("*.json")
         assert published.exists()
 

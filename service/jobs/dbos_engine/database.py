@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 
 from cairn.service.catalog import use_wal
 from cairn.service.errors import SettingsError
+from cairn.service.jobs.records import PART
 from cairn.service.observing import redact
 from cairn.service.schemas import OperationKind
 
@@ -32,13 +33,14 @@ CONNECT_SECONDS: Final = 10
 QUEUE_POLL_SECONDS: Final = 10.0
 """How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
 
-LIMITS: Final[Mapping[OperationKind, int]] = {
+LIMITS: Final[Mapping[str, int]] = {
     OperationKind.CONVERT: 2,
     OperationKind.GATHER: 2,
     OperationKind.RESTORE: 2,
     OperationKind.VERIFY: 1,
     OperationKind.RETENTION: 1,
     OperationKind.GC: 1,
+    PART: 2,
 }
 """Jobs of each kind that one worker runs at a time: most are bound by the store, and a conversion
 may take 512 MiB."""

@@ -28,11 +28,15 @@ from cairn.service.jobs.errors import (
 from cairn.service.jobs.kinds import KINDS
 from cairn.service.jobs.observed import origin
 from cairn.service.jobs.records import (
+    PART,
+    kind_of,
     moment,
     operation_id,
     operation_of,
+    parts_of,
     state_of,
     statuses_of,
+    whose,
     workflow_name,
 )
 from cairn.service.schemas import Operation, OperationState, Progress
@@ -218,6 +222,7 @@ class Jobs:
         operation = self.get(operation_id)
         if not operation.state.final:
             self._client.cancel_workflow(operation_id)
+            self._cancel_parts(operation_id)
             operation = self.get(operation_id)
         if operation.state is not OperationState.CANCELLED:
             raise OperationStateError(
@@ -288,9 +293,11 @@ class Jobs:
         """Ids of the operations that workers have taken, by the worker's name."""
         taken: dict[str, builtins.list[str]] = {}
         for status in self._client.list_workflows(
-            name=self._names(), status=["PENDING"], load_input=False, load_output=False
+            name=self._taken(), status=["PENDING"], load_input=False, load_output=False
         ):
-            taken.setdefault(status.executor_id or "", []).append(status.workflow_id)
+            operations = taken.setdefault(status.executor_id or "", [])
+            if whose(status.workflow_id) not in operations:
+                operations.append(whose(status.workflow_id))
         return taken
 
     @translated
@@ -301,22 +308,36 @@ class Jobs:
         at the next step of each, and leaves it alone.
         """
         found = self._client.list_workflows(
-            name=self._names(),
+            name=self._taken(),
             status=["PENDING"],
             executor_id=worker,
             load_input=False,
             load_output=False,
         )
         for status in found:
-            kind = status.name.removeprefix(workflow_name(""))
-            self._client.resume_workflow(status.workflow_id, queue_name=queue_of(kind))
-        return [status.workflow_id for status in found]
+            queue = queue_of(kind_of(status.name))
+            self._client.resume_workflow(status.workflow_id, queue_name=queue)
+        return [*dict.fromkeys(whose(status.workflow_id) for status in found)]
 
     def _reused(self, key: str | None) -> IdempotencyKeyReusedError:
         return IdempotencyKeyReusedError(key, self.get(operation_id(key)))
 
     def _names(self) -> builtins.list[str]:
         return [workflow_name(kind) for kind in self.kinds]
+
+    def _taken(self) -> builtins.list[str]:
+        """The names of all that workers take: jobs, and parts of jobs."""
+        return [*self._names(), workflow_name(PART)]
+
+    def _cancel_parts(self, operation_id: str) -> None:
+        found = self._client.list_workflows(
+            name=workflow_name(PART),
+            workflow_id_prefix=parts_of(operation_id),
+            status=["DELAYED", "ENQUEUED", "PENDING"],
+            load_input=False,
+            load_output=False,
+        )
+        self._client.cancel_workflows([status.workflow_id for status in found])
 
     def _describe(self, status: WorkflowStatus) -> Operation:
         return operation_of(

@@ -4,7 +4,7 @@ import builtins
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -19,6 +19,7 @@ from dbos import (
 from dbos import error as dbos_errors
 from sqlalchemy.exc import DBAPIError
 
+from cairn.service.http import problem_from
 from cairn.service.jobs.context import (
     JobCancelled,
     JobInterrupt,
@@ -35,13 +36,16 @@ from cairn.service.jobs.dbos_engine.database import (
     PROGRESS_EVENT,
     engine_options,
 )
+from cairn.service.jobs.dbos_engine.parts import Parts
 from cairn.service.jobs.dbos_engine.waking import Waker
-from cairn.service.jobs.errors import JobFailedError, JobsBusyError
+from cairn.service.jobs.errors import JobFailedError, JobsBusyError, OperationStateError
 from cairn.service.jobs.execution import Execution
 from cairn.service.jobs.kinds import KINDS
-from cairn.service.jobs.observed import observed
+from cairn.service.jobs.observed import observed, observed_part
 from cairn.service.jobs.records import (
     CANCELLED,
+    PART,
+    state_of,
     workflow_name,
 )
 from cairn.service.jobs.worker_names import WorkerName, worker_name
@@ -69,7 +73,10 @@ NOTICE_SECONDS: Final = 1.0
 
 
 class _Steps:
-    """Steps and progress, as DBOS keeps them; only for threads that DBOS runs a job in."""
+    """Steps, parts and progress, as DBOS keeps them; only for threads that DBOS runs a job in."""
+
+    def __init__(self, parts: Callable[[], Parts] | None = None) -> None:
+        self._parts = parts
 
     def run_step(self, name: str, body: Callable[[], Result]) -> Result:
         try:
@@ -78,6 +85,18 @@ class _Steps:
             if not isinstance(exc.data, dict):
                 raise
             raise JobFailedError(exc.data) from exc
+
+    def run_parts(
+        self,
+        token: str,
+        parts: Sequence[Result],
+        *,
+        at_once: int | None,
+        done: Callable[[int], None],
+    ) -> list[Result]:
+        if self._parts is None:
+            raise RuntimeError("a part has no parts")
+        return self._parts().run(token, parts, at_once=at_once, done=done)
 
     def report(self, progress: dict[str, Any]) -> None:
         # Fails once the operation was cancelled or taken over elsewhere.
@@ -119,7 +138,7 @@ class Worker:
         self._changed = changed
         self._metrics = metrics or JobMetrics()
         self._counts = JobCounts(database_url)
-        names = [workflow_name(kind) for kind in kinds]
+        names = [workflow_name(kind) for kind in (*kinds, PART)]
         self._waker = Waker(lambda: self._counts.any_waits(names))
 
     def launch(self) -> None:
@@ -184,37 +203,80 @@ class Worker:
         return bool(here)
 
     def execute(self, kind: str, request: Request) -> Result:
-        """The body of every workflow; DBOS calls it."""
-        operation_id = DBOS.workflow_id
-        if operation_id is None:
-            raise RuntimeError("a job runs inside a workflow only")
-        with observed(self._metrics, kind, operation_id, self._started_by(operation_id)):
-            return self._execute(kind, operation_id, request)
+        """The body of every workflow of a job; DBOS calls it."""
+        operation_id = _own_id()
+        origin = self._started_by(operation_id)
+        with observed(self._metrics, kind, operation_id, origin):
+            execution = self._execution(kind, operation_id, _Steps(lambda: parts))
+            parts = Parts(
+                kind,
+                operation_id,
+                request,
+                origin=dict(origin),
+                wake=self.wake,
+                interrupted=execution.interrupted,
+            )
+            return self._execute(
+                execution,
+                lambda: self._run(self.kinds[kind], execution, request),
+                cancelled=lambda: self._abandon(execution, kind, request),
+            )
 
-    def _execute(self, kind: str, operation_id: str, request: Request) -> Result:
-        execution = Execution(
+    def execute_part(self, job: Request) -> Result:
+        """The body of every workflow of a part; DBOS calls it.
+
+        What a cancelled one has written is removed by who cancelled it.
+        """
+        kind, operation_id, part = self.kinds[job["kind"]], job["operation"], job["part"]
+        own = kind.part
+        if own is None:
+            raise RuntimeError(f"jobs of the kind {kind.name!r} have no parts")
+        with observed_part(kind.name, operation_id, part["name"], self._started_by(_own_id())):
+            self._check_open(operation_id)
+            execution = self._execution(kind.name, operation_id, _Steps())
+            return self._execute(
+                execution,
+                lambda: execution.step(
+                    f"part {part['name']}", lambda: own(execution, job["request"], part)
+                ),
+                cancelled=lambda: None,
+            )
+
+    def _execution(self, kind: str, operation_id: str, steps: _Steps) -> Execution:
+        return Execution(
             operation_id,
             roots=self.roots,
-            runner=_Steps(),
+            runner=steps,
             stopping=lambda: self.stopping,
             worked=partial(self._metrics.worked, kind),
         )
+
+    def _execute(
+        self,
+        execution: Execution,
+        run: Callable[[], Result],
+        *,
+        cancelled: Callable[[], None],
+    ) -> Result:
+        """Run a workflow of ours, of which others know meanwhile; `cancelled` cleans up."""
         with self._lock:
             self._executions.add(execution)
             if self.stopping:
                 execution.interrupted.set()
         try:
-            return self._run(self.kinds[kind], execution, request)
+            return run()
         except (JobCancelled, JobsStopping, dbos_errors.DBOSBaseException) as exc:
             # Our own flag, or DBOS noticing at a step's border that the row is not ours any more.
-            cancelled = self._is_cancelled(operation_id)
-            if cancelled:
-                abandon(self.kinds[kind], self.roots, request, operation_id)
+            if self._is_cancelled(_own_id()):
+                cancelled()
+                ending: type[JobInterrupt] = JobCancelled
             elif isinstance(exc, JobsStopping):
                 raise
+            else:
+                ending = JobTakenOver
             # Past DBOS, which would keep this thread waiting for the end of the operation: a
             # resumed one may take long, and a thread that waits keeps the process from ending.
-            raise (JobCancelled if cancelled else JobTakenOver)(operation_id) from exc
+            raise ending(execution.operation_id) from exc
         finally:
             with self._lock:
                 self._executions.discard(execution)
@@ -230,12 +292,23 @@ class Worker:
 
             def clean_up() -> Result:
                 execution.progress.set(message="removing what was written")  # only if still ours
-                abandon(kind, self.roots, request, execution.operation_id)
+                self._abandon(execution, kind.name, request)
                 return {}
 
             execution.step("clean up", clean_up)
             self._tell(kind, request)  # it may have done a part
             raise failure from exc
+
+    def _abandon(self, execution: Execution, kind: str, request: Request) -> None:
+        """Remove what an operation has left, once its parts here write no more."""
+        operation_id = execution.operation_id
+        parts = [one for one in self._running() if one.operation_id == operation_id]
+        parts = [one for one in parts if one is not execution]
+        for part in parts:
+            part.interrupted.set()
+        for part in parts:
+            part.finished.wait(STOP_TIMEOUT_SECONDS)
+        abandon(self.kinds[kind], self.roots, request, operation_id)
 
     def _tell(self, kind: JobKind, request: Request) -> None:
         """Tell of the run that a job has changed, before the operation counts as ended."""
@@ -245,6 +318,18 @@ class Worker:
             self._changed(request["root"], kind.changed(request))
         except Exception:
             logger.exception("%s: lists are behind until the store is looked at", request["root"])
+
+    def _check_open(self, operation_id: str) -> None:
+        """Make sure that somebody waits for what is about to be done.
+
+        Raises:
+            JobFailedError: The operation has ended, while a part of it was being started.
+        """
+        found = self._found(operation_id)
+        if found is None or state_of(found.status).final:
+            gone = OperationStateError(f"operation {operation_id}: it has ended meanwhile")
+            problem = problem_from(gone, instance=f"/v1/operations/{operation_id}")
+            raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
 
     def _is_cancelled(self, operation_id: str) -> bool:
         found = self._found(operation_id)
@@ -339,8 +424,24 @@ def _register_workflow(kind: OperationKind) -> None:
     DBOS.workflow(name=workflow_name(kind), max_recovery_attempts=MAX_RECOVERIES)(job)
 
 
+def _part(job: dict[str, Any]) -> dict[str, Any]:
+    engine = _current
+    if engine is None:
+        raise JobsStopping(PART)
+    return engine.execute_part(job)
+
+
 for _kind in OperationKind:
     _register_workflow(_kind)
+DBOS.workflow(name=workflow_name(PART), max_recovery_attempts=MAX_RECOVERIES)(_part)
+
+
+def _own_id() -> str:
+    """The id of the workflow that this thread runs."""
+    found = DBOS.workflow_id
+    if found is None:
+        raise RuntimeError("a job runs inside a workflow only")
+    return found
 
 
 def _outside_workflow(function: Callable[[], _T]) -> _T:

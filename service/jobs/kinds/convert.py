@@ -7,10 +7,23 @@ from typing import Any, Final
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.kinds.export_job import ExportContent, abandon_export, run_export
+from cairn.service.jobs.kinds.export_job import (
+    ExportContent,
+    abandon_export,
+    run_export,
+    write_part,
+)
 from cairn.state.conversion import float_dtype
 from cairn.state.errors import StateError
-from cairn.state.weights import CONFIG_FILE, INDEX_FILE, export_sources, stored_config
+from cairn.state.weights import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    CONFIG_FILE,
+    INDEX_FILE,
+    adapter_sources,
+    export_sources,
+    stored_config,
+)
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
 from cairn.storage.safetensors import Shard, parse_size, plan_shards
@@ -20,6 +33,10 @@ KIND: Final = "convert"
 # Part of every artifact's identity: raise it when the same checkpoint and options come out as
 # other bytes, so that old artifacts are not taken for new ones.
 RULE_VERSION: Final = 1
+
+
+MERGE: Final = "merge"
+KEEP: Final = "keep"
 
 
 def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
@@ -34,18 +51,39 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
         float_dtype(options["dtype"], argument="dtype")
 
 
-def convert_options(dtype: str | None, max_shard_size: str) -> dict[str, Any]:
+def convert_options(
+    dtype: str | None,
+    max_shard_size: str,
+    *,
+    lora: str = MERGE,
+    allow_nonfinite: bool = False,
+) -> dict[str, Any]:
     """The options in the one form that identifies the artifact.
+
+    Those that came later are left out at their defaults, so that it stays the same artifact.
 
     Raises:
         UnsupportedFormatError: `max_shard_size` is no size.
     """
-    return {"format": "huggingface", "dtype": dtype, "max_shard_bytes": parse_size(max_shard_size)}
+    return {
+        "format": "huggingface",
+        "dtype": dtype,
+        "max_shard_bytes": parse_size(max_shard_size),
+        **({"lora": lora} if lora != MERGE else {}),
+        **({"allow_nonfinite": True} if allow_nonfinite else {}),
+    }
 
 
 def _plan(
     run: Run, manifest: Manifest, reader: CheckpointReader, options: Mapping[str, Any]
 ) -> ExportContent:
+    finite = not options.get("allow_nonfinite", False)
+    if options.get("lora", MERGE) == KEEP:
+        with _as_invalid_request():
+            tensors, content = adapter_sources(manifest, reader, dtype=options["dtype"])
+        alone = Shard(ADAPTER_FILE, tuple(tensors), sum(tensor.nbytes for tensor in tensors))
+        small = {ADAPTER_CONFIG_FILE: _json(content)}
+        return ExportContent((alone,), {"format": "pt"}, small, finite=finite)
     with _as_invalid_request():
         sources, config = export_sources(manifest, reader, dtype=options["dtype"])
     shards = tuple(plan_shards(sources, options["max_shard_bytes"]))
@@ -56,7 +94,7 @@ def _plan(
     assets = {
         asset.name: _read_asset(run, asset) for asset in manifest.assets if asset.name not in taken
     }
-    return ExportContent(shards, {"format": "pt"}, {**assets, **own})
+    return ExportContent(shards, {"format": "pt"}, {**assets, **own}, finite=finite)
 
 
 def _index(shards: tuple[Shard, ...]) -> dict[str, Any]:
@@ -92,4 +130,8 @@ def _run(context: JobContext, request: Request) -> Result:
     return run_export(context, request, _plan)
 
 
-CONVERT: Final = JobKind(KIND, _run, abandon_export)
+def _part(context: JobContext, request: Request, part: Result) -> Result:
+    return write_part(context, request, part, _plan)
+
+
+CONVERT: Final = JobKind(KIND, _run, abandon_export, part=_part)

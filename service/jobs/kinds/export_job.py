@@ -1,20 +1,27 @@
 """What convert and gather share: plan, one durable step per file, publish.
 
+Several files are parts of the job, which workers share; one alone is written where the job runs.
+A file is read back once it is written, and compared with what was meant.
+
 Every execution plans a folder of its own (`<operation>-<random>`), so that two never write into
 one; what counts is decided by the manifest, created if absent, at the end.
 """
 
+import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
+from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.context import JobContext, Request, Result, step_request
+from cairn.state.conversion import count_nonfinite
 from cairn.storage.errors import CorruptionError, StepNotFoundError
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import (
@@ -30,8 +37,17 @@ from cairn.storage.runs import (
     publish_export,
     withdraw_export,
 )
-from cairn.storage.safetensors import Shard, write_shard
-from cairn.storage.store import Files, ObjectStore, StoreURI, confine, open_files, rfc3339, utc_now
+from cairn.storage.safetensors import Shard, TensorSource, peak_bytes, write_shard
+from cairn.storage.store import (
+    Files,
+    ObjectStore,
+    StoreURI,
+    confine,
+    open_files,
+    read_files,
+    rfc3339,
+    utc_now,
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +59,13 @@ class ExportContent:
             time this is planned.
         metadata: Free text for the header of each.
         small: The other files, by name.
+        finite: Whether a NaN or an infinity among its tensors fails the job.
     """
 
     shards: tuple[Shard, ...]
     metadata: Mapping[str, str]
     small: Mapping[str, bytes]
+    finite: bool = False
 
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
@@ -61,13 +79,16 @@ def export_request(
     step: StepInfo,
     options: Mapping[str, Any],
     rule_version: int,
+    memory_bytes: int | None = None,
 ) -> dict[str, Any]:
     """The JSON that a job is started with; equal requests make equal artifacts."""
+    bounded = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
     return {
         **step_request(root, run, step),
         "kind": kind,
         "options": dict(options),
         "rule_version": rule_version,
+        **bounded,
     }
 
 
@@ -77,14 +98,27 @@ def run_export(context: JobContext, request: Request, plan: Planner) -> Result:
     planned = context.step("plan", job.plan)
     if planned["folder"] is None:
         return {"artifact_id": job.ref.id, "bytes": planned["total_bytes"], "existing": True}
-    records: list[Result] = []
-    done = 0
-    for number, shard in enumerate(planned["shards"]):
-        write = functools.partial(job.write_shard, planned, number, done)
-        records.append(context.step(f"write {shard['name']}", write))
-        done += shard["nbytes"]
+    if planned.get("parts"):
+        parts = [
+            {**shard, "number": number, "planned": planned}
+            for number, shard in enumerate(planned["shards"])
+        ]
+        records = context.parts(planned["parts"], parts, at_once=planned["at_once"])
+    else:  # one file; or a job that an older version has begun
+        records, done = [], 0
+        for number, shard in enumerate(planned["shards"]):
+            write = functools.partial(job.write_shard, planned, number, done)
+            records.append(context.step(f"write {shard['name']}", write))
+            done += shard["nbytes"]
     records += context.step("finish", lambda: job.write_small(planned))["files"]
     return context.step("publish", lambda: job.publish(planned, records))
+
+
+def write_part(context: JobContext, request: Request, part: Result, plan: Planner) -> Result:
+    """Write one file of several."""
+    job = _ExportJob(context, request, plan)
+    alone = {**part["planned"], "total_bytes": part["nbytes"]}
+    return job.write_shard(alone, part["number"], 0)
 
 
 def made_by(run: Run, request: Request) -> str | None:
@@ -135,8 +169,11 @@ class _ExportJob:
             return {"folder": None, "total_bytes": existing.nbytes, "shards": []}
         self._context.progress.set(message="planning")
         shards = self._content.shards
+        token = secrets.token_hex(4)
         return {
-            "folder": f"{self._context.operation_id}-{secrets.token_hex(4)}",
+            "folder": f"{self._context.operation_id}-{token}",
+            "parts": token if len(shards) > 1 else None,
+            "at_once": self._at_once(shards),
             "total_bytes": sum(shard.nbytes for shard in shards),
             "shards": [{"name": shard.file_name, "nbytes": shard.nbytes} for shard in shards],
         }
@@ -154,6 +191,7 @@ class _ExportJob:
             message=f"writing {shard.file_name}",
         )
         checksum = 0
+        nonfinite: Counter[str] = Counter()
 
         def on_data(data: memoryview) -> None:
             nonlocal checksum
@@ -163,7 +201,7 @@ class _ExportJob:
         size = write_shard(
             self._files(planned["folder"]),
             shard.file_name,
-            shard,
+            _counting(shard, nonfinite),
             on_bytes=lambda count: progress.advance(
                 min(count, done + shard.nbytes - progress.done_bytes)  # the header is no tensor
             ),
@@ -171,7 +209,9 @@ class _ExportJob:
             metadata=self._content.metadata,
         )
         progress.set(done_bytes=done + shard.nbytes)
-        return _record(shard.file_name, size, checksum)
+        record = _record(shard.file_name, size, checksum)
+        self._compare(planned["folder"], record)
+        return {**record, "nonfinite": dict(nonfinite)}
 
     def write_small(self, planned: Result) -> Result:
         """Write all other files."""
@@ -186,6 +226,7 @@ class _ExportJob:
             with files.open_write(name) as sink:
                 sink.write(data)
             records.append(_record(name, len(data), google_crc32c.value(data)))
+            self._compare(planned["folder"], records[-1])
         return {"files": records}
 
     def publish(self, planned: Result, records: list[Result]) -> Result:
@@ -196,6 +237,9 @@ class _ExportJob:
             total_bytes=planned["total_bytes"],
             message="publishing",
         )
+        nonfinite: dict[str, int] = {}
+        for record in records:
+            nonfinite |= record.get("nonfinite", {})
         manifest = ExportManifest(
             kind=self._key.kind,
             step=self._key.step,
@@ -206,11 +250,12 @@ class _ExportJob:
             folder=planned["folder"],
             created=rfc3339(utc_now()),
             files=tuple(
-                ExportFile.model_validate(record)
+                ExportFile.model_validate({name: record[name] for name in ExportFile.model_fields})
                 for record in sorted(records, key=lambda record: str(record["name"]))
             ),
         )
         self._context.check()
+        self._check_finite(nonfinite)
         self._check_written(planned, manifest)
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
         # Ours, if another was faster; and what an execution left that died in its cleaning up.
@@ -220,7 +265,50 @@ class _ExportJob:
             "artifact_id": self.ref.id,
             "bytes": counting.nbytes,
             "existing": counting.folder != planned["folder"],
+            **({"nonfinite": nonfinite} if nonfinite else {}),
         }
+
+    def _check_finite(self, nonfinite: Mapping[str, int]) -> None:
+        """Refuse an export whose weights are none.
+
+        Raises:
+            InvalidRequestError: They have NaNs or infinities, which were not allowed.
+        """
+        if not nonfinite or not self._content.finite:
+            return
+        problems = [
+            f"{name}: {count} numbers that are NaN or infinite"
+            for name, count in sorted(nonfinite.items())
+        ]
+        raise InvalidRequestError(
+            f"step {self._key.step}: expected finite weights in the dtype of the export, found "
+            f"{len(problems)} tensors with numbers that are not: {'; '.join(problems[:5])}. Take "
+            "an earlier step, or a wider dtype; or allow them (allow_nonfinite).",
+            extra={"problems": problems},
+        )
+
+    def _compare(self, folder: str, record: Result) -> None:
+        """Make sure that the store has a file as it was meant; its own word is taken for it.
+
+        Raises:
+            CorruptionError: It has not.
+        """
+        files = self._files(folder)
+        stat = files.stat(record["name"])
+        found = {"size": stat.size, "crc32c": stat.crc32c}
+        if stat.crc32c is None and stat.size == record["size"]:
+            (read,) = read_files(
+                files.uri, [record["name"]], threads=1, progress=lambda _: self._context.check()
+            )
+            found = {"size": read.size, "crc32c": read.crc32c}
+        if found != {name: record[name] for name in found}:
+            raise CorruptionError(
+                "a file is not what was written",
+                path=f"{files.uri}/{record['name']}",
+                expected=f"{record['size']} bytes of crc32c {record['crc32c']}",
+                found=f"{found['size']} bytes of crc32c {found['crc32c']}",
+                next_step="Check the store, then resume the operation: it starts over.",
+            )
 
     def _check_written(self, planned: Result, manifest: ExportManifest) -> None:
         """Make sure that the folder holds what the manifest is about to promise.
@@ -240,6 +328,24 @@ class _ExportJob:
                 next_step="Resume the operation: it starts over.",
             )
 
+    def _at_once(self, shards: Sequence[Shard]) -> int | None:
+        """How many files may be written at a time, if the request bounds the memory.
+
+        Raises:
+            InvalidRequestError: Not even one.
+        """
+        memory = self._request.get("memory_bytes")
+        if memory is None:
+            return None
+        largest = max(shards, key=peak_bytes)
+        at_once = memory // peak_bytes(largest)
+        if not at_once:
+            raise InvalidRequestError(
+                f"memory: expected at least {peak_bytes(largest)} bytes, which writing "
+                f"{largest.file_name} takes, found {memory}. Allow as much, or leave it out."
+            )
+        return int(at_once)
+
     @functools.cached_property
     def _content(self) -> ExportContent:
         run = Run.open(self._uri)
@@ -255,6 +361,21 @@ class _ExportJob:
 
     def _files(self, folder: str) -> Files:
         return open_files(self._uri / self._key.try_folder(folder))
+
+
+def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
+    """The same file; how many numbers are NaN or infinite is counted by tensor as it is read."""
+
+    def counting(tensor: TensorSource) -> TensorSource:
+        def blocks(max_bytes: int) -> Iterator[np.ndarray]:
+            for block in tensor.blocks(max_bytes):
+                if found := count_nonfinite(block):
+                    nonfinite[tensor.name] += found
+                yield block
+
+        return dataclasses.replace(tensor, blocks=blocks)
+
+    return dataclasses.replace(shard, tensors=tuple(map(counting, shard.tensors)))
 
 
 def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:

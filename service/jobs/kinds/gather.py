@@ -11,7 +11,12 @@ import numpy as np
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
-from cairn.service.jobs.kinds.export_job import ExportContent, abandon_export, run_export
+from cairn.service.jobs.kinds.export_job import (
+    ExportContent,
+    abandon_export,
+    run_export,
+    write_part,
+)
 from cairn.state.conversion import float_dtype, is_floating
 from cairn.state.errors import ArgumentError
 from cairn.storage.reading import CheckpointReader, LeafInfo
@@ -92,4 +97,8 @@ def _run(context: JobContext, request: Request) -> Result:
     return run_export(context, request, _plan)
 
 
-GATHER: Final = JobKind(KIND, _run, abandon_export)
+def _part(context: JobContext, request: Request, part: Result) -> Result:
+    return write_part(context, request, part, _plan)
+
+
+GATHER: Final = JobKind(KIND, _run, abandon_export, part=_part)

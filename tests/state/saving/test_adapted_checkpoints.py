@@ -10,9 +10,12 @@ from orbax.checkpoint import v1 as ocp
 import cairn.state.saving.quantized_loading as quantized_loading
 from cairn.state import DecoderForCausalLM, EasyDeLBaseModule, EasyDeLState, make_optimizer
 from cairn.state.adapt.models import abstract_model, module_settings
-from cairn.state.errors import ArgumentError, ConversionError, TreeStructureError
+from cairn.state.conversion import whole
+from cairn.state.errors import ArgumentError, TreeStructureError
+from cairn.state.hub.hf_folder import model_streams
 from cairn.state.paths import named_leaves
 from cairn.state.weights.export import export_sources
+from cairn.state.weights.stored_leaves import served_leaves
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
@@ -54,6 +57,14 @@ def bits(tree):
 def _numbers(leaf):
     is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(leaf) if is_key else leaf
+
+
+def exported(uri):
+    run = Run.open(str(uri))
+    (info,) = run.steps()
+    manifest = run.manifest(info)
+    sources, config = export_sources(manifest, CheckpointReader.open(run.step_uri(info), manifest))
+    return {source.name: whole(source) for source in sources}, config
 
 
 def model_bits(model):
@@ -348,20 +359,42 @@ def test_qlora_goes_on_on_another_mesh(runs):
 # -- what is not meant to be ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("8bit", r"floating weights.*save_pretrained\(float_dtype=...\)"),
-        ("lora", r"without adapters.*save_adapter\(\)"),
-    ],
-)
-def test_an_adapted_checkpoint_is_not_converted_to_what_it_is_not(runs, kind, message):
-    run = Run.open(runs[kind][0])
-    (info,) = run.steps()
-    manifest = run.manifest(info)
-    reader = CheckpointReader.open(run.step_uri(info), manifest)
-    with pytest.raises(ConversionError, match=message):
-        export_sources(manifest, reader)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_exported_as_the_floating_model_that_it_computes_with(runs, kind):
+    uri = runs[kind][0]
+    model = EasyDeLBaseModule.from_pretrained(uri, auto_shard_model=False, param_dtype=None)
+    if model.is_quantized:
+        model.dequantize()
+    if model.lora_is_enabled:
+        model = model.unwrap_lora_to_layers()
+    tensors, config = exported(uri)
+    _, sources = model_streams(model)
+    assert tensors.keys() == {source.name for source in sources}
+    for source in sources:
+        merged = kind in ("lora", "qlora")
+        found, expected = tensors[source.name], whole(source)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 if merged else 0)
+    assert config["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("max_bytes", [100, 5_000, 1 << 20])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_a_leaf_is_the_same_in_blocks_of_any_size(runs, max_bytes, transpose):
+    for kind in ("a4q", "qlora", "lora"):
+        run = Run.open(runs[kind][0])
+        (info,) = run.steps()
+        reader = CheckpointReader.open(run.step_uri(info), run.manifest(info))
+        leaves = served_leaves(reader, "model", reader.leaves("model"))
+        for path in (
+            "model/layers/1/mlp/down_proj/kernel",
+            "model/layers/0/self_attn/q_proj/kernel",
+        ):
+            blocks = [*leaves[path].blocks(max_bytes, transpose=transpose)]
+            shape = leaves[path].shape[::-1] if transpose else leaves[path].shape
+            found = np.concatenate([block.reshape(-1) for block in blocks]).reshape(shape)
+            (expected,) = leaves[path].blocks(1 << 30, transpose=False)
+            np.testing.assert_allclose(found, expected.T if transpose else expected, atol=1e-6)
 
 
 def test_an_adapted_checkpoint_does_not_load_as_another_models(runs, tmp_path):

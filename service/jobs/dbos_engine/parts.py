@@ -1,0 +1,147 @@
+"""Parts of a job, each a workflow of its own that any worker may take.
+
+They are started and looked at from within one step of the job. A part's id says which it is, so
+that the step may be run again after a crash: what was started is not started again.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from dbos import DBOS, WorkflowStatus
+
+from cairn.service.jobs.context import Request, Result
+from cairn.service.jobs.dbos_engine.database import (
+    APPLICATION_VERSION,
+    PROGRESS_EVENT,
+    queue_of,
+)
+from cairn.service.jobs.errors import JobFailedError
+from cairn.service.jobs.records import PART, failure_of, part_id, state_of, workflow_name
+from cairn.service.schemas import OperationState
+
+LOOK_SECONDS = 0.1
+"""How often the first looks at parts are."""
+
+SLOWEST_LOOK_SECONDS: Final = 1.0
+
+
+class Parts:
+    """The parts of one job; only for the thread that DBOS runs the job in.
+
+    Args:
+        kind: The job's.
+        operation_id: The job's.
+        request: The job's.
+        origin: What is kept of the request that started it.
+        wake: Has what was just started taken at once.
+        interrupted: Set when the job is to stop.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        operation_id: str,
+        request: Request,
+        *,
+        origin: dict[str, Any],
+        wake: Callable[[], None],
+        interrupted: threading.Event,
+    ) -> None:
+        self._operation_id = operation_id
+        self._job = {"kind": kind, "operation": operation_id, "request": dict(request)}
+        self._origin = origin
+        self._wake = wake
+        self._interrupted = interrupted
+
+    def run(
+        self,
+        token: str,
+        parts: Sequence[Result],
+        *,
+        at_once: int | None,
+        done: Callable[[int], None],
+    ) -> list[Result]:
+        """See `StepRunner.run_parts`.
+
+        Raises:
+            JobFailedError: One of them failed; the others were cancelled.
+        """
+        ids = [part_id(self._operation_id, token, number) for number in range(len(parts))]
+        sizes = {name: int(part["nbytes"]) for name, part in zip(ids, parts, strict=True)}
+        most = len(parts) if at_once is None else at_once
+        pause = LOOK_SECONDS
+        # Of its own, so that nothing of this is recorded as something that the job does.
+        with ThreadPoolExecutor(1, "cairn-parts") as outside:
+            found = outside.submit(_look, ids).result()
+            while True:
+                self._raise_failed(found, outside)
+                ended = [one for one in found.values() if _succeeded(one)]
+                if len(ended) == len(parts):
+                    return outside.submit(_results, ids).result()
+                waiting = [name for name in ids if name not in found]
+                room = max(0, most - (len(found) - len(ended)))
+                for name in waiting[:room]:
+                    part = parts[ids.index(name)]
+                    outside.submit(self._start, name, part).result()
+                if waiting[:room]:
+                    self._wake()
+                running = [one for one in found.values() if one.status == "PENDING"]
+                written = outside.submit(_written, running).result()
+                done(sum(sizes[one.workflow_id] for one in ended) + written)
+                self._interrupted.wait(pause)
+                pause = min(pause * 1.5, SLOWEST_LOOK_SECONDS)
+                before, found = len(ended), outside.submit(_look, ids).result()
+                if sum(map(_succeeded, found.values())) > before:
+                    pause = LOOK_SECONDS
+
+    def _start(self, name: str, part: Result) -> None:
+        DBOS.enqueue_workflow_with_options(
+            {
+                "workflow_name": workflow_name(PART),
+                "queue_name": queue_of(PART),
+                "workflow_id": name,
+                "app_version": APPLICATION_VERSION,
+                "attributes": self._origin,
+            },
+            {**self._job, "part": part},
+        )
+
+    def _raise_failed(self, found: dict[str, WorkflowStatus], outside: ThreadPoolExecutor) -> None:
+        ended = {name: one for name, one in found.items() if state_of(one.status).final}
+        failed = [name for name, one in ended.items() if not _succeeded(one)]
+        if not failed:
+            return
+        others = [name for name in found if name not in ended]
+        outside.submit(DBOS.cancel_workflows, others).result()
+        (row,) = outside.submit(_whole, failed[:1]).result()
+        data = getattr(row.error, "data", None)
+        instance = f"/v1/operations/{self._operation_id}"
+        problem = failure_of(row.status, data, instance)
+        raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
+
+
+def _succeeded(one: WorkflowStatus) -> bool:
+    return state_of(one.status) is OperationState.SUCCEEDED
+
+
+def _look(ids: list[str]) -> dict[str, WorkflowStatus]:
+    rows = DBOS.list_workflows(workflow_ids=ids, load_input=False, load_output=False)
+    return {row.workflow_id: row for row in rows}
+
+
+def _whole(ids: list[str]) -> list[WorkflowStatus]:
+    return DBOS.list_workflows(workflow_ids=ids, load_input=False)
+
+
+def _results(ids: list[str]) -> list[Result]:
+    given = {row.workflow_id: dict(row.output or {}) for row in _whole(ids)}
+    return [given[name] for name in ids]
+
+
+def _written(running: list[WorkflowStatus]) -> int:
+    reports = [
+        DBOS.get_event(one.workflow_id, PROGRESS_EVENT, timeout_seconds=0) or {} for one in running
+    ]
+    return sum(int(report.get("done_bytes", 0)) for report in reports)

@@ -1,0 +1,106 @@
+"""What a folder that `peft` loads consists of. JAX-free.
+
+Source: peft 0.21, `LoraConfig` and `save_pretrained`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.state.conversion import Array
+from cairn.state.errors import ConversionError
+from cairn.state.weights.peft_config import PeftConfig, target_modules
+from cairn.state.weights.peft_names import AdaptedModule, Pair
+from cairn.storage.safetensors import TensorSource
+
+__all__ = [
+    "ADAPTER_CONFIG_FILE",
+    "ADAPTER_FILE",
+    "PEFT_PREFIX",
+    "adapter_content",
+    "array_source",
+]
+
+ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
+ADAPTER_FILE: Final = "adapter_model.safetensors"
+PEFT_PREFIX: Final = "base_model.model."
+
+
+def adapter_content(
+    modules: Sequence[AdaptedModule],
+    adapted: Collection[str],
+    pair: Callable[[str], Pair],
+    *,
+    rank: int,
+    alpha: float,
+    task_type: str,
+    base_model_name_or_path: str | None,
+    path: str,
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The tensors of a model's adapters as PEFT calls them, and adapter_config.json.
+
+    Args:
+        modules: every module that can have adapters.
+        adapted: paths of the kernels that have some.
+        pair: gives A and B of one of them.
+        rank: the adapters' usual rank.
+        alpha: their output is scaled by alpha / rank.
+        task_type: what PEFT calls the model's task.
+        base_model_name_or_path: of the model that they belong to.
+        path: what is being converted, for the error.
+
+    Raises:
+        ConversionError: some adapters have no module in the family; all are listed.
+    """
+    covered = {kernel for module in modules for kernel in module.kernels}
+    problems = [f"{kernel}_lora_a" for kernel in adapted if kernel not in covered]
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected="adapters beside matrices that are modules of the family",
+            found=f"{len(problems)} that are not",
+            next_step="leave these layers out by lora_pattern, or merge them: "
+            "unwrap_lora_to_layers()",
+            problems=problems,
+        )
+    has = [module for module in modules if any(kernel in adapted for kernel in module.kernels)]
+    tensors: dict[str, Array] = {}
+    ranks, alphas = {}, {}
+    for module in has:
+        pairs = [pair(kernel) if kernel in adapted else None for kernel in module.kernels]
+        down, up = module.to_peft(pairs)
+        if down.shape[0] != rank:
+            # A module of several kernels: its rank grows with their number, its scale does not.
+            ranks[re.escape(module.name)] = down.shape[0]
+            alphas[re.escape(module.name)] = alpha * down.shape[0] / rank
+        tensors[f"{PEFT_PREFIX}{module.name}.lora_A.weight"] = down
+        tensors[f"{PEFT_PREFIX}{module.name}.lora_B.weight"] = up
+    names = [module.name for module in has]
+    config = PeftConfig(rank, alpha, False, ranks, alphas).to_json(
+        modules=target_modules(names, [m.name for m in modules if m.name not in set(names)]),
+        task_type=task_type,
+        base_model_name_or_path=base_model_name_or_path,
+        fan_in_fan_out=any(module.inputs_first for module in has),
+    )
+    return tensors, config
+
+
+def array_source(name: str, array: Array, *, dtype: np.dtype[Any] | None = None) -> TensorSource:
+    """A tensor of a file, of an array in memory.
+
+    Args:
+        name: of the tensor.
+        array: its values.
+        dtype: cast it to this; None keeps its own.
+    """
+    target = array.dtype if dtype is None else dtype
+
+    def blocks(max_bytes: int) -> Iterator[Array]:
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+            yield array.astype(target, copy=False)
+
+    return TensorSource(name, tuple(array.shape), target, blocks)

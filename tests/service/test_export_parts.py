@@ -1,0 +1,195 @@
+"""Exports of several files: parts that workers share, checked as they are written."""
+
+import hashlib
+import threading
+
+import numpy as np
+import pytest
+
+from cairn.service.jobs.kinds import export_job
+from cairn.storage.errors import StoreFullError
+from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.training.checkpointer import Checkpointer
+from cairn.storage.training.trees import nest
+from tests.service.jobs import (
+    ASSETS,
+    CONFIG,
+    Hold,
+    artifact_of,
+    done,
+    leaves_of,
+    save_llama,
+    serving,
+    tries,
+    watch,
+)
+
+CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
+SEVERAL = {"max_shard_size": "20KB"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    save_llama(tmp_path / "store/llama")
+    return tmp_path / "store"
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
+    root, tmp_path, monkeypatch
+):
+    real, lock, now, most = export_job.write_shard, threading.Lock(), [0], [0]
+    both = threading.Barrier(2)
+
+    def counted(*args, **options):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        if met:
+            both.wait(20)
+        try:
+            return real(*args, **options)
+        finally:
+            with lock:
+                now[0] -= 1
+
+    monkeypatch.setattr(export_job, "write_shard", counted)
+    with serving(root, tmp_path / "data") as http:
+        met = False
+        made = done(http, CONVERT, {**SEVERAL, "memory": "200MiB"})
+        files = artifact_of(http, made)["files"]
+        assert most == [1]
+        met = sum(file["name"].endswith(".safetensors") for file in files) % 2 == 0
+        assert met, "an even number, or the last would wait for another"
+        done(http, CONVERT, {**SEVERAL, "dtype": "bfloat16", "max_shard_size": "10KB"})
+        assert most == [2]
+
+
+def test_an_export_that_does_not_fit_is_refused_before_anything_is_written(root, tmp_path):
+    with serving(root, tmp_path / "data") as http:
+        for body in ({"memory": "1MB"}, {**SEVERAL, "memory": "1MB"}):
+            operation = http.post(CONVERT, json=body).json()
+            error = watch(http, operation["id"])["error"]
+            assert error["status"] == 422
+            assert "memory: expected at least" in error["detail"]
+        assert tries(root, "llama") == []
+        assert http.post(CONVERT, json={"memory": "much"}).status_code == 422
+
+
+def test_the_same_export_is_the_same_bytes_in_one_worker_or_another(root, tmp_path):
+    made = []
+    for name in ("one", "two"):
+        with serving(root, tmp_path / name) as http:
+            done(http, CONVERT, SEVERAL)
+        [folder] = tries(root, "llama")
+        made.append(digests(folder))
+        for manifest in (root / "llama/exports").rglob("convert-*.json"):
+            manifest.unlink()
+        folder.rename(tmp_path / f"{name}-made")
+    assert made[0] == made[1]
+    assert len(made[0]) > 4
+
+
+def test_a_part_that_fails_fails_the_export_and_leaves_nothing(root, tmp_path, monkeypatch):
+    real = export_job.write_shard
+
+    def full(files, rel, shard, **options):
+        if "00003" in rel:
+            raise StoreFullError("no space left", path=files.uri)
+        return real(files, rel, shard, **options)
+
+    with serving(root, tmp_path / "data") as http:
+        monkeypatch.setattr(export_job, "write_shard", full)
+        operation = http.post(CONVERT, json=SEVERAL).json()["id"]
+        ended = watch(http, operation)
+        assert ended["state"] == "failed"
+        assert ended["error"]["status"] == 507
+        assert tries(root, "llama") == []
+        monkeypatch.setattr(export_job, "write_shard", real)
+        http.post(f"/v1/operations/{operation}:resume")
+        assert watch(http, operation)["state"] == "succeeded"
+        listed = http.get("/v1/operations").json()["operations"]
+        assert [one["id"] for one in listed] == [operation]
+
+
+def test_a_cancel_stops_every_part_and_leaves_nothing(root, tmp_path, monkeypatch):
+    hold = Hold(monkeypatch)
+    with serving(root, tmp_path / "data") as http:
+        operation = http.post(CONVERT, json=SEVERAL).json()["id"]
+        assert hold.reached.wait(20)
+        [worker] = http.get("/v1/workers").json()["workers"]
+        assert worker["running"] == [operation]
+        assert http.post(f"/v1/operations/{operation}:cancel").json()["state"] == "cancelled"
+        assert tries(root, "llama") == []
+        hold.opened.set()
+        http.post(f"/v1/operations/{operation}:resume")
+        assert watch(http, operation)["state"] == "succeeded"
+    assert len(tries(root, "llama")) == 1
+
+
+@pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
+def test_a_file_that_is_not_what_was_written_is_never_published(root, tmp_path, monkeypatch, body):
+    real = export_job.write_shard
+
+    def lying(files, rel, shard, **options):
+        size = real(files, rel, shard, **options)
+        path = files.uri.local_path
+        with open(f"{path}/{rel}", "r+b") as written:
+            written.seek(size - 3)
+            byte = written.read(1)
+            written.seek(size - 3)
+            written.write(bytes([byte[0] ^ 1]))
+        return size
+
+    monkeypatch.setattr(export_job, "write_shard", lying)
+    with serving(root, tmp_path / "data") as http:
+        operation = http.post(CONVERT, json=body).json()["id"]
+        ended = watch(http, operation)
+        assert ended["state"] == "failed"
+        assert "a file is not what was written" in ended["error"]["detail"]
+        assert tries(root, "llama") == []
+        assert not [*(root / "llama/exports").rglob("*.json")]
+
+
+def save_with(run, changes):
+    leaves = leaves_of()
+    for path, (index, value) in changes.items():
+        leaves[path][index] = value
+    info = ModelInfo(model_type="llama", model_class="DecoderForCausalLM", config=CONFIG.to_dict())
+    with Checkpointer(run) as checkpointer:
+        checkpointer.save(1, {"model": nest(leaves)}, model=info, assets=ASSETS).wait()
+
+
+@pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
+def test_weights_that_are_not_finite_are_refused_all_at_once_unless_allowed(tmp_path, body):
+    changes = {
+        "model/layers/0/mlp/up_proj/kernel": ((3, 4), np.nan),
+        "model/layers/1/mlp/down_proj/kernel": ((slice(2), 0), np.inf),
+    }
+    save_with(tmp_path / "store/llama", changes)
+    with serving(tmp_path / "store", tmp_path / "data") as http:
+        ended = watch(http, http.post(CONVERT, json=body).json()["id"])
+        assert ended["error"]["status"] == 422
+        assert ended["error"]["problems"] == [
+            "model.layers.0.mlp.up_proj.weight: 1 numbers that are NaN or infinite",
+            "model.layers.1.mlp.down_proj.weight: 2 numbers that are NaN or infinite",
+        ]
+        assert tries(tmp_path / "store", "llama") == []
+        made = done(http, CONVERT, {**body, "allow_nonfinite": True})
+        assert made["result"]["nonfinite"] == {
+            "model.layers.0.mlp.up_proj.weight": 1,
+            "model.layers.1.mlp.down_proj.weight": 2,
+        }
+
+
+def test_numbers_that_overflow_in_the_dtype_of_the_export_are_refused(tmp_path):
+    save_with(tmp_path / "store/llama", {"model/norm/scale": (0, 1e6)})
+    with serving(tmp_path / "store", tmp_path / "data") as http:
+        ended = watch(http, http.post(CONVERT, json={"dtype": "float16"}).json()["id"])
+        assert ended["error"]["problems"] == [
+            "model.norm.weight: 1 numbers that are NaN or infinite"
+        ]
+        done(http, CONVERT, {"dtype": "bfloat16"})
