@@ -1,8 +1,10 @@
 """Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
 
+import functools
 import gc
 import os
 import signal
+import ssl
 
 from tests.devices import COMPILED, THREADS, xla_flags
 
@@ -24,10 +26,16 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+# Where in the source each operation came from makes programs no other, and takes time to say.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
+
+# Reading the system's certificates is most of what a client of HTTP takes to be made.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # How long an example takes says nothing of what is tested, on a machine that others use.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -72,6 +80,16 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What a file has left is looked through once: the whole is too much for each collection."""
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return done
 
 
 @pytest.fixture(scope="session", autouse=True)

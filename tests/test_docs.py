@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard import pages
 from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
+from tests.programs.commands import commands
 from tests.programs.program import run as run_program
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -204,9 +206,11 @@ def test_code_of_a_how_to_page_runs(name, tmp_path):
     for file, text in files:
         (tmp_path / file).write_text(text, encoding="utf-8")
     variables = environment(tmp_path)
-    for language, text in found:
-        if language == "sh":
-            run(["bash", "-euc", text], tmp_path, variables)
+    with TemporaryDirectory() as folder, commands(Path(folder)) as forked:
+        variables["PATH"] = f"{forked}{os.pathsep}{variables['PATH']}"
+        for language, text in found:
+            if language == "sh":
+                run(["bash", "-euc", text], tmp_path, variables)
     program = "\n".join(text for language, text in found if language == "python")
     done = run_program(["-c", program], cwd=tmp_path, env=variables)
     assert done.returncode == 0, f"{program}\n{done.stdout}\n{done.stderr}"

@@ -53,17 +53,14 @@ class Program:
         self.stderr, err = (
             (None, os.dup(out)) if stderr == subprocess.STDOUT else _stream(stderr, 2)
         )
-        interpreter, imported_with = _interpreter()
         request = {
             "arguments": self.args,
-            "environment": _checked(os.environ if env is None else env, imported_with),
+            "environment": dict(os.environ if env is None else env),
             "folder": os.path.abspath(cwd or "."),
         }
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         source = os.open(os.devnull, os.O_RDONLY)
-        message = json.dumps(request).encode()
-        assert len(message) < MESSAGE_BYTES, len(message)
-        socket.send_fds(interpreter, [message], [theirs.fileno(), source, out, err])
+        hand_on(request, [theirs.fileno(), source, out, err])
         for file in (source, out, err):
             os.close(file)
         theirs.close()
@@ -170,6 +167,23 @@ def run(
     return subprocess.CompletedProcess(program.args, program.wait(), out, err)
 
 
+def hand_on(request: Mapping[str, Any], files: Sequence[int]) -> None:
+    """Has a program forked.
+
+    Args:
+        request: its `arguments`, `environment` and `folder`.
+        files: a socket, over which its pid and then its exit status are told, and its streams.
+
+    Raises:
+        ValueError: its environment holds other `JAX_` variables than this process.
+    """
+    interpreter, imported_with = _interpreter()
+    _check(request["environment"], imported_with)
+    message = json.dumps(request).encode()
+    assert len(message) < MESSAGE_BYTES, len(message)
+    socket.send_fds(interpreter, [message], list(files))
+
+
 def _stream(chosen: int | IO[Any] | None, own: int) -> tuple[IO[str] | None, int]:
     """Our end of a stream, if it has one, and the program's."""
     if chosen == subprocess.PIPE:
@@ -186,13 +200,12 @@ def _of_jax(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in variables.items() if key.startswith(FORKED_BEFORE)}
 
 
-def _checked(environment: Mapping[str, str], imported_with: dict[str, str]) -> dict[str, str]:
+def _check(environment: Mapping[str, str], imported_with: dict[str, str]) -> None:
     if _of_jax(environment) != imported_with:
         raise ValueError(
             f"{FORKED_BEFORE}*: expected {imported_with}, with which JAX was imported, found "
             f"{_of_jax(environment)}. Start the program with subprocess."
         )
-    return dict(environment)
 
 
 @functools.cache
