@@ -84,8 +84,7 @@ docs: $(DEV_STAMP)  ## build the documentation into site/
 	@echo "python3 -m http.server -d site    # then http://127.0.0.1:8000, search included"
 
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
-	$(BIN)/python -m benchmarks.export_memory
-	$(BIN)/python -m benchmarks.convert_job
+	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.control_plane
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,15 +33,15 @@ def main() -> int:
     return 0
 
 
-def plot(results: Path, target: Path) -> None:
-    """Reads the rows from `results` and writes the plot."""
+def plot(results: Path, target: Path, *, is_peer: Callable[[str], bool] = is_peers) -> None:
+    """Reads the rows from `results` and writes the plot; ours come first in their group."""
     rows: list[dict[str, Any]] = json.loads(results.read_text())
-    target.write_text("\n".join(drawing(rows)) + "\n")
+    target.write_text("\n".join(drawing(rows, is_peer)) + "\n")
 
 
-def drawing(rows: list[dict[str, Any]]) -> Iterator[str]:
+def drawing(rows: list[dict[str, Any]], is_peer: Callable[[str], bool]) -> Iterator[str]:
     """The lines of the SVG."""
-    gaps = sum(_opens_group(row) for row in rows)
+    gaps = sum(not is_peer(row["row"]) for row in rows)
     height = TOP + LINE * len(rows) + GAP * gaps + GAP
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -53,15 +53,15 @@ def drawing(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield _line(_across(1.0), TOP - 8, _across(1.0), height - GAP, PALE, "1")
     y = TOP
     for row in rows:
-        y += GAP if _opens_group(row) else 0
-        yield from _bar(row, y)
+        own = not is_peer(row["row"])
+        y += GAP if own else 0
+        yield from _bar(row, y, own)
         y += LINE
     yield "</svg>"
 
 
-def _bar(row: dict[str, Any], y: int) -> Iterator[str]:
+def _bar(row: dict[str, Any], y: int, own: bool) -> Iterator[str]:
     ratio, budget = row["ratio"], row["budget"]
-    own = not is_peers(row["row"])
     over = budget is not None and ratio > budget
     color = PEER if not own else OVER if over else WITHIN
     end = _across(ratio)
@@ -73,11 +73,6 @@ def _bar(row: dict[str, Any], y: int) -> Iterator[str]:
     yield _text(end + 6, y + 13, note, INK if own else PALE)
     if own:
         yield _text(WIDTH - RIGHT + 70, y + 13, f"of {row['reference']['name']}", PALE)
-
-
-def _opens_group(row: dict[str, Any]) -> bool:
-    """Ours come first in their group."""
-    return not is_peers(row["row"])
 
 
 def _across(ratio: float) -> float:

@@ -21,6 +21,7 @@ from cairn.storage.arrays import (
     copy_permuted,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads
 
 __all__ = ["BlockPlan", "stream_blocks", "stream_pieces"]
@@ -87,7 +88,7 @@ class BlockPlan:
 
 
 def stream_blocks(
-    array: LimitedReads | PackedReads | CheckedReads,
+    array: LimitedReads | PackedReads | CheckedReads | DirectReads,
     plan: BlockPlan,
     wait: Callable[[Any], np.ndarray],
 ) -> Iterator[np.ndarray]:
@@ -134,7 +135,7 @@ def stream_blocks(
 
 
 def stream_pieces(
-    array: LimitedReads | PackedReads | CheckedReads,
+    array: LimitedReads | PackedReads | CheckedReads | DirectReads,
     window: Box,
     chunks: Sequence[int],
     itemsize: int,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,9 +35,10 @@ from cairn.storage.errors import (
     translate,
 )
 from cairn.storage.reading.checked_reads import CheckedReads
+from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.indexed_database import indexed_database
 from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
-from cairn.storage.reading.local_shards import StoredCut
+from cairn.storage.reading.local_shards import LocalShards, StoredCut
 from cairn.storage.runs import ItemPlaces, LeafRecord
 from cairn.storage.store import ReadProgress, StoreURI
 
@@ -46,6 +49,7 @@ NODE_POOL = "cache_pool#nodes"
 
 NEXT_STEP = "Restore the step's files, or use another step."
 _OPENS_AT_ONCE = 256
+_LOCAL_THREADS = max(2, min(4, os.cpu_count() or 2))
 
 
 class DigestSource(Protocol):
@@ -119,6 +123,7 @@ class ItemArrays:
         self._loaded: DigestSource | None = None
         self._places = places
         self._known_whole: set[str] = set()
+        self._local = LocalShards(uri) if uri.scheme == "file" else None
         empty = {path for path, form in forms.items() if form.kind == "empty"}
         known = records if records is not None else {*tree.arrays, *empty}
         self._paths = dict.fromkeys(sorted(known))
@@ -159,7 +164,7 @@ class ItemArrays:
         self._check(info)
         return info
 
-    def array(self, path: str) -> LimitedReads | PackedReads | CheckedReads:
+    def array(self, path: str) -> LimitedReads | PackedReads | CheckedReads | DirectReads:
         """The stored array of a leaf, open for reading, indexed as the leaf is.
 
         With digests, what is read of it is compared with them first.
@@ -186,7 +191,15 @@ class ItemArrays:
             if expected != found:
                 raise self._not_what_was_saved(path, index, expected, found)
 
-        return CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
+        checked = CheckedReads(array, shape, chunks, stored.dtype.numpy_dtype.itemsize, check)
+        cut = self.stored_cut(path) if self._local is not None and form is None else None
+        if self._local is None or cut is None:
+            return checked
+        return DirectReads(checked, self._local, cut, self._pool)
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_LOCAL_THREADS, "cairn-reads")
 
     def prefetch(self, paths: Iterable[str]) -> None:
         """Learn where these leaves lie, in few reads; for what is read of them later.
