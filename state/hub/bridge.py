@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from cairn.state.adapt import DEFAULT_BLOCK_SIZE, QuantizationRequest
 from cairn.state.config import EDPretrainedConfig
-from cairn.state.conversion import whole
+from cairn.state.conversion import float_dtype, whole
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.hf_folder import model_streams, write_folder
 from cairn.state.hub.peft_folder import read_adapter, write_adapter
@@ -66,12 +66,18 @@ class EasyBridgeMixin:
         Where config.json ties the output head to the embedding, and the files hold two different
         weights, both are loaded, untied, with a warning.
 
+        Weights that were published quantized (`quantization_config` in config.json: FP8 as of
+        DeepSeek V3, MXFP4 as of gpt-oss) are dequantized, one by one; the model and what it exports
+        are plain. Where there are no safetensors, `pytorch_model.bin` is read, which takes torch:
+        what can run code is refused.
+
         Args:
             pretrained_model_name_or_path: a folder or a *.gguf file, here or in a store
                 ("gs://bucket/folder"); a Cairn run or one of its checkpoints ("run",
                 "run@alias", "run/steps/N"); or a hub id such as "org/name", also as "hf://org/name".
             dtype: of the computation.
-            param_dtype: of the floating weights; None keeps the stored dtypes.
+            param_dtype: of the floating weights; None keeps the stored dtypes, and gives
+                dequantized weights the one that config.json names.
             precision: of matrix multiplications.
             auto_shard_model: spread the weights over the mesh; else all go to one device.
             mesh: the mesh; by default the one that `sharding_axis_dims` make of all devices.
@@ -97,11 +103,13 @@ class EasyBridgeMixin:
             verbose: say on stderr what is being loaded.
 
         Raises:
-            ArgumentError: arguments contradict each other, or the weights can't be quantized so.
-            NotFoundError: nothing is there, or no safetensors (pickled weights are never read).
+            ArgumentError: arguments contradict each other, or the weights can't be quantized so, or
+                torch is needed to read them and is not installed.
+            NotFoundError: nothing is there, or no weights in a form that is read.
             ConfigError: the family is unknown, or config.json asks for what can't be done.
             ConversionError: tensors are missing, unexpected, mis-shaped or of an unsupported
-                type; all are listed.
+                type; all are listed. Or a file holds more than tensors, or contradicts itself.
+            CorruptionError: a safetensors file is not what its header says.
             ShardingError: weights don't divide over the mesh; all are listed.
         """
         axes = {
@@ -147,6 +155,7 @@ class EasyBridgeMixin:
             revision=revision,
             token=token,
             local_files_only=local_files_only,
+            dequantized_dtype=float_dtype(param_dtype, argument="param_dtype"),
         )
         say(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
         place = placement(
@@ -250,7 +259,7 @@ class EasyBridgeMixin:
             The model, floating or quantized as it was.
 
         Raises:
-            NotFoundError: nothing is there, or no safetensors (pickle is never read).
+            NotFoundError: nothing is there, or no safetensors (pickled adapters are never read).
             ConversionError: the adapter is more than plain LoRA, has ranks or scales that differ
                 between layers, or does not fit the model; all problems are listed.
             ArgumentError: the model has other adapters.

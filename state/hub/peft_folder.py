@@ -125,7 +125,7 @@ def read_adapter(
             path=folder.uri,
             expected=f"{CONFIG_FILE} and {WEIGHTS_FILE}",
             found=", ".join(folder.names()[:8]) or "nothing",
-            next_step="save the adapter with peft's save_pretrained: pickle is never read",
+            next_step="save it with peft's save_pretrained: pickled adapters are never read",
         )
     where = f"{folder.uri}/{CONFIG_FILE}"
     config = PeftConfig.read(parse_json(raw, where), path=where)

@@ -117,13 +117,13 @@ def load_weights(
 
 def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pretrained) -> None:
     """Raise if integers, bools or complex numbers would become floating weights."""
+    stored = found.weights.dtypes
     problems = [
-        f"dtype of {name}: expected a floating one for {', '.join(rule.ours)}, "
-        f"found {found.weights.dtypes[name]}"
+        f"dtype of {name}: expected a floating one for {', '.join(rule.ours)}, found {stored[name]}"
         for rule in rules
         if all(is_floating(dtypes[path]) for path in rule.ours)
         for name in rule.theirs
-        if not is_floating(found.weights.dtypes[name])
+        if not is_floating(stored[name])
     ]
     if problems:
         raise ConversionError(

@@ -411,7 +411,7 @@ def _refuse_pickle(reference: str | os.PathLike[str]) -> None:
             path=str(path),
             expected="a run saved by save_state",
             found=f"pickle files: {', '.join(pickles)}",
-            next_step="pickle can run code and is never read; save again with save_state",
+            next_step="a state's pickle can run code and is never read; save again with save_state",
         )
 
 

@@ -14,7 +14,6 @@ from .export import served_item as served_item
 from .export import stored_config as stored_config
 from .files import CONFIG_FILE as CONFIG_FILE
 from .files import GENERATION_FILE as GENERATION_FILE
-from .files import INDEX_FILE as INDEX_FILE
 from .files import Pretrained as Pretrained
 from .files import open_pretrained as open_pretrained
 from .hub_folder import HUB_SCHEME as HUB_SCHEME
@@ -26,3 +25,4 @@ from .peft_names import modules_of as modules_of
 from .source_folder import SourceFolder as SourceFolder
 from .source_folder import parse_json as parse_json
 from .source_folder import refuse_hub_options as refuse_hub_options
+from .weight_files import INDEX_FILE as INDEX_FILE

@@ -1,7 +1,7 @@
 """Folders as older releases of EasyDeL saved them: weights in safetensors, named as ours are.
 
 Beside the weights lie the optimizer's tensors, which have numbers for names, and a pickle that says
-what they are. A pickle can run code and is never read: the optimizer stays behind. JAX-free.
+what they are. That pickle can run code and is never read: the optimizer stays behind. JAX-free.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
-"""Where pretrained weights come from: a folder of safetensors in any store, the hub, a GGUF file.
+"""Where pretrained weights come from: a folder in any store, the hub, a GGUF file.
 
 JAX-free. Tensors are read one by one, when they are asked for.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from cairn.state import registry
 from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import Array, RuleTable, Shape
+from cairn.state.conversion import FLOAT_NAMES, Array, RuleTable, Shape, float_dtype
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.easydel_folder import (
@@ -29,16 +28,30 @@ from cairn.state.weights.easydel_folder import (
 )
 from cairn.state.weights.gguf import GGUFFile
 from cairn.state.weights.hub_folder import find_folder
+from cairn.state.weights.quantized import (
+    QUANTIZATION_KEY,
+    Dequantized,
+    QuantizationMethod,
+    quantization_method,
+)
+from cairn.state.weights.safetensors_folder import SafetensorsFolder
 from cairn.state.weights.source_folder import SourceFolder, parse_json, refuse_hub_options
+from cairn.state.weights.torch_folder import TorchFolder
+from cairn.state.weights.weight_files import (
+    BIN_FILE,
+    BIN_INDEX_FILE,
+    INDEX_FILE,
+    SINGLE_FILE,
+    WeightFiles,
+    find_weight_files,
+)
+from cairn.state.weights.weight_source import RowSource, WeightSource, same
 from cairn.storage.errors import NotFoundError
 from cairn.storage.runs import RUN_FILE
-from cairn.storage.safetensors import SafetensorsHeader, read_header, read_tensor
 from cairn.storage.store import StoreURI, open_files, parse_uri
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -51,28 +64,6 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 """Files beside the weights that an export carries along unchanged."""
-
-_COMPARED_ELEMENTS = 4 << 20
-"""Numbers of a tensor that are compared with another's at a time."""
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
-
-
-class WeightSource(Protocol):
-    """Tensors by name."""
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
-        ...
-
-    @property
-    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """The dtype that `read` gives each tensor."""
-        ...
-
-    def read(self, name: str) -> Array:
-        """One tensor, whole."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -113,11 +104,13 @@ def open_pretrained(
     revision: str | None = None,
     token: str | None = None,
     local_files_only: bool = False,
+    dequantized_dtype: np.dtype[Any] | None = None,
 ) -> Pretrained:
     """Finds a model and reads its config; no weights yet.
 
     Of the hub config.json is fetched first, and nothing more if it is refused; then the files that
-    are read: the safetensors that make the model, their index, and `TOKENIZER_FILES`.
+    are read: the safetensors that make the model, their index, and `TOKENIZER_FILES`. What
+    `torch.save` has written is read where there are no safetensors.
 
     Args:
         name_or_path: a folder, a *.gguf file, a store URI of either, or a hub id, also as
@@ -127,11 +120,15 @@ def open_pretrained(
         revision: branch, tag or commit of a hub id.
         token: of the hub.
         local_files_only: take a hub id from the local cache alone.
+        dequantized_dtype: of weights that were published quantized; None: the one that config.json
+            gives the model.
 
     Raises:
         NotFoundError: nothing is there.
-        ArgumentError: something is asked of the hub for what is not there.
-        ConfigError: its family is unknown, or its options can't be had.
+        ArgumentError: something is asked of the hub for what is not there; or torch is needed, and
+            not installed.
+        ConfigError: its family is unknown, or its options can't be had, or the weights are
+            quantized in another way than those that are read.
         ConversionError: its files can't be read.
     """
     text = str(name_or_path)
@@ -154,7 +151,7 @@ def open_pretrained(
             found="a run" if is_run else f"{', '.join(folder.names()[:8]) or 'nothing'}",
             next_step="EasyDeLState.load_state loads a run's checkpoints"
             if is_run
-            else "give the folder that holds config.json and the safetensors files",
+            else "give the folder that holds config.json and the weights",
         )
     data = parse_json(raw, f"{folder.uri}/{CONFIG_FILE}")
     of_easydel = WEIGHTS_FILE in folder.names()
@@ -166,141 +163,54 @@ def open_pretrained(
             found=f"both: {WEIGHTS_FILE} and {', '.join(both)}",
             next_step="remove those that are not the model's",
         )
-    config = _config(_of_easydel(folder, data) if of_easydel else data, config_kwargs)
+    method = None
+    if of_easydel:
+        data = _of_easydel(folder, data)
+    elif registry.is_family(data.get("model_type")):
+        data, config_kwargs, method = _quantization(data, config_kwargs, str(folder.uri))
+    config = _config(data, config_kwargs)
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
     if of_easydel:
-        weights = SafetensorsFolder(folder, [WEIGHTS_FILE])
+        weights: RowSource = SafetensorsFolder(WeightFiles(folder, (WEIGHTS_FILE,)))
         config = config.replace(tokenizer_files=files)
         return Pretrained(str(folder.uri), config, weights, of_easydel=True)
-    weights = SafetensorsFolder(folder)
+    weights = _weights(folder, config)
+    if method is not None:
+        dtype = dequantized_dtype or _dtype(data)
+        weights = Dequantized(weights, method, dtype, str(folder.uri))
     asked = bool((config_kwargs or {}).get("tie_word_embeddings"))
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     config = config.replace(tokenizer_files=files)
     return Pretrained(str(folder.uri), config, _of_whole_model(config, weights))
 
 
-class SafetensorsFolder:
-    """The tensors of a folder: `model.safetensors`, or the shards that its index names.
+def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:
+    """The weights of a folder; safetensors, if there are any, before what torch has saved.
 
-    Beside `model.safetensors` an index counts for nothing once its shards are gone.
+    Raises:
+        NotFoundError: there are neither.
     """
-
-    def __init__(self, folder: SourceFolder, names: Sequence[str] | None = None) -> None:
-        """Reads the headers.
-
-        Args:
-            folder: where they are.
-            names: of the files; None: as Hugging Face calls them.
-
-        Raises:
-            NotFoundError: no safetensors, or a shard that the index names is not there.
-            ConversionError: the index can't be read, a tensor is in two files, or there are shards
-                and one file.
-        """
-        self._folder = folder
-        self._where: dict[str, str] = {}
-        self._headers: dict[str, SafetensorsHeader] = {}
-        names = self._file_names() if names is None else names
-        folder.fetch(names)
-        for name in names:
-            files, rel = folder.locate(name)
-            header = self._headers[name] = read_header(files, rel)
-            twice = sorted(set(header.tensors) & set(self._where))
-            if twice:
-                raise ConversionError(
-                    path=f"{folder.uri}/{name}",
-                    expected="every tensor in one file",
-                    found=f"{', '.join(twice[:5])} in {self._where[twice[0]]} as well",
-                    next_step="remove files of an earlier export from the folder",
-                )
-            self._where.update(dict.fromkeys(header.tensors, name))
-
-    @property
-    def shapes(self) -> Mapping[str, Shape]:
-        """Every tensor's shape."""
-        return {name: self._entry(name).shape for name in self._where}
-
-    @property
-    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
-        """Every tensor's dtype."""
-        return {name: self._entry(name).dtype for name in self._where}
-
-    def read(self, name: str) -> Array:
-        """One tensor, whole."""
-        file_name = self._where[name]
-        files, rel = self._folder.locate(file_name)
-        found: Array = read_tensor(files, rel, name, header=self._headers[file_name])
-        return found
-
-    def same(self, one: str, other: str) -> bool:
-        """Whether two tensors have the same values; read a part at a time."""
-        shape = self._entry(one).shape
-        if shape != self._entry(other).shape or not shape:
-            return False
-        rows = max(1, _COMPARED_ELEMENTS // max(1, math.prod(shape[1:])))
-        return all(
-            np.array_equal(
-                self._rows(one, (low, min(low + rows, shape[0]))),
-                self._rows(other, (low, min(low + rows, shape[0]))),
-                equal_nan=True,
-            )
-            for low in range(0, shape[0], rows)
-        )
-
-    def _rows(self, name: str, rows: tuple[int, int]) -> Array:
-        """Rows of a tensor, in a dtype that holds every stored number as it is."""
-        file_name = self._where[name]
-        files, rel = self._folder.locate(file_name)
-        header = self._headers[file_name]
-        return read_tensor(files, rel, name, header=header, rows=rows).astype(np.float64)
-
-    def _entry(self, name: str) -> Any:
-        return self._headers[self._where[name]].tensors[name]
-
-    def _file_names(self) -> list[str]:
-        names = self._folder.names()
-        raw = self._folder.read_bytes(INDEX_FILE)
-        if raw is not None:
-            indexed = self._indexed(raw)
-            if SINGLE_FILE not in names or indexed == [SINGLE_FILE]:
-                return indexed
-            if set(indexed) <= set(names):
-                raise ConversionError(
-                    path=self._folder.uri,
-                    expected=f"{SINGLE_FILE}, or {INDEX_FILE} with its files",
-                    found=f"both: {SINGLE_FILE} and {', '.join(indexed[:4])}",
-                    next_step="remove those that are not the model's",
-                )
-        if SINGLE_FILE in names:
-            # An index whose files are gone is of an earlier save; transformers ignores it too.
-            return [SINGLE_FILE]
-        pickled = [n for n in names if n.endswith((".bin", ".pt", ".pth"))]
-        raise NotFoundError(
-            path=self._folder.uri,
-            expected=f"{SINGLE_FILE} or {INDEX_FILE}",
-            found=f"pickled weights ({', '.join(pickled)})" if pickled else "neither",
-            next_step="convert the model with transformers' save_pretrained: pickle is never read"
-            if pickled
-            else "give the folder that holds the weights",
-        )
-
-    def _indexed(self, raw: bytes) -> list[str]:
-        path = f"{self._folder.uri}/{INDEX_FILE}"
-        mapping = parse_json(raw, path).get("weight_map")
-        values = list(mapping.values()) if isinstance(mapping, dict) else []
-        texts = {name for name in values if isinstance(name, str)}
-        bad = [name for name in values if not isinstance(name, str)]
-        bad += sorted(name for name in texts if not _PLAIN_NAME.fullmatch(name))
-        if not values or bad:
-            raise ConversionError(
-                path=path,
-                expected='a "weight_map" from tensor names to file names of this folder',
-                found=f"the file names {bad[:3]}" if bad else "none",
-                next_step="take the folder again from its source",
-            )
-        return sorted(texts)
+    spare: tuple[str, ...] = ()
+    if isinstance(config, DecoderConfig):
+        spare = get_family(config.model_type).rules(config).tolerated
+    files = find_weight_files(folder, single=SINGLE_FILE, index=INDEX_FILE, dispensable=spare)
+    if files is not None:
+        return SafetensorsFolder(files)
+    files = find_weight_files(folder, single=BIN_FILE, index=BIN_INDEX_FILE, dispensable=spare)
+    if files is not None:
+        return TorchFolder(files)
+    others = [name for name in folder.names() if name.endswith((".bin", ".pt", ".pth"))]
+    raise NotFoundError(
+        path=folder.uri,
+        expected=f"{SINGLE_FILE} or {INDEX_FILE}; or else {BIN_FILE} or {BIN_INDEX_FILE}",
+        found=f"other weights ({', '.join(others)})" if others else "neither",
+        next_step="convert the model with transformers' save_pretrained: pickle that can run code "
+        "is never read"
+        if others
+        else "give the folder that holds the weights",
+    )
 
 
 def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,10 +221,28 @@ def _of_easydel(folder: SourceFolder, data: Mapping[str, Any]) -> dict[str, Any]
     if behind:
         warnings.warn(
             f"{folder.uri}: only the weights that EasyDeL saved are loaded; left behind: "
-            f"{'; '.join(behind)}. Pickle can run code and is never read: make the optimizer anew",
+            f"{'; '.join(behind)}. Pickle that can run code is never read: make the optimizer anew",
             stacklevel=3,
         )
     return known
+
+
+def _quantization(
+    data: dict[str, Any], updates: Mapping[str, Any] | None, path: str
+) -> tuple[dict[str, Any], dict[str, Any], QuantizationMethod | None]:
+    """config.json and what replaces its keys, both without quantization; and the latter."""
+    plain, given = dict(data), dict(updates or {})
+    asked = plain.pop(QUANTIZATION_KEY, None)
+    asked = given.pop(QUANTIZATION_KEY, asked)
+    method = None if asked is None else quantization_method(asked, path=f"{path}/{CONFIG_FILE}")
+    return plain, given, method
+
+
+def _dtype(data: Mapping[str, Any]) -> np.dtype[Any]:
+    """What config.json says of the weights' dtype; bfloat16 where it says nothing that is known."""
+    said = data.get("dtype") or data.get("torch_dtype")
+    name = said if said in FLOAT_NAMES else "bfloat16"
+    return np.dtype(float_dtype(name, argument="dtype"))
 
 
 def _open_gguf(text: str, config_kwargs: Mapping[str, Any] | None) -> Pretrained:
@@ -399,7 +327,7 @@ def _of_whole_model(config: EDPretrainedConfig, weights: WeightSource) -> Weight
 
 
 def _as_tied_as_its_weights(
-    config: EDPretrainedConfig, weights: SafetensorsFolder, path: str, *, asked: bool
+    config: EDPretrainedConfig, weights: RowSource, path: str, *, asked: bool
 ) -> EDPretrainedConfig:
     """The config, untied if the weights that it ties are there with different values.
 
@@ -412,7 +340,7 @@ def _as_tied_as_its_weights(
     differ = [
         f"{alias} differs from {name}"
         for alias, name in aliases.items()
-        if {alias, name} <= weights.shapes.keys() and not weights.same(alias, name)
+        if {alias, name} <= weights.shapes.keys() and not same(weights, alias, name)
     ]
     if not differ:
         return config

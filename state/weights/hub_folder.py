@@ -136,7 +136,7 @@ class HubFolder(SourceFolder):
             info = HfApi(token=self._token).model_info(self._repository, revision=self._revision)
             return [file.rfilename for file in info.siblings or ()]
         except Exception as exc:  # its HTTP library differs by version, and so do its errors
-            if any(name.endswith(".safetensors") for name in self._names):
+            if any(name.endswith((".safetensors", ".bin")) for name in self._names):
                 return []
             raise self._not_found(exc) from exc
 

@@ -75,10 +75,18 @@ def parse_json(raw: bytes, path: str) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ConversionError: the bytes are none.
+        ConversionError: the bytes are none, or a key has two values.
     """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        twice = [k for k, value in pairs if found[k] is not value and found[k] != value]
+        if twice:
+            raise ValueError(f"two values of the key {twice[0]!r}")
+        return found
+
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, object_pairs_hook=unique)
     except (ValueError, RecursionError) as exc:
         raise ConversionError(path=path, expected="JSON", found=str(exc)) from exc
     if not isinstance(data, dict):

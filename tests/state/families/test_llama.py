@@ -129,7 +129,7 @@ def with_another_head(folder, change):
 
 
 def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_loaded_untied(tmp_path, monkeypatch):
-    monkeypatch.setattr("cairn.state.weights.files._COMPARED_ELEMENTS", 100)
+    monkeypatch.setattr("cairn.state.weights.weight_source._COMPARED_ELEMENTS", 100)
     folder = save(tiny_llama(tie_word_embeddings=True), tmp_path)
 
     def last_changed(weight):

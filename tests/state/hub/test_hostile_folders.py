@@ -10,12 +10,16 @@ from safetensors.numpy import load_file, save_file
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
+from cairn.state.module.base import EasyDeLBaseModule
 from cairn.state.weights import open_pretrained
+from cairn.storage.errors import CorruptionError, StorageError, UnsupportedFormatError
 from tests.contract.subjects import make_decoder
+from tests.hostile.safetensors_files import hostile_files, packed, tensor, tensors
 from tests.state.hf_models import save, tiny_llama
 from tests.state.hub.test_easydel_folder import save_as_easydel
 
 INDEX = "model.safetensors.index.json"
+SHARD = "model-00001-of-00001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +115,94 @@ def test_a_rope_that_is_asked_for_is_never_ignored(folder):
     asked = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     rope = open_pretrained(folder, config_kwargs=asked).config.rope
     assert (rope.theta, rope.scaling, rope.factor) == (5e5, "linear", 2.0)
+
+
+@pytest.mark.parametrize("name", sorted(hostile_files()))
+@pytest.mark.parametrize("sharded", [False, True], ids=["single", "sharded"])
+def test_a_file_that_lies_is_refused_by_its_name(name, sharded, folder):
+    (folder / "model.safetensors").unlink()
+    file = folder / (SHARD if sharded else "model.safetensors")
+    file.write_bytes(hostile_files()[name])
+    if sharded:
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"a": SHARD}}))
+    kind = UnsupportedFormatError if name.startswith("unknown") else CorruptionError
+    with pytest.raises(kind) as caught:
+        EasyDeLBaseModule.from_pretrained(folder)
+    error: StorageError = caught.value
+    assert file.name in error.path
+    assert error.expected
+    assert error.found
+
+
+@pytest.mark.parametrize("left", [0, 7, 8, 100, 4000, -4, -1])
+def test_a_file_that_is_cut_short_is_refused_by_its_name(left, folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    with pytest.raises(CorruptionError, match=r"model\.safetensors"):
+        EasyDeLBaseModule.from_pretrained(folder)
+
+
+def test_tensors_of_shared_bytes_are_refused_by_name_and_file(folder):
+    file = folder / "model.safetensors"
+    four, six = tensor("F4", [4], [0, 2]), tensor("F6_E2M3", [4], [2, 5])
+    file.write_bytes(tensors(bytes(13), a=four, b=six, c=tensor(offsets=[5, 13])))
+    with pytest.raises(ConversionError, match=r"model\.safetensors: .*2 of others") as caught:
+        EasyDeLBaseModule.from_pretrained(folder)
+    assert caught.value.problems == ("a: F4", "b: F6_E2M3")
+
+
+def test_a_shard_that_lacks_what_the_index_promises_is_refused_by_its_name(folder):
+    (folder / "model.safetensors").rename(folder / SHARD)
+    names = load_file(folder / SHARD)
+    promised = dict.fromkeys([*names, "model.one", "model.two"], SHARD)
+    (folder / INDEX).write_text(json.dumps({"weight_map": promised}))
+    with pytest.raises(ConversionError, match="in the file that the index names") as caught:
+        EasyDeLBaseModule.from_pretrained(folder)
+    assert caught.value.problems == (
+        f"{SHARD}: lacks model.one, which is nowhere",
+        f"{SHARD}: lacks model.two, which is nowhere",
+    )
+
+
+def test_an_index_may_promise_copies_that_a_conversion_has_dropped(tmp_path):
+    folder = save(tiny_llama(tie_word_embeddings=True), tmp_path)
+    (folder / "model.safetensors").rename(folder / SHARD)
+    spare = ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"]
+    promised = dict.fromkeys([*load_file(folder / SHARD), *spare], SHARD)
+    (folder / INDEX).write_text(json.dumps({"weight_map": promised}))
+    DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    with pytest.raises(ConversionError, match="in the file that the index names") as caught:
+        open_pretrained(folder, config_kwargs={"tie_word_embeddings": False})
+    assert caught.value.problems == (f"{SHARD}: lacks lm_head.weight, which is nowhere",)
+
+
+def test_a_shard_that_holds_more_than_the_index_says_is_as_transformers_takes_it(folder):
+    (folder / "model.safetensors").rename(folder / SHARD)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": SHARD}}))
+    assert len(open_pretrained(folder).weights.shapes) == len(load_file(folder / SHARD))
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX])
+def test_json_that_says_two_things_at_once_is_refused_by_its_name(name, folder):
+    (folder / "model.safetensors").rename(folder / SHARD)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": SHARD}}))
+    file = folder / name
+    text = file.read_text().strip()
+    key, value = next(iter(json.loads(text).items()))
+    file.write_text(f"{text[:-1]}, {json.dumps(key)}: {json.dumps(value)}}}")
+    open_pretrained(folder)
+    file.write_text(f"{text[:-1]}, {json.dumps(key)}: 3}}")
+    with pytest.raises(ConversionError, match=f"{name}: .*two values of the key '{key}'"):
+        open_pretrained(folder)
+
+
+def test_a_header_of_another_files_data_is_refused(folder):
+    """As a download leaves it that went on with another version of the file."""
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["model.norm.weight"]["shape"] = [64]
+    file.write_bytes(packed(json.dumps(header).encode(), data[8 + length :]))
+    with pytest.raises(CorruptionError, match=r"'model\.norm\.weight' to be 256 bytes"):
+        EasyDeLBaseModule.from_pretrained(folder)

@@ -6,6 +6,7 @@ import os
 import jax
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 from safetensors.numpy import load_file
 from transformers import LlamaForCausalLM
@@ -301,10 +302,10 @@ def test_a_users_own_model_is_saved_and_loaded_under_its_own_names(tmp_path):
         EasyDeLBaseModule.from_pretrained(tmp_path)
 
 
-def test_pickled_weights_are_never_read(folder, tmp_path):
+def test_weights_in_forms_that_are_not_read_are_named(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(NotFoundError, match="pickle is never read"):
+    (tmp_path / "consolidated.00.pth").write_bytes(b"\x80\x04.")
+    with pytest.raises(NotFoundError, match=r"consolidated\.00\.pth.*that can run code is never"):
         DecoderForCausalLM.from_pretrained(tmp_path)
 
 
@@ -447,6 +448,7 @@ def test_of_a_hub_just_the_files_that_are_read_are_downloaded_each_once(crowded,
         ({"model_type": "unheard-of"}, "unheard-of"),
         ({"attention_sinks": 4}, "attention_sinks"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ],
 )
 def test_a_config_that_is_refused_costs_no_more_than_itself(changes, said, crowded, tmp_path):
@@ -467,20 +469,33 @@ else:
         assert hub.downloaded == ["config.json"]
 
 
-def test_a_hub_that_has_pickled_weights_alone_is_refused_before_they_are_downloaded(
-    folder, tmp_path
-):
-    repository = tmp_path / "pickled"
+def test_of_a_hub_without_safetensors_what_torch_saved_is_downloaded(folder, tmp_path):
+    repository = tmp_path / "old"
     repository.mkdir()
     (repository / "config.json").write_bytes((folder / "config.json").read_bytes())
-    (repository / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    torch.save(tiny_llama().state_dict(), repository / "pytorch_model.bin")
+    (repository / "consolidated.00.pth").write_bytes(b"\x80\x04.")
+    with hub_server.serve(repository) as hub:
+        run_with_hub(LOAD, hub, tmp_path / "home")
+        assert hub.downloaded == ["config.json", "pytorch_model.bin"]
+    code = 'from cairn.state.weights import open_pretrained as o; o("org/tiny").weights.shapes'
+    run_with_hub(code, hub, tmp_path / "home")  # nobody listens there any more
+
+
+def test_what_torch_saved_is_not_downloaded_where_torch_is_missing(folder, tmp_path):
+    repository = tmp_path / "old"
+    repository.mkdir()
+    (repository / "config.json").write_bytes((folder / "config.json").read_bytes())
+    torch.save(tiny_llama().state_dict(), repository / "pytorch_model.bin")
     code = """
+import sys
+sys.modules["torch"] = None
+from cairn.state.errors import ArgumentError
 from cairn.state.weights import open_pretrained
-from cairn.storage.errors import NotFoundError
 try:
     open_pretrained("org/tiny")
-except NotFoundError as error:
-    assert "found pickled weights (pytorch_model.bin)" in str(error), error
+except ArgumentError as error:
+    assert "pip install 'cairn-checkpoints[torch]'" in str(error), error
 else:
     raise SystemExit("loaded")
 """

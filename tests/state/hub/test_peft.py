@@ -292,7 +292,7 @@ def test_weights_that_peft_saved_beside_adapters_are_refused_with_the_way_to_lea
 def test_pickled_adapters_are_never_read(folder, tmp_path):
     adapted(folder).save_adapter(tmp_path)
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
-    with pytest.raises(NotFoundError, match="pickle is never read"):
+    with pytest.raises(NotFoundError, match="pickled adapters are never read"):
         loaded(folder).load_adapter(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")

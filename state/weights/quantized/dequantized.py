@@ -1,0 +1,139 @@
+"""Weights that were published quantized, as those of the plain model. JAX-free."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from cairn.state.conversion import Array, Shape
+from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.weights.quantized.fp8 import FP8
+from cairn.state.weights.quantized.mxfp4 import MXFP4
+from cairn.state.weights.weight_source import QuantizedTensor, RowSource, WeightSource
+
+__all__ = ["QUANTIZATION_KEY", "Dequantized", "QuantizationMethod", "quantization_method"]
+
+QUANTIZATION_KEY: Final = "quantization_config"
+"""The key of config.json that says how the weights are quantized."""
+
+_METHODS: Final[Mapping[str, type[FP8 | MXFP4]]] = {"fp8": FP8, "mxfp4": MXFP4}
+
+
+class QuantizationMethod(Protocol):
+    """A way of quantizing weights that is read here."""
+
+    def find(self, weights: WeightSource) -> tuple[list[QuantizedTensor], list[str]]:
+        """The quantized tensors of a source, and what is wrong with them."""
+        ...
+
+
+def quantization_method(data: Any, *, path: str) -> QuantizationMethod:
+    """The method that a quantization_config asks for.
+
+    Args:
+        data: the value of `QUANTIZATION_KEY`.
+        path: the file, for messages.
+
+    Raises:
+        ConfigError: another method than those that are read, or one with options that are not
+            known; these are named.
+    """
+    name = data.get("quant_method") if isinstance(data, Mapping) else None
+    kind = _METHODS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise ConfigError(
+            path=f"{path}: {QUANTIZATION_KEY}",
+            expected=f"quant_method to be one of {', '.join(_METHODS)}",
+            found=repr(data if name is None else name)[:200],
+            next_step="take the model as it was before quantization, or dequantize it first, with "
+            "the library that quantized it",
+        )
+    method, problems = kind.read(data)
+    problems += [f"{key}={data[key]!r}" for key in data if key not in kind.KEYS]
+    if problems:
+        raise ConfigError(
+            path=f"{path}: {QUANTIZATION_KEY}",
+            expected=f"{name} as it is published, with the keys {', '.join(sorted(kind.KEYS))}",
+            found="; ".join(problems),
+            next_step="take the model as it was before quantization",
+        )
+    return method
+
+
+class Dequantized:
+    """Tensors by the names, shapes and dtypes of the plain model.
+
+    A quantized one is dequantized when it is read, in float32, and then cast. The others are as
+    they lie.
+    """
+
+    def __init__(
+        self, weights: RowSource, method: QuantizationMethod, dtype: np.dtype[Any], path: str
+    ) -> None:
+        """Finds the quantized tensors; reads none.
+
+        Args:
+            weights: as they lie.
+            method: how they are quantized.
+            dtype: that of the dequantized ones.
+            path: where the weights are, for messages.
+
+        Raises:
+            ConversionError: scales are missing, too many or mis-shaped; all are listed.
+        """
+        found, problems = method.find(weights)
+        if problems:
+            raise ConversionError(
+                path=path,
+                expected="a scale for each quantized tensor, and no others",
+                found=f"{len(problems)} problem(s)",
+                next_step="take the files again from their source",
+                problems=problems,
+            )
+        self._weights = weights
+        self._dtype = dtype
+        self._path = path
+        self._quantized = {tensor.name: tensor for tensor in found}
+        self._parts = {part for tensor in found for part in tensor.parts}
+
+    @functools.cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        plain = {n: shape for n, shape in self._weights.shapes.items() if n not in self._parts}
+        return plain | {name: tensor.shape for name, tensor in self._quantized.items()}
+
+    @functools.cached_property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        plain = {n: dtype for n, dtype in self._weights.dtypes.items() if n not in self._parts}
+        return plain | dict.fromkeys(self._quantized, self._dtype)
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole.
+
+        Raises:
+            ConversionError: its scales are no numbers.
+        """
+        tensor = self._quantized.get(name)
+        if tensor is None:
+            return self._weights.read(name)
+        out: Array = np.empty(tensor.shape, self._dtype)
+        try:
+            tensor.fill(self._weights, out)
+        except FloatingPointError as exc:
+            raise ConversionError(
+                path=f"{self._path}: {name}",
+                expected="scales that are numbers",
+                found=str(exc),
+                next_step="take the files again from their source",
+            ) from exc
+        return out
+
+    def rows(self, name: str, low: int, high: int) -> Array:
+        """Some rows of a tensor."""
+        if name in self._quantized:
+            return self.read(name)[low:high]
+        return self._weights.rows(name, low, high)

@@ -1,0 +1,79 @@
+"""Weights in safetensors, in any store. JAX-free."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cairn.state.conversion import Array, Shape
+from cairn.state.errors import ConversionError
+from cairn.state.weights.weight_files import WeightFiles
+from cairn.storage.safetensors import DTYPES, SafetensorsHeader, read_header, read_tensor
+
+__all__ = ["SafetensorsFolder"]
+
+
+class SafetensorsFolder:
+    """The tensors of a folder's safetensors files."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        """Reads the headers.
+
+        Raises:
+            NotFoundError: a file is not there.
+            CorruptionError: a file is not what its header says.
+            ConversionError: a tensor is in two files, or not in the one that the index names, or
+                of a dtype that NumPy does not have.
+        """
+        self._folder = files.folder
+        self._headers: dict[str, SafetensorsHeader] = {}
+        self._folder.fetch(files.names)
+        for name in files.names:
+            at, rel = self._folder.locate(name)
+            header = self._headers[name] = read_header(at, rel)
+            _refuse_packed(header, f"{self._folder.uri}/{name}")
+        contents = {name: header.tensors for name, header in self._headers.items()}
+        self._where = files.locate_tensors(contents)
+
+    @functools.cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        return {name: self._headers[at].tensors[name].shape for name, at in self._where.items()}
+
+    @functools.cached_property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        return {name: self._headers[at].tensors[name].dtype for name, at in self._where.items()}
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        return self._read(name, None)
+
+    def rows(self, name: str, low: int, high: int) -> Array:
+        """Some rows of a tensor."""
+        return self._read(name, (low, high))
+
+    def _read(self, name: str, rows: tuple[int, int] | None) -> Array:
+        file = self._where[name]
+        at, rel = self._folder.locate(file)
+        found: Array = read_tensor(at, rel, name, header=self._headers[file], rows=rows)
+        return found
+
+
+def _refuse_packed(header: SafetensorsHeader, path: str) -> None:
+    problems = [
+        f"{name}: {tensor.code}"
+        for name, tensor in header.tensors.items()
+        if tensor.code not in DTYPES
+    ]
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected=f"tensors of the dtypes {', '.join(DTYPES)}",
+            found=f"{len(problems)} of others",
+            next_step="take the weights as they were before quantization, or dequantize them",
+            problems=problems,
+        )

@@ -1,0 +1,226 @@
+"""Weights that `torch.save` has written: `pytorch_model.bin`, or the shards of its index. JAX-free.
+
+Such a file is a pickle, and a pickle can run code. It goes through one loader, which knows of
+tensors alone and runs nothing: `torch.load(weights_only=True)`. What that refuses is refused here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from packaging.version import Version
+
+from cairn.state.conversion import Array, Shape
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.weights.source_folder import SourceFolder
+from cairn.state.weights.weight_files import WeightFiles
+from cairn.storage.safetensors import DTYPES
+from cairn.storage.store import open_files, parse_uri
+
+__all__ = ["TorchFolder"]
+
+_OLDEST = "2.10"
+"""Before, a file could corrupt memory even so (CVE-2026-24747)."""
+_ZIP_START = b"PK\x03\x04"
+_RECORD = re.compile(r"[^/]+/data/[^/]+")
+"""Where torch keeps the numbers of a tensor in its zip files."""
+_GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
+_DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
+
+
+class TorchFolder:
+    """The tensors of a folder's `.bin` files.
+
+    The files that torch has written since 1.6 (2020) are mapped into memory: a tensor takes some
+    when it is read. Older ones are read whole. Of a store the files are copied to the disk first.
+    """
+
+    def __init__(self, files: WeightFiles) -> None:
+        """Opens the files.
+
+        Raises:
+            ArgumentError: torch is not installed, or too old to be safe.
+            NotFoundError: a file is not there.
+            ConversionError: a file holds more than tensors, or is cut short; or a tensor is in two
+                files, or not in the one that the index names.
+        """
+        self._torch = _torch()
+        files.folder.fetch(files.names)
+        contents = {name: self._open(files.folder, name) for name in files.names}
+        files.locate_tensors(contents)
+        self._tensors = {
+            name: tensor for tensors in contents.values() for name, tensor in tensors.items()
+        }
+
+    @functools.cached_property
+    def shapes(self) -> Mapping[str, Shape]:
+        """Every tensor's shape."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    @functools.cached_property
+    def dtypes(self) -> Mapping[str, np.dtype[Any]]:
+        """Every tensor's dtype."""
+        return {name: _DTYPES[_name_of(tensor.dtype)] for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> Array:
+        """One tensor, whole."""
+        return self._array(name, self._tensors[name])
+
+    def rows(self, name: str, low: int, high: int) -> Array:
+        """Some rows of a tensor."""
+        return self._array(name, self._tensors[name][low:high])
+
+    def _array(self, name: str, tensor: Any) -> Array:
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        # NumPy's bfloat16 is unknown to torch: the bytes go over.
+        flat = plain.reshape(-1).view(self._torch.uint8).numpy()
+        found: Array = np.array(flat).view(self.dtypes[name]).reshape(tuple(tensor.shape))
+        return found
+
+    def _open(self, folder: SourceFolder, name: str) -> dict[str, Any]:
+        at, rel = folder.locate(name)
+        at.stat(rel)  # says what is not there
+        shown = f"{folder.uri}/{name}"
+        if at.uri.scheme == "file":
+            return _tensors(self._torch, Path(at.uri.local_path, rel), shown)
+        # Mapped into memory: once open, the file's name may go.
+        with tempfile.TemporaryDirectory() as local:
+            at.copy(rel, open_files(parse_uri(local)), name)
+            return _tensors(self._torch, Path(local, name), shown)
+
+
+def _tensors(torch: Any, path: Path, shown: str) -> dict[str, Any]:
+    """The tensors of one file.
+
+    Raises:
+        ConversionError: it holds anything else, or can't be read.
+    """
+    with path.open("rb") as stream:
+        zipped = stream.read(len(_ZIP_START)) == _ZIP_START
+    try:
+        sizes = _record_sizes(path) if zipped else path.stat().st_size
+        content = torch.load(path, map_location="cpu", mmap=zipped, weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as exc:  # a file may make the loader fail in any way
+        raise ConversionError(
+            path=shown,
+            expected="tensors, as torch.save writes a state_dict, and nothing that can run code",
+            found=_short(exc),
+            next_step="take the file again from its source, if it was cut short; or ask its maker "
+            "for safetensors (save_pretrained)",
+        ) from exc
+    problems = _problems(torch, content)
+    if problems:
+        raise ConversionError(
+            path=shown,
+            expected="a state_dict: names and plain tensors",
+            found=f"{len(problems)} of something else",
+            next_step="save the model's state_dict() alone",
+            problems=problems,
+        )
+    _check_sizes(content, sizes, shown)
+    tensors: dict[str, Any] = content
+    return tensors
+
+
+def _problems(torch: Any, content: Any) -> list[str]:
+    if not isinstance(content, dict):
+        return [f"the file: {type(content).__name__}"]
+    problems = []
+    for name, value in content.items():
+        kind = type(value).__name__
+        if not isinstance(name, str):
+            problems.append(f"the name {name!r}"[:200])
+        elif not isinstance(value, torch.Tensor):
+            problems.append(f"{name}: {kind}")
+        elif value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+            problems.append(f"{name}: a tensor that is {value.layout}, {value.dtype}")
+        elif _name_of(value.dtype) not in _DTYPES:
+            problems.append(f"{name}: {value.dtype}")
+    return problems
+
+
+def _record_sizes(path: Path) -> Counter[int]:
+    """How many bytes the numbers of the tensors take, as the zip file says."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+    if len({entry.filename for entry in entries}) != len(entries):
+        raise ValueError("two entries of one name")
+    # They are mapped as they lie.
+    packed = [one.filename for one in entries if one.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise ValueError(f"compressed entries: {', '.join(packed[:3])}")
+    return Counter(one.file_size for one in entries if _RECORD.fullmatch(one.filename))
+
+
+def _check_sizes(tensors: Mapping[str, Any], sizes: Counter[int] | int, shown: str) -> None:
+    """Checks that no tensor has bytes that are not its own: the loader believes what a file says.
+
+    Args:
+        tensors: of a file.
+        sizes: those of its entries; or its own, if it has none.
+        shown: the file, for messages.
+
+    Raises:
+        ConversionError: one has.
+    """
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in (tensor.untyped_storage() for tensor in tensors.values())
+        if storage.nbytes()
+    }
+    if isinstance(sizes, int):
+        wrong = [sum(storages.values())] if sum(storages.values()) > sizes else []
+    else:
+        wrong = sorted(Counter(storages.values()) - sizes)
+    if wrong:
+        raise ConversionError(
+            path=shown,
+            expected="tensors that are as long as what the file has of them",
+            found=f"tensors of {', '.join(map(str, wrong[:5]))} bytes",
+            next_step="take the file again from its source",
+        )
+
+
+def _short(exc: Exception) -> str:
+    """What a loader said, without its advice to trust the file."""
+    text = " ".join(str(exc).split())
+    asked = _GLOBAL.search(text)
+    if asked is not None:
+        return f"{asked[1]}, which is no part of a tensor"
+    return f"{type(exc).__name__}: {text.partition(' In PyTorch 2.6')[0][:300]}"
+
+
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _torch() -> Any:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as exc:
+        raise ArgumentError(
+            path="pytorch_model.bin",
+            expected="the package 'torch', which reads it",
+            found="it is not installed",
+            next_step="pip install 'cairn-checkpoints[torch]', or take the model's safetensors",
+        ) from exc
+    if Version(torch.__version__) < Version(_OLDEST):
+        raise ArgumentError(
+            path="pytorch_model.bin",
+            expected=f"torch {_OLDEST} or newer: before, such a file could corrupt memory "
+            "(CVE-2026-24747)",
+            found=torch.__version__,
+            next_step="upgrade torch, or take the model's safetensors",
+        )
+    return torch

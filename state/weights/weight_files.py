@@ -1,0 +1,142 @@
+"""Which files of a folder hold the weights, and in which of them each tensor is. JAX-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cairn.state.errors import ConversionError
+from cairn.state.weights.source_folder import SourceFolder, parse_json
+
+__all__ = [
+    "BIN_FILE",
+    "BIN_INDEX_FILE",
+    "INDEX_FILE",
+    "SINGLE_FILE",
+    "WeightFiles",
+    "find_weight_files",
+]
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+BIN_INDEX_FILE = "pytorch_model.bin.index.json"
+BIN_FILE = "pytorch_model.bin"
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}")
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Files that together hold a model's weights.
+
+    Attributes:
+        folder: where they are.
+        names: of the files.
+        promised: tensor -> file, as an index says; nothing without one.
+        dispensable: regular expressions of tensors that follow from others. An index may promise
+            them and no file have them: who converts files drops copies of tied weights, and keeps
+            the index.
+    """
+
+    folder: SourceFolder
+    names: tuple[str, ...]
+    promised: Mapping[str, str] = field(default_factory=dict)
+    dispensable: tuple[str, ...] = ()
+
+    def locate_tensors(self, contents: Mapping[str, Iterable[str]]) -> dict[str, str]:
+        """The file of each tensor.
+
+        Args:
+            contents: file -> names of the tensors that it really holds.
+
+        Raises:
+            ConversionError: a tensor is in two files, or not in the one that the index names; all
+                are listed.
+        """
+        where: dict[str, str] = {}
+        for file, tensors in contents.items():
+            names = list(tensors)
+            twice = sorted(set(names) & where.keys())
+            if twice:
+                raise ConversionError(
+                    path=f"{self.folder.uri}/{file}",
+                    expected="every tensor in one file",
+                    found=f"{', '.join(twice[:5])} in {where[twice[0]]} as well",
+                    next_step="remove files of an earlier export from the folder",
+                )
+            where.update(dict.fromkeys(names, file))
+        astray = []
+        for tensor, file in sorted(self.promised.items()):
+            found = where.get(tensor)
+            dispensable = any(re.fullmatch(pattern, tensor) for pattern in self.dispensable)
+            if found != file and not (found is None and dispensable):
+                place = "nowhere" if found is None else f"in {found}"
+                astray.append(f"{file}: lacks {tensor}, which is {place}")
+        if astray:
+            raise ConversionError(
+                path=self.folder.uri,
+                expected="every tensor in the file that the index names",
+                found=f"{len(astray)} that are not",
+                next_step="take the folder again from its source: files of two saves are mixed",
+                problems=astray,
+            )
+        return where
+
+
+def find_weight_files(
+    folder: SourceFolder, *, single: str, index: str, dispensable: tuple[str, ...] = ()
+) -> WeightFiles | None:
+    """The file of a folder that holds all weights, or the shards that its index names.
+
+    Beside the one file an index counts for nothing once its shards are gone: it is of an earlier
+    save then, and transformers ignores it too.
+
+    Args:
+        folder: to look in.
+        single: name of the one file.
+        index: name of the index.
+        dispensable: as in `WeightFiles`.
+
+    Returns:
+        None if neither is there.
+
+    Raises:
+        ConversionError: the index can't be read, or there are its shards and the one file.
+    """
+    names = folder.names()
+    raw = folder.read_bytes(index)
+    if raw is not None:
+        promised = _promised(raw, f"{folder.uri}/{index}", single.rpartition(".")[2])
+        indexed = sorted(set(promised.values()))
+        if single not in names or indexed == [single]:
+            return WeightFiles(folder, tuple(indexed), promised, dispensable)
+        if set(indexed) <= set(names):
+            raise ConversionError(
+                path=folder.uri,
+                expected=f"{single}, or {index} with its files",
+                found=f"both: {single} and {', '.join(indexed[:4])}",
+                next_step="remove those that are not the model's",
+            )
+    return WeightFiles(folder, (single,)) if single in names else None
+
+
+def _promised(raw: bytes, path: str, ending: str) -> dict[str, str]:
+    """Tensor -> file, as an index says."""
+    mapping = parse_json(raw, path).get("weight_map")
+    found = mapping if isinstance(mapping, dict) else {}
+    bad = [name for name in found.values() if not isinstance(name, str)]
+    texts = {tensor: name for tensor, name in found.items() if isinstance(name, str)}
+    bad += sorted(
+        name
+        for name in {*texts.values()}
+        if not _PLAIN_NAME.fullmatch(name) or not name.endswith(f".{ending}")
+    )
+    if not found or bad:
+        raise ConversionError(
+            path=path,
+            expected=f'a "weight_map" from tensor names to file names of this folder, *.{ending}',
+            found=f"the file names {bad[:3]}" if bad else "none",
+            next_step="take the folder again from its source",
+        )
+    return texts
