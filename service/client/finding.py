@@ -29,15 +29,7 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
     if address.step is not None:
         return address.run, address.step
     if address.alias is not None:
-        alias = client.alias(address.run, address.alias, root=root, refresh=True)
-        listed = client.checkpoint(address.run, alias.step, root=root)
-        if listed.attempt != alias.attempt:
-            raise NoCheckpointError(
-                f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
-                f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
-                "saved anew. Promote the new one, or read the old one in the store by its alias."
-            )
-        return address.run, alias.step
+        return address.run, (_aliased(client, address, address.alias, root)).step
     run = client.run(address.run, root=root, refresh=True)
     if run.latest_step is None:
         raise NoCheckpointError(
@@ -45,6 +37,20 @@ def find_step(client: Client, address: Address, root: str) -> tuple[str, int]:
             f"`cairn checkpoints {address.run} --state all` shows what is there."
         )
     return address.run, run.latest_step
+
+
+def find_attempt(client: Client, address: Address, root: str) -> tuple[str, int, int]:
+    """The run, the step and the attempt that wrote it, of what an address means now.
+
+    Raises:
+        AddressError, NoCheckpointError, ProblemResponseError: As `find_step`; or there is no such
+            step.
+    """
+    if address.alias is not None:
+        aliased = _aliased(client, address, address.alias, root)
+        return address.run, aliased.step, aliased.attempt
+    run, step = find_step(client, address, root)
+    return run, step, (client.checkpoint(run, step, root=root)).attempt
 
 
 def best_step(client: Client, run: str, best: str, root: str) -> int:
@@ -94,6 +100,19 @@ def _no_way(run: str, best: str, metric: str, noted: Collection[Better]) -> Addr
         f"{run}@{BEST}{best}: expected whether small or large values of {metric!r} are good, found "
         f"nothing that says so. Ask for {run}@{BEST}{metric}:min or {run}@{BEST}{metric}:max."
     )
+
+
+def _aliased(client: Client, address: Address, name: str, root: str) -> Checkpoint:
+    """The step that an alias was moved to."""
+    alias = client.alias(address.run, name, root=root, refresh=True)
+    listed = client.checkpoint(address.run, alias.step, root=root)
+    if listed.attempt != alias.attempt:
+        raise NoCheckpointError(
+            f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
+            f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
+            "saved anew. Promote the new one, or read the old one in the store by its alias."
+        )
+    return listed
 
 
 def _no_value(client: Client, run: str, metric: str, root: str) -> NoCheckpointError:

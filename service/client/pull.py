@@ -60,6 +60,7 @@ def pull(
     *,
     root: str,
     options: Mapping[str, Any],
+    attempt: int | None = None,
     keep: int | None = None,
     tell: Tell = lambda name, done, total: None,
 ) -> Pulled:
@@ -72,11 +73,13 @@ def pull(
         folder: Where; made if it is not there.
         root: Name of the run's root.
         options: Of the export.
+        attempt: The one that wrote the step that is meant; None: whichever is listed.
         keep: How many of the versions that were replaced stay; None: all.
         tell: See `Tell`.
 
     Raises:
-        PullError: Another process pulls into the folder, or what came is not what was exported.
+        PullError: Another process pulls into the folder, what came is not what was exported, or
+            the step was set aside meanwhile, and saved anew.
         OSError: The disk is full, or does not let us write.
         ProblemResponseError: There is no such step, or it can't be exported.
         ServerUnreachableError: No control plane answers.
@@ -84,6 +87,11 @@ def pull(
     started = client.convert(run, step, root=root, **options)
     result = client.wait(started.id).result or {}
     artifact = client.artifact(str(result["artifact_id"]))
+    if attempt is not None and artifact.attempt != attempt:
+        raise PullError(
+            f"{run}, step {step}: expected that of attempt {attempt}, found that of attempt "
+            f"{artifact.attempt}: it was set aside meanwhile, and saved anew. Pull again."
+        )
     version = _version(artifact)
     with _alone(folder):
         _refuse_foreign(folder / CURRENT)

@@ -8,7 +8,7 @@ import typer
 
 from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
-from cairn.service.client.finding import find_step
+from cairn.service.client.finding import find_attempt
 from cairn.service.client.protocol import DEFAULT_ROOT
 from cairn.service.client.pull import Pulled, pull
 from cairn.service.command.options import (
@@ -72,10 +72,19 @@ def pull_command(
     with Client(url) as client:
         while True:
             try:
-                run, step = find_step(client, address, root)
-                found = (run, step, client.checkpoint(run, step, root=root).attempt)
+                found = find_attempt(client, address, root)
                 if found != known:
-                    pulled = pull(client, run, step, folder, root=root, options=options, keep=keep)
+                    run, step, attempt = found
+                    pulled = pull(
+                        client,
+                        run,
+                        step,
+                        folder,
+                        root=root,
+                        options=options,
+                        attempt=attempt,
+                        keep=keep,
+                    )
                     known = found
                     _say(pulled, json, said=not watch or pulled.changed)
             except (ClientError, OperationFailedError, PullError, OSError) as exc:

@@ -28,15 +28,7 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
     if address.step is not None:
         return address.run, address.step
     if address.alias is not None:
-        alias = await client.alias(address.run, address.alias, root=root, refresh=True)
-        listed = await client.checkpoint(address.run, alias.step, root=root)
-        if listed.attempt != alias.attempt:
-            raise NoCheckpointError(
-                f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
-                f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
-                "saved anew. Promote the new one, or read the old one in the store by its alias."
-            )
-        return address.run, alias.step
+        return address.run, (await _aliased(client, address, address.alias, root)).step
     run = await client.run(address.run, root=root, refresh=True)
     if run.latest_step is None:
         raise NoCheckpointError(
@@ -44,6 +36,20 @@ async def find_step(client: AsyncClient, address: Address, root: str) -> tuple[s
             f"`cairn checkpoints {address.run} --state all` shows what is there."
         )
     return address.run, run.latest_step
+
+
+async def find_attempt(client: AsyncClient, address: Address, root: str) -> tuple[str, int, int]:
+    """The run, the step and the attempt that wrote it, of what an address means now.
+
+    Raises:
+        AddressError, NoCheckpointError, ProblemResponseError: As `find_step`; or there is no such
+            step.
+    """
+    if address.alias is not None:
+        aliased = await _aliased(client, address, address.alias, root)
+        return address.run, aliased.step, aliased.attempt
+    run, step = await find_step(client, address, root)
+    return run, step, (await client.checkpoint(run, step, root=root)).attempt
 
 
 async def best_step(client: AsyncClient, run: str, best: str, root: str) -> int:
@@ -93,6 +99,19 @@ def _no_way(run: str, best: str, metric: str, noted: Collection[Better]) -> Addr
         f"{run}@{BEST}{best}: expected whether small or large values of {metric!r} are good, found "
         f"nothing that says so. Ask for {run}@{BEST}{metric}:min or {run}@{BEST}{metric}:max."
     )
+
+
+async def _aliased(client: AsyncClient, address: Address, name: str, root: str) -> Checkpoint:
+    """The step that an alias was moved to."""
+    alias = await client.alias(address.run, name, root=root, refresh=True)
+    listed = await client.checkpoint(address.run, alias.step, root=root)
+    if listed.attempt != alias.attempt:
+        raise NoCheckpointError(
+            f"{address}: expected step {alias.step} of attempt {alias.attempt}, to which the "
+            f"alias was moved, found that of attempt {listed.attempt}: it was set aside, and "
+            "saved anew. Promote the new one, or read the old one in the store by its alias."
+        )
+    return listed
 
 
 async def _no_value(client: AsyncClient, run: str, metric: str, root: str) -> NoCheckpointError:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
+from cairn.service.client.finding import find_attempt
 from cairn.service.client.pull import pull
 from cairn.service.errors import PullError
 from tests.service.commands import cairn_here
@@ -215,6 +217,22 @@ def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names
             same(models, anew, 2)
             process.send_signal(signal.SIGINT)
             process.wait(30)
+
+
+def test_a_step_that_is_saved_anew_before_it_is_exported_is_not_served_as_the_one_meant(
+    saved, client, tmp_path
+):
+    move(client, 2)
+    found = find_attempt(client, Address.parse("llama@production"), "default")
+    assert (
+        found == find_attempt(client, Address.parse("llama/steps/2"), "default") == ("llama", 2, 1)
+    )
+    assert find_attempt(client, Address.parse("llama"), "default") == ("llama", 3, 1)
+    asked = {"root": "default", "options": {}}
+    with pytest.raises(PullError, match=r"expected that of attempt 7, found that of attempt 1"):
+        pull(client, "llama", 2, tmp_path / "models", attempt=7, **asked)
+    assert not (tmp_path / "models").exists()
+    assert pull(client, "llama", 2, tmp_path / "models", attempt=1, **asked).changed
 
 
 def test_an_address_that_can_not_be_exported_fails(saved, tmp_path):
