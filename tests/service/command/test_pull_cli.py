@@ -18,6 +18,7 @@ from cairn.service.client.client import Client
 from cairn.service.client.finding import find_attempt
 from cairn.service.client.pull import pull
 from cairn.service.errors import PullError
+from tests.bad_input.disks import can_mount, on_small_disk
 from tests.service.commands import cairn_here
 from tests.service.jobs import CONFIG, save_llama
 from tests.service.planes import running_plane
@@ -217,6 +218,36 @@ def test_a_step_that_was_saved_anew_is_served_and_not_called_what_an_alias_names
             same(models, anew, 2)
             process.send_signal(signal.SIGINT)
             process.wait(30)
+
+
+def test_a_full_disk_serves_what_it_served_and_goes_on_once_there_is_room(saved, tmp_path):
+    url, leaves = saved
+    for step in (1, 2):
+        assert cairn_here("convert", f"llama/steps/{step}", "--watch", url=url).returncode == 0
+    pull = f"{sys.executable} -m cairn pull --keep 0 --url {url}"
+    refused = f"{pull} llama/steps/2 models; echo $?"
+    full, complaint = f"(ulimit -f 20; {refused})", "File too large"
+    if can_mount():
+        full, complaint = (
+            f"head -c 130000 /dev/zero > x; {refused}; rm x",
+            "No space left on device",
+        )
+    script = f"""
+        {pull} llama/steps/1 models && cp -r models/current/. {tmp_path}/first
+        {full}
+        cp -r models/current/. {tmp_path}/kept
+        {pull} llama/steps/2 models && cp -r models/current/. {tmp_path}/second
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["sh", "-c", f"cd {disk}; {script}"]
+    command = on_small_disk(disk, "330k", *command) if can_mount() else command
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert complaint in done.stderr, done.stderr
+    assert "\n1\n" in done.stdout, done.stdout
+    for name, step in (("first", 1), ("kept", 1), ("second", 2)):
+        found = load_file(tmp_path / name / "model.safetensors")[EMBEDDING[1]]
+        np.testing.assert_array_equal(found, leaves[step][EMBEDDING[0]])
 
 
 def test_a_step_that_is_saved_anew_before_it_is_exported_is_not_served_as_the_one_meant(
