@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import DecoderConfig, ExpertsConfig, LatentAttentionConfig, yarn_mscale
@@ -13,7 +14,14 @@ from cairn.state.families.experts import experts_of
 from cairn.state.families.hf_config import rope_from_hf
 from cairn.state.families.names import Names
 
-__all__ = ["LATENT_KEYS", "deepseek_names", "read_experts", "read_latent", "write_latent"]
+__all__ = [
+    "LATENT_KEYS",
+    "TURNING_OPS",
+    "deepseek_names",
+    "read_experts",
+    "read_latent",
+    "write_latent",
+]
 
 LATENT_KEYS = frozenset(
     {
@@ -132,6 +140,15 @@ def _turning(config: DecoderConfig, leaf: str, heads: int, start: str) -> Op:
     return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
 
 
+TURNING_OPS: Mapping[str, Callable[[DecoderConfig, str], Op]] = MappingProxyType(
+    {
+        "self_attn/q_proj": _turning_queries,
+        "self_attn/q_b_proj": _turning_queries,
+        "self_attn/kv_a_proj": _turning_key,
+    }
+)
+"""Neighbouring dimensions turn together, of each query and of the one key."""
+
 _OURS = Names(
     parts={
         "self_attn/q_a_norm": "self_attn.q_a_layernorm",
@@ -144,11 +161,7 @@ _OURS = Names(
             for name in ("gate_proj", "up_proj", "down_proj")
         },
     },
-    ops={
-        "self_attn/q_proj": _turning_queries,
-        "self_attn/q_b_proj": _turning_queries,
-        "self_attn/kv_a_proj": _turning_key,
-    },
+    ops=TURNING_OPS,
 )
 
 

@@ -14,7 +14,7 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import RuleTable
 from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import ConfigForm
-from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm
 from cairn.state.families.names import Names
 
 
@@ -84,19 +84,31 @@ def get_family(model_type: str) -> Family:
     return found
 
 
-def get_gguf_family(architecture: str, *, path: str) -> tuple[Family, GGUFForm]:
-    """The family of a GGUF architecture, and its GGUF form.
+def get_gguf_family(architecture: str, content: GGUFContent, *, path: str) -> Family:
+    """The family of a GGUF file, which has a GGUF form.
 
     Raises:
-        ConfigError: none has that architecture; the known ones are listed.
+        ConfigError: none has that architecture, and the known ones are listed; or none of its
+            families has such files.
     """
     known = [get_family(model_type) for model_type in registry.known_families()]
-    readable = {family.model_type: (family, family.gguf) for family in known if family.gguf}
-    if architecture not in readable:
+    forms = [(family, family.gguf) for family in known if family.gguf is not None]
+    alike = [(family, form) for family, form in forms if form.architecture == architecture]
+    if not alike:
+        listed = ", ".join(sorted({form.architecture for _, form in forms}))
         raise ConfigError(
             path=path,
-            expected=f"general.architecture to be one of {', '.join(readable)}",
+            expected=f"general.architecture to be one of {listed}",
             found=repr(architecture),
             next_step="use the model's safetensors, if its family is known",
         )
-    return readable[architecture]
+    fitting = [family for family, form in alike if form.fits(content)]
+    if len(fitting) != 1:
+        names = ", ".join(family.model_type for family, _ in alike)
+        raise ConfigError(
+            path=path,
+            expected=f"a {architecture!r} that is one of {names}",
+            found="metadata and tensors that contradict each other",
+            next_step="use the model's safetensors",
+        )
+    return fitting[0]

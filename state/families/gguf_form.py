@@ -1,163 +1,248 @@
-"""A family's GGUF file: its metadata as a config.json, and what llama.cpp calls its tensors.
+"""A family's GGUF file: which key of its metadata is which of config.json's. JAX-free.
 
-JAX-free. Source: llama.cpp's GGUF specification.
+Sources: the GGUF specification; llama.cpp's converter and what it reads; the package `gguf`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from cairn.state.config import DecoderConfig, RopeConfig, inverse_frequencies, llama3_divisors
-from cairn.state.conversion import TRANSPOSE, Array, Chain, Op, RotaryRows, RuleTable
+from cairn.state.config import FULL, WINDOW, DecoderConfig
+from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ConfigError
-from cairn.state.families.hf_config import required, rope_to_hf
+from cairn.state.families.gguf_rope import ROPE_KEYS, rope_from_gguf
+from cairn.state.families.hf_config import required
 from cairn.state.families.names import Names
 
-__all__ = ["GGUFForm", "gguf_config", "gguf_names"]
+__all__ = ["GGUFContent", "GGUFForm", "gguf_sizes", "gguf_window_layers"]
+
+_HEADS, _KV_HEADS = "attention.head_count", "attention.head_count_kv"
+_KEY, _VALUE, _TURNING = "attention.key_length", "attention.value_length", "rope.dimension_count"
+_PATTERN = "attention.sliding_window_pattern"
+_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_ALWAYS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "attention.causal": (True,),
+        "expert_count": (0,),
+        "expert_gating_func": (1,),  # softmax
+        "expert_group_count": (0, 1),
+        "expert_group_used_count": (0, 1),
+        "expert_used_count": (0,),
+        "expert_weights_scale": (0.0, 1.0),
+        "nextn_predict_layers": (0,),
+    }
+)
+"""Keys that say what is so anyway, where a family reads them not: the values that say that."""
+_SIZES = frozenset(
+    {
+        *("block_count", "context_length", "embedding_length", _HEADS, _KV_HEADS, _KEY, _VALUE),
+        *(_TURNING, "rope.scaling.original_context_length"),
+    }
+)
+_TEXTS = frozenset({"rope.scaling.type", "tensor_data_layout"})
+_HARMLESS = frozenset({"rope.scaling.finetuned", "vocab_size"})
 
 
 @dataclass(frozen=True)
-class GGUFForm:
-    """How a family lies in a GGUF file whose architecture is its `model_type`.
+class GGUFContent:
+    """What a form is told of a file.
 
     Attributes:
-        config: metadata, without the architecture's prefix -> config.json.
-        names: what llama.cpp calls its layers; NumPy shapes, [out, in].
+        metadata: of the architecture, without its prefix.
+        shapes: of its tensors, in NumPy's order.
+        read: one of them, float32.
     """
 
-    config: Callable[[Mapping[str, Any]], dict[str, Any]]
-    names: Names
-
-    def rules(self, config: DecoderConfig) -> RuleTable:
-        """The table against GGUF's tensor names."""
-        return self.names.rules(config)
+    metadata: Mapping[str, Any]
+    shapes: Mapping[str, Shape]
+    read: Callable[[str], Array]
 
 
-def gguf_names(**changes: Any) -> Names:
-    """llama.cpp's names of a decoder's layers; it turns neighbouring dimensions of a head.
+def gguf_sizes(**changes: str) -> dict[str, str]:
+    """Keys that a file must have -> config.json's.
 
     Args:
-        **changes: other attributes of `Names`.
+        **changes: of config.json's keys that the family calls otherwise, or does not have (""):
+            usual name -> its own. `layer_norm` is the epsilon's where norms are LayerNorm.
     """
-    return Names(
-        **{
-            "top": {
-                "model/embed_tokens": "token_embd",
-                "model/norm": "output_norm",
-                "lm_head": "output",
-            },
-            "layer": "blk.{layer}",
-            "parts": {
-                "self_attn/q_proj": "attn_q",
-                "self_attn/k_proj": "attn_k",
-                "self_attn/v_proj": "attn_v",
-                "self_attn/o_proj": "attn_output",
-                "mlp/gate_proj": "ffn_gate",
-                "mlp/up_proj": "ffn_up",
-                "mlp/down_proj": "ffn_down",
-                "input_layernorm": "attn_norm",
-                "post_attention_layernorm": "ffn_norm",
-            },
-            "ops": {"self_attn/q_proj": _rotary_queries, "self_attn/k_proj": _rotary_keys},
-            "tolerated": (r"rope_freqs\.weight",),
-            **changes,
-        }
-    )
-
-
-def _rotary_queries(config: DecoderConfig, leaf: str) -> Op:
-    return _rotary(config.num_attention_heads, leaf)
-
-
-def _rotary_keys(config: DecoderConfig, leaf: str) -> Op:
-    return _rotary(config.kv_heads, leaf)
-
-
-def _rotary(heads: int, leaf: str) -> Op:
-    rows = RotaryRows(heads)
-    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
-
-
-def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """GGUF metadata -> config.json.
-
-    The keys are those of the architecture ("block_count", ...), and of `GGUFFile.config`:
-    "vocab_size" (rows of the embedding), "tied" (no "output.weight") and "attention_bias".
-
-    Raises:
-        ConfigError: a key is missing, or asks for what the decoder does not do.
-    """
-    where = "metadata of a 'llama' GGUF"
-    names = {
+    layer_norm = changes.pop("layer_norm", None)
+    usual = {
         "block_count": "num_hidden_layers",
         "context_length": "max_position_embeddings",
         "embedding_length": "hidden_size",
         "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-        "vocab_size": "vocab_size",
+        _HEADS: "num_attention_heads",
+        **(_RMS if layer_norm is None else {"attention.layer_norm_epsilon": layer_norm}),
     }
-    found = required(metadata, tuple(names), where)
-    data = {names[key]: value for key, value in found.items()}
-    heads = data["num_attention_heads"]
-    head_dim = metadata.get("attention.key_length", metadata.get("rope.dimension_count"))
-    scaling = metadata.get("rope.scaling.type", "none")
-    refused = [
-        f"{key}={metadata[key]!r}"
-        for key, wanted in (
-            ("rope.dimension_count", head_dim),
-            ("attention.value_length", head_dim),
-        )
-        if metadata.get(key, wanted) != wanted
-    ]
-    refused += [f"{key}={metadata[key]!r}" for key in ("expert_count",) if metadata.get(key)]
-    if scaling not in ("none", "linear"):
-        refused.append(f"rope.scaling.type={scaling!r}")
-    theta = float(metadata.get("rope.freq_base", 10000.0))
-    divisors = metadata.get("rope_divisors")
-    llama3 = None if divisors is None else _llama3_rope(divisors, theta)
-    if divisors is not None and llama3 is None:
-        refused.append("rope_freqs.weight (not Llama 3's)")
-    if refused:
-        raise ConfigError(
-            path=where,
-            expected="a dense Llama with full rotary heads",
-            found="; ".join(refused),
-            next_step="use the model's safetensors instead",
-        )
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": float(metadata.get("rope.scaling.factor", 1.0))}
-    if llama3 is not None:
-        rope = rope_to_hf(llama3)["rope_parameters"]
-    data |= {
-        "model_type": "llama",
-        "head_dim": head_dim or data["hidden_size"] // heads,
-        "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
-        "rope_parameters": rope,
-        "tie_word_embeddings": bool(metadata["tied"]),
-        "attention_bias": bool(metadata["attention_bias"]),
-    }
-    return data
+    own = {key: changes.get(name, name) for key, name in usual.items()}
+    return {key: name for key, name in own.items() if name}
 
 
-def _llama3_rope(divisors: Array, theta: float) -> RopeConfig | None:
-    """Llama 3's scaling, which a GGUF keeps only as the numbers that come out of it.
+@dataclass(frozen=True)
+class GGUFForm:
+    """How a family lies in a GGUF file.
 
-    Only the factor differs between the models of that generation; it divides the longest wave.
+    Attributes:
+        architecture: as in "general.architecture".
+        names: what llama.cpp calls its layers, or a function of the config; shapes are NumPy's,
+            [out, in].
+        sizes: keys that must be there -> config.json's.
+        options: keys that may be there -> config.json's.
+        told: keys of config.json that are true if the file has this tensor.
+        fixed: keys of config.json that no file says.
+        only: keys that must have one of these values if they are there.
+        also_read: keys that `read` reads.
+        read: content, config.json so far -> more keys, or others.
+        heads: config.json's key of the number of key/value heads; None: as many as heads.
+        head_dim: config.json's key of a head's size; None: width / heads.
+        rope: there are rotary positions, and `read` has not seen to them.
+        part_turns: of each head, "rope.dimension_count" may say.
+        fits: of several families of one architecture, whether a file is this one's.
     """
-    rope = RopeConfig(
-        theta=theta,
-        scaling="llama3",
-        factor=float(divisors.max()),
-        low_freq_factor=1.0,
-        high_freq_factor=4.0,
-        original_max_position_embeddings=8192,
+
+    architecture: str
+    names: Names | Callable[[DecoderConfig], Names]
+    sizes: Mapping[str, str] = field(default_factory=gguf_sizes)
+    options: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    also_read: frozenset[str] = frozenset()
+    read: Callable[[GGUFContent, dict[str, Any]], Mapping[str, Any]] | None = None
+    heads: str | None = "num_key_value_heads"
+    head_dim: str | None = "head_dim"
+    rope: bool = True
+    part_turns: bool = False
+    fits: Callable[[GGUFContent], bool] = lambda content: True
+
+    def rules(self, config: DecoderConfig) -> RuleTable:
+        """The table against GGUF's tensor names."""
+        names = self.names if isinstance(self.names, Names) else self.names(config)
+        return names.rules(config)
+
+    def config(self, content: GGUFContent, model_type: str) -> dict[str, Any]:
+        """Metadata -> config.json.
+
+        Raises:
+            ConfigError: keys are missing, or ask for what the decoder does not do, or nothing
+                reads them; all of them are named.
+        """
+        where = f"metadata of a {self.architecture!r} GGUF"
+        metadata = {key: _one(key, value) for key, value in content.metadata.items()}
+        content = GGUFContent(metadata, content.shapes, content.read)
+        found = required(metadata, tuple(self.sizes), where)
+        if "token_embd.weight" not in content.shapes:
+            raise _refusal(where, ["no token_embd.weight"])
+        heads, width = metadata[_HEADS], metadata["embedding_length"]
+        refused = self._unread(metadata)
+        no_numbers = _no_numbers(metadata)
+        if no_numbers:
+            raise _refusal(where, refused + no_numbers)
+        data = dict(self.fixed)
+        data |= {self.sizes[key]: value for key, value in found.items()}
+        data |= {name: metadata[key] for key, name in self.options.items() if key in metadata}
+        data |= {name: tensor in content.shapes for name, tensor in self.told.items()}
+        data["model_type"] = model_type
+        data["tie_word_embeddings"] = "output.weight" not in content.shapes
+        data["vocab_size"] = content.shapes["token_embd.weight"][0]
+        groups = metadata.get(_KV_HEADS, heads)
+        if self.heads is not None:
+            data[self.heads] = groups
+        elif _KV_HEADS not in self.also_read and groups != heads:
+            refused.append(f"{_KV_HEADS}={groups!r}")
+        if _KEY not in self.also_read:
+            size = self._head_size(metadata)
+            turning = metadata.get(_TURNING, size)
+            if self.head_dim is not None:
+                data[self.head_dim] = size
+            elif size != width // heads:
+                refused.append(f"{_KEY}={size!r}")
+            if metadata.get(_VALUE, size) != size:
+                refused.append(f"{_VALUE}={metadata[_VALUE]!r}")
+            if turning != size and not (self.part_turns and self.rope):
+                refused.append(f"{_TURNING}={turning!r}")
+        else:
+            size = turning = metadata.get(_TURNING)
+        if self.rope:
+            rope = rope_from_gguf(metadata, content.read, content.shapes, where)
+            if turning != size:
+                rope["partial_rotary_factor"] = _share(turning, size)
+            data["rope_parameters"] = rope
+        if refused:
+            raise _refusal(where, refused)
+        if self.read is not None:
+            data |= self.read(content, data)
+        return data
+
+    def _head_size(self, metadata: Mapping[str, Any]) -> Any:
+        usual = metadata["embedding_length"] // metadata[_HEADS]
+        if not self.part_turns:
+            usual = metadata.get(_TURNING, usual)
+        return metadata.get(_KEY, usual)
+
+    def _unread(self, metadata: Mapping[str, Any]) -> list[str]:
+        """What nothing reads and may change numbers, and what has another value than it must."""
+        rope = ROPE_KEYS if self.rope else frozenset()
+        read = {*self.sizes, *self.options, *self.also_read, *rope}
+        read |= {_KV_HEADS, _KEY, _VALUE, _TURNING}
+        only = {key: values for key, values in _ALWAYS.items() if key not in read}
+        only |= self.only
+        refused = []
+        for key, value in sorted(metadata.items()):
+            if key in only:
+                if value not in only[key]:
+                    allowed = " or ".join(repr(one) for one in only[key])
+                    refused.append(f"{key}={value!r} (only {allowed} is read)")
+            elif key not in read and key not in _HARMLESS:
+                refused.append(f"{key}={value!r} (nothing reads it)")
+        return refused
+
+
+def gguf_window_layers(content: GGUFContent, layers: int, period: int) -> list[str]:
+    """Config.json's `layer_types`: of so many layers the last has no window, or as the file says.
+
+    Args:
+        content: the file.
+        layers: how many there are.
+        period: of the architecture, where the file says none.
+    """
+    said = content.metadata.get(_PATTERN, period)
+    if isinstance(said, list):
+        windowed = [bool(one) for one in said]
+    else:
+        windowed = [said == 0 or layer % said < said - 1 for layer in range(layers)]
+    return [WINDOW if one else FULL for one in windowed]
+
+
+def _one(key: str, value: Any) -> Any:
+    """A number that is told for each layer, and is the same for all."""
+    alike = isinstance(value, list) and value and all(one == value[0] for one in value)
+    return value[0] if alike and key != _PATTERN else value
+
+
+def _no_numbers(metadata: Mapping[str, Any]) -> list[str]:
+    """Keys whose values can't be calculated with."""
+    found = []
+    for key, value in sorted(metadata.items()):
+        number = isinstance(value, int | float) and (key not in _SIZES or value >= 1)
+        if not number and key not in _TEXTS and key != _PATTERN:
+            found.append(f"{key}={value!r}")
+    return found
+
+
+def _share(turning: int, size: int) -> float:
+    """So much of a head that `turning` of its dimensions turn, whole numbers being cut off."""
+    share = turning / size
+    return share if int(size * share) == turning else (turning + 0.5) / size
+
+
+def _refusal(where: str, refused: list[str]) -> ConfigError:
+    return ConfigError(
+        path=where,
+        expected="what the family's decoder does",
+        found="; ".join(refused),
+        next_step="use the model's safetensors instead",
     )
-    kept = inverse_frequencies(RopeConfig(theta=theta), 2 * divisors.size)
-    same = np.allclose(llama3_divisors(rope, kept), divisors, rtol=1e-4)
-    return rope if same else None

@@ -18,8 +18,8 @@ import numpy as np
 
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import Array, RuleTable, Shape
-from cairn.state.errors import ArgumentError, ConversionError
-from cairn.state.families import get_gguf_family
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError
+from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
@@ -29,7 +29,6 @@ _TOKEN_IDS = {
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 
 
 class GGUFFile:
@@ -108,31 +107,26 @@ class GGUFFile:
         """The model's config, special token ids included.
 
         Raises:
-            ConfigError: an architecture that is unknown here, or one that lacks keys.
+            ConfigError: an architecture that is unknown here, keys that are missing or that nothing
+                reads, or a part of a model.
         """
         architecture = str(self.metadata.get("general.architecture"))
-        family, form = get_gguf_family(architecture, path=str(self.path))
+        self._check_whole()
         prefix = f"{architecture}."
-        own: dict[str, Any] = {
+        own = {
             name.removeprefix(prefix): value
             for name, value in self.metadata.items()
             if name.startswith(prefix)
         }
-        own["tied"] = _OUTPUT not in self.shapes
-        own["attention_bias"] = "blk.0.attn_q.bias" in self.shapes
-        if _EMBEDDING in self.shapes:
-            own["vocab_size"] = self.shapes[_EMBEDDING][0]
-        if "rope_freqs.weight" in self.shapes:
-            own["rope_divisors"] = self.read("rope_freqs.weight")
-        data = form.config(own)
+        content = GGUFContent(own, self.shapes, self.read)
+        family = get_gguf_family(architecture, content, path=str(self.path))
+        data = _form(family).config(content, family.model_type)
         data |= {ours: self.metadata[k] for k, ours in _TOKEN_IDS.items() if k in self.metadata}
         return DecoderConfig(**family.read_options(data))
 
     def rules(self, config: DecoderConfig) -> RuleTable:
         """The family's table against GGUF's tensor names."""
-        architecture = str(self.metadata.get("general.architecture"))
-        _, form = get_gguf_family(architecture, path=str(self.path))
-        return form.rules(config)
+        return _form(get_family(config.model_type)).rules(config)
 
     def tokenizer_files(self) -> dict[str, bytes]:
         """The tokenizer as transformers writes it; {} if transformers is not installed."""
@@ -156,6 +150,21 @@ class GGUFFile:
         packed = sorted(kind.name for kind in types if kind.name not in _UNQUANTIZED)
         return (*_UNQUANTIZED, *packed)
 
+    def _check_whole(self) -> None:
+        parts, kind = self.metadata.get("split.count", 0), self.metadata.get("general.type")
+        found = []
+        if isinstance(parts, int) and parts > 1:
+            found.append(f"split.count={parts!r}")
+        if kind not in (None, "model"):
+            found.append(f"general.type={kind!r}")
+        if found:
+            raise ConfigError(
+                path=str(self.path),
+                expected="one file with a whole model",
+                found="; ".join(found),
+                next_step="merge its parts (llama-gguf-split --merge), or take the model itself",
+            )
+
     def _check_types(self) -> None:
         problems = [
             f"{name}: type {tensor.tensor_type.name}"
@@ -170,6 +179,17 @@ class GGUFFile:
                 next_step="quantize the model to one of these types",
                 problems=problems,
             )
+
+
+def _form(family: Family) -> GGUFForm:
+    if family.gguf is None:
+        raise ConfigError(
+            path=f"model_type={family.model_type!r}",
+            expected="a family that has GGUF files",
+            found="one without",
+            next_step="leave the model_type as the file has it",
+        )
+    return family.gguf
 
 
 @functools.cache

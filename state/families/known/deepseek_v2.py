@@ -17,6 +17,7 @@ from cairn.state.families.deepseek import (
     read_latent,
     write_latent,
 )
+from cairn.state.families.deepseek_gguf import deepseek_gguf
 from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
 
@@ -66,4 +67,5 @@ FAMILY = Family(
         nulls=frozenset({"q_lora_rank"}),
     ),
     deepseek_names,
+    deepseek_gguf(2),
 )

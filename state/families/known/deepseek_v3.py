@@ -17,6 +17,7 @@ from cairn.state.families.deepseek import (
     read_latent,
     write_latent,
 )
+from cairn.state.families.deepseek_gguf import deepseek_gguf
 from cairn.state.families.family import Family
 
 
@@ -62,4 +63,5 @@ FAMILY = Family(
         nulls=frozenset({"q_lora_rank"}),
     ),
     deepseek_names,
+    deepseek_gguf(3),
 )

@@ -18,6 +18,8 @@ from cairn.state.families.config_form import (
     usual_options,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
 
 
@@ -81,6 +83,11 @@ def _names(config: DecoderConfig) -> Names:
     )
 
 
+def _gguf_names(config: DecoderConfig) -> Names:
+    norms = {"input_layernorm": "attn_norm_2", "post_attention_layernorm": "attn_norm"}
+    return gguf_names(fused=(FUSED_QKV,), parts={} if config.shared_norm else norms)
+
+
 FAMILY = Family(
     ConfigForm(
         "falcon",
@@ -117,4 +124,17 @@ FAMILY = Family(
         write=_write,
     ),
     _names,
+    GGUFForm(
+        "falcon",
+        _gguf_names,
+        sizes=gguf_sizes(intermediate_size="ffn_hidden_size", layer_norm="layer_norm_epsilon"),
+        told={"bias": "blk.0.attn_qkv.bias"},
+        only={"tensor_data_layout": ("jploski",)},
+        fixed={"new_decoder_architecture": True},  # which says its groups and norms
+        read=lambda content, data: {
+            "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in content.shapes else 1
+        },
+        heads="num_kv_heads",
+        head_dim=None,
+    ),
 )

@@ -18,6 +18,8 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm
+from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.state.families.names import SANDWICH, Names
 
 
@@ -38,6 +40,13 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
         "layer_types": types,
         "query_pre_attn_scalar": whole if float(whole) ** -0.5 == scale else exact,
     }
+
+
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Files do not say how queries are scaled; in the model of 27B it differs."""
+    whole = data["num_hidden_layers"] != 46
+    each = data["hidden_size"] // data["num_attention_heads"]
+    return {"query_pre_attn_scalar": data["head_dim"] if whole else each}
 
 
 FAMILY = Family(
@@ -68,4 +77,15 @@ FAMILY = Family(
         nulls=frozenset({"attn_logit_softcapping", "final_logit_softcapping"}),
     ),
     Names(parts=SANDWICH),
+    GGUFForm(
+        "gemma2",
+        gguf_names(ops=NORMS_PLUS_ONE),
+        options={
+            "attention.sliding_window": "sliding_window",
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        only={"attention.sliding_window_pattern": (2,)},
+        read=_read_gguf,
+    ),
 )

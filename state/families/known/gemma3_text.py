@@ -18,6 +18,13 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import (
+    GGUFContent,
+    GGUFForm,
+    gguf_sizes,
+    gguf_window_layers,
+)
+from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
 from cairn.state.families.hf_config import rope_from_hf, rope_parameters
 from cairn.state.families.names import SANDWICH, Names
 
@@ -58,6 +65,21 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Files do not say how queries are scaled; in the model of 27B it differs."""
+    layers, local = data["num_hidden_layers"], content.metadata.get("rope.freq_base_swa")
+    each = data["hidden_size"] // data["num_attention_heads"]
+    windowed = gguf_window_layers(content, layers, _PATTERN)
+    return {
+        "layer_types": windowed if "sliding_window" in data else [FULL] * layers,
+        "query_pre_attn_scalar": each if layers == 62 else data["head_dim"],
+        "rope_parameters": {
+            FULL: data["rope_parameters"],
+            WINDOW: {"rope_type": "default", "rope_theta": local or _WINDOW_THETA},
+        },
+    }
+
+
 FAMILY = Family(
     ConfigForm(
         "gemma3_text",
@@ -90,4 +112,15 @@ FAMILY = Family(
         write=_write,
     ),
     Names(parts=SANDWICH),
+    GGUFForm(
+        "gemma3",
+        gguf_names(ops=NORMS_PLUS_ONE),
+        sizes={**gguf_sizes(), "rope.freq_base": "rope_theta"},
+        options={
+            "attention.sliding_window": "sliding_window",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        also_read=frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        read=_read_gguf,
+    ),
 )

@@ -9,6 +9,8 @@ from cairn.state.config import DecoderConfig, RopeConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_names import FUSED_MLP, gguf_names
 from cairn.state.families.names import Fused, Names
 
 
@@ -17,6 +19,11 @@ def _turning(heads: int, config: DecoderConfig, leaf: str) -> Op:
     rows = RotaryRows(heads, turning=turning)
     return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
 
+
+_PAIRS = {
+    "self_attn/q_proj": lambda config, leaf: _turning(config.num_attention_heads, config, leaf),
+    "self_attn/k_proj": lambda config, leaf: _turning(config.kv_heads, config, leaf),
+}
 
 FAMILY = Family(
     ConfigForm(
@@ -38,11 +45,12 @@ FAMILY = Family(
             "mlp_output_norm": "post_mlp_layernorm",
         },
         fused=(Fused("mlp.gate_up_proj", ("mlp/gate_proj", "mlp/up_proj")),),
-        ops={
-            "self_attn/q_proj": lambda config, leaf: _turning(
-                config.num_attention_heads, config, leaf
-            ),
-            "self_attn/k_proj": lambda config, leaf: _turning(config.kv_heads, config, leaf),
-        },
+        ops=_PAIRS,
+    ),
+    GGUFForm(
+        "glm4",
+        gguf_names(fused=(FUSED_MLP,), ops=_PAIRS),
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        part_turns=True,
     ),
 )

@@ -12,6 +12,8 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import RENAME
 from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
 
 _SIZES = {
@@ -103,5 +105,20 @@ FAMILY = Family(
         kernel=RENAME,
         tolerated=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
         optional_prefix="transformer.",
+    ),
+    GGUFForm(
+        "gpt2",
+        gguf_names(fused=(FUSED_QKV,), tolerated=()),
+        sizes=gguf_sizes(
+            hidden_size="n_embd",
+            intermediate_size="n_inner",
+            layer_norm="layer_norm_epsilon",
+            max_position_embeddings="n_positions",
+            num_attention_heads="n_head",
+            num_hidden_layers="n_layer",
+        ),
+        heads=None,
+        head_dim=None,
+        rope=False,
     ),
 )

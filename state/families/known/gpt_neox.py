@@ -12,6 +12,8 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
 
 
@@ -69,5 +71,15 @@ FAMILY = Family(
             ),
         ),
         tolerated=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",),
+    ),
+    GGUFForm(
+        "gptneox",
+        gguf_names(fused=(FUSED_QKV,)),
+        sizes=gguf_sizes(layer_norm="layer_norm_eps"),
+        options={"use_parallel_residual": "use_parallel_residual"},
+        told={"attention_bias": "blk.0.attn_qkv.bias"},
+        heads=None,
+        head_dim=None,
+        part_turns=True,
     ),
 )

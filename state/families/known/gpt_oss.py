@@ -19,6 +19,8 @@ from cairn.state.families.config_form import (
 )
 from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, gguf_window_layers
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
 
 
@@ -62,6 +64,15 @@ def _experts(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
     ]
 
 
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Every other layer has a window; YaRN's bounds are not cut to whole dimensions."""
+    rope = dict(data["rope_parameters"])
+    if rope["rope_type"] == "yarn":
+        rope["truncate"] = False
+    layers = data["num_hidden_layers"]
+    return {"layer_types": gguf_window_layers(content, layers, 2), "rope_parameters": rope}
+
+
 FAMILY = Family(
     ConfigForm(
         "gpt_oss",
@@ -95,5 +106,20 @@ FAMILY = Family(
             f"mlp/experts/{name}" for name in ("gate_proj", "up_proj", "down_proj")
         ),
         stacked={},
+    ),
+    GGUFForm(
+        "gpt-oss",
+        gguf_names(parts={"post_attention_layernorm": "post_attention_norm"}),
+        sizes={
+            **gguf_sizes(intermediate_size=""),
+            "attention.sliding_window": "sliding_window",
+            "expert_count": "num_local_experts",
+            "expert_feed_forward_length": "intermediate_size",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        also_read=frozenset({"attention.sliding_window_pattern", "feed_forward_length"}),
+        only={"expert_gating_func": (3,)},  # the softmax of those that are chosen
+        read=_read_gguf,
     ),
 )

@@ -11,6 +11,8 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
 
 
@@ -44,4 +46,19 @@ FAMILY = Family(
         write=_write,
     ),
     Names(),
+    GGUFForm(
+        "granite",
+        gguf_names(ops=ROTARY_PAIRS),
+        sizes={
+            **gguf_sizes(),
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        options={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+        },
+        told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+        only={"rope.scaling.finetuned": (True,)},  # of this architecture: whether heads turn
+    ),
 )

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused
 from cairn.state.families.family import Family
-from cairn.state.families.gguf_form import GGUFForm, gguf_config, gguf_names
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm
+from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
+
+
+def _plain(content: GGUFContent) -> bool:
+    """Mixtral's files have experts, those of other families with windows say so."""
+    said = content.metadata
+    return not said.get("expert_count") and not said.get("attention.sliding_window")
+
 
 FAMILY = Family(
     ConfigForm(
@@ -30,5 +38,11 @@ FAMILY = Family(
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
     ),
     Names(),
-    GGUFForm(gguf_config, gguf_names()),
+    GGUFForm(
+        "llama",
+        gguf_names(ops=ROTARY_PAIRS),
+        told={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+        only={"attention.sliding_window": (0,), "tensor_data_layout": ("Meta AI original pth",)},
+        fits=_plain,
+    ),
 )

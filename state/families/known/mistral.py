@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
 
 FAMILY = Family(
@@ -21,4 +23,13 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window", "num_key_value_heads"}),
     ),
     Names(),
+    GGUFForm(
+        "llama",
+        gguf_names(ops=ROTARY_PAIRS),
+        options={"attention.sliding_window": "sliding_window"},
+        fits=lambda content: (
+            bool(content.metadata.get("attention.sliding_window"))
+            and not content.metadata.get("expert_count")
+        ),
+    ),
 )

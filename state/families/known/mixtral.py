@@ -12,6 +12,8 @@ from cairn.state.config import DecoderConfig, ExpertsConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
 from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
 from cairn.state.families.names import Names
 
 
@@ -55,5 +57,16 @@ FAMILY = Family(
             f"mlp/experts/{ours}": f"block_sparse_moe.experts.{{number}}.{theirs}"
             for ours, theirs in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
         },
+    ),
+    GGUFForm(
+        "llama",
+        gguf_names(ops=ROTARY_PAIRS),
+        sizes={
+            **gguf_sizes(),
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        only={"attention.sliding_window": (0,), "expert_weights_norm": (True,)},
+        fits=lambda content: bool(content.metadata.get("expert_count")),
     ),
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import SANDWICH, Names
 
 FAMILY = Family(
@@ -22,4 +24,5 @@ FAMILY = Family(
         read=lambda data, options: {"attention_out_bias": options["attention_bias"]},
     ),
     Names(parts=SANDWICH),
+    GGUFForm("olmo2", gguf_names(), told={"attention_bias": "blk.0.attn_q.bias"}),
 )

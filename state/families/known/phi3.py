@@ -11,6 +11,8 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_names import FUSED_MLP, FUSED_QKV, gguf_names
 from cairn.state.families.names import Fused, Names
 
 
@@ -51,5 +53,16 @@ FAMILY = Family(
             Fused("self_attn.qkv_proj", tuple(f"self_attn/{name}_proj" for name in "qkv")),
             Fused("mlp.gate_up_proj", ("mlp/gate_proj", "mlp/up_proj")),
         )
+    ),
+    GGUFForm(
+        "phi3",
+        gguf_names(fused=(FUSED_QKV, FUSED_MLP), tolerated=(r"rope_factors_(long|short)\.weight",)),
+        options={"rope.scaling.original_context_length": "original_max_position_embeddings"},
+        also_read=frozenset({"attention.sliding_window"}),
+        read=lambda content, data: {
+            "sliding_window": content.metadata.get("attention.sliding_window") or None
+        },
+        head_dim=None,
+        part_turns=True,
     ),
 )

@@ -22,6 +22,8 @@ from cairn.state.families.experts import (
     write_dense_layers,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import EXPERTS, Names
 
 _SHARED = ("gate_proj", "up_proj", "down_proj")
@@ -84,5 +86,19 @@ FAMILY = Family(
             **{f"mlp/shared/{name}": f"mlp.shared_expert.{name}" for name in _SHARED},
         },
         stacked=EXPERTS,
+    ),
+    GGUFForm(
+        "qwen2moe",
+        gguf_names(),
+        sizes={
+            **gguf_sizes(),
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        told={"qkv_bias": "blk.0.attn_q.bias"},
+        fixed={"norm_topk_prob": False},
+        only={"expert_weights_norm": (False,)},
     ),
 )

@@ -10,6 +10,8 @@ from typing import Any
 
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
 from cairn.state.families.qwen_windows import QWEN_WINDOW_KEYS, read_windows, write_windows
 
@@ -35,4 +37,5 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window", "num_key_value_heads"}),
     ),
     Names(),
+    GGUFForm("qwen3", gguf_names(), told={"attention_bias": "blk.0.attn_q.bias"}),
 )

@@ -17,6 +17,8 @@ from cairn.state.families.experts import (
     write_dense_layers,
 )
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
 
 
@@ -66,4 +68,17 @@ FAMILY = Family(
         nulls=frozenset({"sliding_window"}),
     ),
     Names(parts={"mlp/router": "mlp.gate"}),
+    GGUFForm(
+        "qwen3moe",
+        gguf_names(),
+        sizes={
+            **gguf_sizes(),
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        told={"attention_bias": "blk.0.attn_q.bias"},
+        fixed={"norm_topk_prob": True},
+        only={"expert_weights_norm": (True,)},
+    ),
 )

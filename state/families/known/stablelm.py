@@ -11,6 +11,8 @@ from typing import Any
 from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
 from cairn.state.families.names import Names
 
 
@@ -54,5 +56,18 @@ FAMILY = Family(
             f"self_attn/{name}_norm": f"self_attn.{name}_layernorm.norms.{{number}}"
             for name in "qk"
         },
+    ),
+    GGUFForm(
+        "stablelm",
+        gguf_names(),
+        sizes=gguf_sizes(layer_norm="layer_norm_eps"),
+        told={"qk_layernorm": "blk.0.attn_q_norm.weight", "use_qkv_bias": "blk.0.attn_q.bias"},
+        # The key is true in files of models whose config.json did not say: the norm decides.
+        also_read=frozenset({"use_parallel_residual"}),
+        read=lambda content, data: {
+            "use_parallel_residual": "blk.0.ffn_norm.weight" not in content.shapes
+        },
+        head_dim=None,
+        part_turns=True,
     ),
 )

@@ -1,0 +1,149 @@
+"""GGUF files of DeepSeek V2 and V3, which have one architecture there. JAX-free.
+
+Files are read whose keys and values lie by head, and that say in which groups experts are: older
+ones leave the groups out, and what a model computes depends on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cairn.state.config import DecoderConfig, LatentAttentionConfig
+from cairn.state.conversion import Array, Op, Rule, Shape
+from cairn.state.errors import ConfigError
+from cairn.state.families.deepseek import TURNING_OPS
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
+
+__all__ = ["deepseek_gguf"]
+
+_GATING = "expert_gating_func"
+_MSCALE = "rope.scaling.yarn_log_multiplier"
+_SIGMOID = 2
+
+
+@dataclass(frozen=True)
+class KeysAndValues:
+    """Theirs are keys [heads, in, content] and values [heads, value, in]; ours is [in, out].
+
+    Ours has each head's content of the key, and then its value.
+    """
+
+    content: int
+    value: int
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """One kernel."""
+        keys, values = theirs
+        joined = np.concatenate([np.swapaxes(keys, 1, 2), values], axis=1)
+        return [joined.reshape(-1, joined.shape[-1]).T]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Keys and values."""
+        (kernel,) = ours
+        joined = kernel.T.reshape(-1, self.content + self.value, kernel.shape[0])
+        keys, values = np.split(joined, [self.content], axis=1)
+        return [np.swapaxes(keys, 1, 2), values]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """The kernel's."""
+        keys, values = theirs
+        heads, width = keys[0], keys[1] if len(keys) == 3 else 0
+        wanted = [(heads, width, self.content), (heads, self.value, width)]
+        if [keys, values] != wanted:
+            raise ValueError(f"shapes {wanted}, found {list(theirs)}")
+        return [(width, heads * (self.content + self.value))]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Those of keys and values."""
+        ((width, out),) = ours
+        heads = out // (self.content + self.value)
+        return [(heads, width, self.content), (heads, self.value, width)]
+
+
+def _keys_and_values(config: DecoderConfig, ours: str, theirs: str) -> list[Rule]:
+    latent: LatentAttentionConfig | None = config.latent
+    op: Op = KeysAndValues(*((latent.content_dim, latent.value_dim) if latent else (0, 0)))
+    names = (f"{theirs}.attn_k_b.weight", f"{theirs}.attn_v_b.weight")
+    return [Rule((f"{ours}/self_attn/kv_b_proj/kernel",), names, op)]
+
+
+_NAMES = gguf_names(
+    parts={
+        "self_attn/q_a_proj": "attn_q_a",
+        "self_attn/q_a_norm": "attn_q_a_norm",
+        "self_attn/q_b_proj": "attn_q_b",
+        "self_attn/kv_a_proj": "attn_kv_a_mqa",
+        "self_attn/kv_a_norm": "attn_kv_a_norm",
+    },
+    ops=TURNING_OPS,
+    special=_keys_and_values,
+    special_parts=frozenset({"self_attn/kv_b_proj"}),
+)
+
+
+def _read(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    said = content.metadata
+    rope = dict(data["rope_parameters"])
+    if rope["rope_type"] == "yarn":
+        if _MSCALE not in said:
+            raise ConfigError(
+                path="metadata of a 'deepseek2' GGUF",
+                expected=f"{_MSCALE}, as every model with YaRN has",
+                found="none",
+                next_step="convert it with a newer llama.cpp, or use the model's safetensors",
+            )
+        # A tenth of `mscale_all_dim`, in float32. All published models have the other `mscale` so.
+        scale = round(float(said[_MSCALE]) * 10, 6)
+        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    return {
+        "norm_topk_prob": bool(said.get("expert_weights_norm", False)),
+        "q_lora_rank": said.get("attention.q_lora_rank"),
+        "qk_nope_head_dim": data["qk_head_dim"] - data["qk_rope_head_dim"],
+        "rope_parameters": rope,
+        "routed_scaling_factor": float(said.get("expert_weights_scale") or 1.0),
+    }
+
+
+def _read_v2(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    grouped = data["n_group"] > 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    return _read(content, data) | {"topk_method": method}
+
+
+def deepseek_gguf(version: int) -> GGUFForm:
+    """The form of a version: V3 chooses experts by sigmoids, V2 by a softmax."""
+    third = version == 3
+    return GGUFForm(
+        "deepseek2",
+        _NAMES,
+        sizes={
+            **gguf_sizes(),
+            "attention.key_length_mla": "qk_head_dim",
+            "attention.kv_lora_rank": "kv_lora_rank",
+            "attention.value_length_mla": "v_head_dim",
+            "expert_count": "n_routed_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_group_count": "n_group",
+            "expert_group_used_count": "topk_group",
+            "expert_shared_count": "n_shared_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "leading_dense_block_count": "first_k_dense_replace",
+            "rope.dimension_count": "qk_rope_head_dim",
+        },
+        also_read=frozenset(
+            {
+                *("attention.head_count_kv", "attention.key_length", "attention.q_lora_rank"),
+                *("attention.value_length", _GATING, "expert_weights_norm", _MSCALE),
+                "expert_weights_scale",
+            }
+        ),
+        read=_read if third else _read_v2,
+        heads=None,
+        head_dim=None,
+        fits=lambda content: (content.metadata.get(_GATING, 1) == _SIGMOID) == third,
+    )

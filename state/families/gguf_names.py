@@ -1,0 +1,141 @@
+"""What llama.cpp calls a decoder's layers, and how its converter changes their tensors. JAX-free.
+
+Source: the package `gguf`; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import TRANSPOSE, Array, Chain, Op, RotaryRows, Shape
+from cairn.state.families.names import Fused, Names
+
+__all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
+
+FUSED_QKV = Fused("attn_qkv", tuple(f"self_attn/{name}_proj" for name in "qkv"))
+"""Queries, keys and values in one tensor, one after the other, whatever they are fused in else."""
+
+FUSED_MLP = Fused("ffn_up", ("mlp/gate_proj", "mlp/up_proj"))
+"""Gate and up in one tensor."""
+
+
+@dataclass(frozen=True)
+class Plus:
+    """Theirs is ours plus a number."""
+
+    number: float
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """Theirs without it."""
+        return [array - array.dtype.type(self.number) for array in theirs]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """Ours with it."""
+        return [array + array.dtype.type(self.number) for array in ours]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        return list(theirs)
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """Unchanged."""
+        return list(ours)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A layer with one output: ours [in, 1], theirs [in], or [1, in] as newer converters write."""
+
+    def to_ours(self, theirs: Sequence[Array]) -> list[Array]:
+        """A column."""
+        return [array.reshape(-1, 1) for array in theirs]
+
+    def to_theirs(self, ours: Sequence[Array]) -> list[Array]:
+        """A row."""
+        return [array.reshape(-1) for array in ours]
+
+    def our_shapes(self, theirs: Sequence[Shape]) -> list[Shape]:
+        """A column's."""
+        for shape in theirs:
+            if len(shape) != 1 and (len(shape) != 2 or shape[0] != 1):
+                raise ValueError(f"one row, found shape {shape}")
+        return [(shape[-1], 1) for shape in theirs]
+
+    def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
+        """A row's."""
+        return [(shape[0],) for shape in ours]
+
+
+def _queries(config: DecoderConfig, leaf: str) -> Op:
+    return _pairs(config.num_attention_heads, leaf)
+
+
+def _keys(config: DecoderConfig, leaf: str) -> Op:
+    return _pairs(config.kv_heads, leaf)
+
+
+def _pairs(heads: int, leaf: str) -> Op:
+    rows = RotaryRows(heads)
+    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
+
+
+Ops = Mapping[str, Callable[[DecoderConfig, str], Op]]
+
+ROTARY_PAIRS: Ops = MappingProxyType({"self_attn/q_proj": _queries, "self_attn/k_proj": _keys})
+"""Neighbouring dimensions of a head turn together, in the architectures of Llama's kind."""
+
+NORMS_PLUS_ONE: Ops = MappingProxyType(
+    dict.fromkeys(
+        (
+            *("input_layernorm", "attention_output_norm", "post_attention_layernorm"),
+            *("mlp_output_norm", "self_attn/q_norm", "self_attn/k_norm", "model/norm"),
+        ),
+        lambda config, leaf: Plus(1.0),
+    )
+)
+"""Norms that multiply by 1 + scale hold that sum."""
+
+_EACH = ("gate", "up", "down")
+
+
+def gguf_names(**changes: Any) -> Names:
+    """llama.cpp's names of a decoder's layers.
+
+    Args:
+        **changes: other attributes of `Names`; to those that map, these are added.
+    """
+    usual: dict[str, Any] = {
+        "top": {
+            "model/embed_tokens": "token_embd",
+            "model/embed_positions": "position_embd",
+            "model/norm": "output_norm",
+            "lm_head": "output",
+        },
+        "layer": "blk.{layer}",
+        "parts": {
+            "input_layernorm": "attn_norm",
+            **{f"self_attn/{name}_proj": f"attn_{name}" for name in "qkv"},
+            **{f"self_attn/{name}_norm": f"attn_{name}_norm" for name in "qk"},
+            "self_attn/o_proj": "attn_output",
+            "self_attn/sinks": "attn_sinks.weight",
+            "attention_output_norm": "post_attention_norm",
+            "post_attention_layernorm": "ffn_norm",
+            **{f"mlp/{name}_proj": f"ffn_{name}" for name in _EACH},
+            "mlp/router": "ffn_gate_inp",
+            "mlp/correction": "exp_probs_b.bias",
+            **{f"mlp/experts/{name}_proj": f"ffn_{name}_exps" for name in _EACH},
+            **{f"mlp/shared/{name}_proj": f"ffn_{name}_shexp" for name in _EACH},
+            "mlp/shared_gate": "ffn_gate_inp_shexp",
+            "mlp_output_norm": "post_ffw_norm",
+        },
+        "stacked": {},
+        "ops": {"mlp/shared_gate": lambda config, leaf: Column()},
+        "tolerated": (r"rope_freqs\.weight",),
+    }
+    for name, change in changes.items():
+        usual[name] = {**usual[name], **change} if isinstance(change, Mapping) else change
+    return Names(**usual)

@@ -1,0 +1,120 @@
+"""Rotary positions in a GGUF file's metadata and tensors; JAX-free.
+
+Source: llama.cpp's converter, and what its `llama_model::load_hparams` makes of absent keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cairn.state.config import RopeConfig, inverse_frequencies, llama3_divisors
+from cairn.state.conversion import Array, Shape
+from cairn.state.errors import ConfigError
+from cairn.state.families.hf_config import required, rope_parameters
+
+__all__ = ["ROPE_KEYS", "rope_from_gguf"]
+
+_TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"
+_ORIGINAL = "rope.scaling.original_context_length"
+_ATTENTION = "rope.scaling.attn_factor"
+_YARN = {
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_DIVISORS = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+
+ROPE_KEYS = frozenset({"rope.freq_base", _TYPE, _FACTOR, _ORIGINAL, _ATTENTION, *_YARN})
+"""Keys that are read here."""
+
+
+def rope_from_gguf(
+    metadata: Mapping[str, Any],
+    read: Callable[[str], Array],
+    shapes: Mapping[str, Shape],
+    where: str,
+) -> dict[str, Any]:
+    """What config.json has in `rope_parameters`, but for the share of a head that turns.
+
+    Args:
+        metadata: of the architecture, without its prefix.
+        read: a tensor of the file.
+        shapes: its tensors.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: a scaling that is not built in, or one that lacks values.
+    """
+    theta = float(metadata.get("rope.freq_base", 10000.0))
+    kind = metadata.get(_TYPE, "linear" if _FACTOR in metadata else "none")
+    if kind == "none" and _LONG in shapes:
+        kind = "longrope"  # its converter says no type
+    refused = [f"{_TYPE}={kind!r}"] if kind not in ("none", "linear", "yarn", "longrope") else []
+    if kind != "longrope" and metadata.get(_ATTENTION, 1.0) != 1.0:
+        refused.append(f"{_ATTENTION}={metadata[_ATTENTION]!r}")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if kind == "linear":
+        rope |= {"rope_type": "linear", "factor": float(metadata.get(_FACTOR, 1.0))}
+    elif kind == "yarn" and not refused:
+        found = required(metadata, (_FACTOR, _ORIGINAL), where)
+        rope |= {"rope_type": "yarn", "factor": float(found[_FACTOR])}
+        rope |= {"original_max_position_embeddings": found[_ORIGINAL]}
+        rope |= {name: float(metadata[key]) for key, name in _YARN.items() if key in metadata}
+    elif kind == "longrope":
+        rope |= _longrope(metadata, read, shapes, where)
+    if _DIVISORS in shapes:
+        llama3 = _llama3(read(_DIVISORS), theta) if rope["rope_type"] == "default" else None
+        if llama3 is None:
+            refused.append(f"{_DIVISORS} (not Llama 3's)")
+        else:
+            rope = rope_parameters(llama3)
+    if refused:
+        raise ConfigError(
+            path=where,
+            expected="a scaling of rotary positions that is built in",
+            found="; ".join(refused),
+            next_step="use the model's safetensors instead",
+        )
+    return rope
+
+
+def _longrope(
+    metadata: Mapping[str, Any],
+    read: Callable[[str], Array],
+    shapes: Mapping[str, Shape],
+    where: str,
+) -> dict[str, Any]:
+    there = {name: name for name in (_LONG, _SHORT) if name in shapes}
+    required(there, (_LONG, _SHORT), where)
+    found = required(metadata, ("context_length", _ORIGINAL), where)
+    rope = {
+        "rope_type": "longrope",
+        "factor": found["context_length"] / found[_ORIGINAL],
+        "original_max_position_embeddings": found[_ORIGINAL],
+        "long_factor": [float(one) for one in read(_LONG)],
+        "short_factor": [float(one) for one in read(_SHORT)],
+    }
+    if _ATTENTION in metadata:
+        rope["attention_factor"] = float(metadata[_ATTENTION])
+    return rope
+
+
+def _llama3(divisors: Array, theta: float) -> RopeConfig | None:
+    """Llama 3's scaling, which a GGUF keeps only as the numbers that come out of it.
+
+    Only the factor differs between the models of that generation; it divides the longest wave.
+    """
+    rope = RopeConfig(
+        theta=theta,
+        scaling="llama3",
+        factor=float(divisors.max()),
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    kept = inverse_frequencies(RopeConfig(theta=theta), 2 * divisors.size)
+    same = np.allclose(llama3_divisors(rope, kept), divisors, rtol=1e-4)
+    return rope if same else None

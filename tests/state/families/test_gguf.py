@@ -1,0 +1,351 @@
+"""GGUF files of every family: logits, beside transformers' reader, and what is refused."""
+
+import importlib
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from transformers import AutoModelForCausalLM
+
+from cairn.state import registry
+from cairn.state.config.decoder import FULL, WINDOW
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ConfigError, ConversionError
+from cairn.state.families import get_family
+from cairn.state.families.deepseek_gguf import KeysAndValues
+from cairn.state.families.gguf_names import Column, Plus
+from cairn.state.weights.gguf import GGUFFile
+from tests.state.families.gguf_conversion import write_gguf
+from tests.state.families.matrix import SIZES, WHOLE, assert_close, padded, tiny
+from tests.state.forward import logits_of
+from tests.state.hf_models import torch_logits
+
+ROOT = Path(__file__).parents[3]
+Types = gguf.GGMLQuantizationType
+TWO = {"num_hidden_layers": 2}
+FEW = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+MSCALES = {"mscale": 0.7, "mscale_all_dim": 0.7}
+
+
+def known(model_type, name):
+    """A config of the family's own test."""
+    return importlib.import_module(f"tests.state.families.known.test_{model_type}").CONFIGS[name]
+
+
+FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
+V3 = known("deepseek_v3", "yarn")
+GGUF_CONFIGS = {
+    "deepseek_v2": {
+        "groups": known("deepseek_v2", "groups"),
+        "whole_queries": {**known("deepseek_v2", "whole_queries"), "n_group": 1, "topk_group": 1},
+    },
+    "deepseek_v3": {"yarn": {**V3, "rope_parameters": {**V3["rope_parameters"], **MSCALES}}},
+    "falcon": {
+        "newer": {**known("falcon", "newer"), **FALCON, **TWO},
+        "one_key": {**known("falcon", "one_key"), **FALCON},
+        "newer_one_norm": {**known("falcon", "newer_one_norm"), **FALCON},
+    },
+    "gemma": {"tied": TWO},
+    "gemma2": {"windows": {"sliding_window": 9, "query_pre_attn_scalar": 12, **TWO}},
+    "gemma3_text": {"turns": {"sliding_window": 9, "query_pre_attn_scalar": 12}},
+    "glm4": {"biases": TWO, "tied": known("glm4", "tied")},
+    "gpt2": {"tied": {**known("gpt2", "tied"), "n_layer": 2}},
+    "gpt_neox": {
+        "parallel": {**known("gpt_neox", "parallel"), **TWO},
+        "one_after_the_other": known("gpt_neox", "one_after_the_other"),
+    },
+    "gpt_oss": {"windows": {**known("gpt_oss", "windows"), **TWO}},
+    "granite": {
+        "scaled": {**known("granite", "scaled"), "head_dim": 8, **TWO},
+        "tied": {**known("granite", "tied"), "head_dim": 8},
+    },
+    "llama": {"plain": TWO, "biases": {"attention_bias": True, "mlp_bias": True}},
+    "mistral": {"window": {**known("mistral", "window"), **TWO}},
+    "mixtral": {"plain": {"num_local_experts": 5, "num_experts_per_tok": 2, **TWO}},
+    "olmo2": {"plain": TWO, "biases_tied": known("olmo2", "biases_tied")},
+    "phi3": {
+        "beyond_its_length": {**known("phi3", "beyond_its_length"), **TWO},
+        "part_of_each_head": known("phi3", "part_of_each_head"),
+    },
+    "qwen2": {"yarn": {**known("qwen2", "yarn"), **TWO}, "tied": known("qwen2", "tied")},
+    "qwen2_moe": {"shared": {**FEW, "shared_expert_intermediate_size": 28, **TWO}},
+    "qwen3": {"biases": {**known("qwen3", "biases"), **TWO}},
+    "qwen3_moe": {"normalized": {**FEW, "norm_topk_prob": True, **TWO}},
+    "stablelm": {
+        "normalised_heads": {**known("stablelm", "normalised_heads"), **TWO},
+        "parallel": known("stablelm", "parallel"),
+    },
+}
+SHOWN = [
+    (model_type, name)
+    for model_type, configs in GGUF_CONFIGS.items()
+    for name in (configs if WHOLE else list(configs)[:1])
+]
+
+
+def saved(folder, model_type, **options):
+    """A model of transformers, and its folder."""
+    without = ()
+    if model_type != "llama":
+        module = importlib.import_module(f"tests.state.families.known.test_{model_type}")
+        without = getattr(module, "WITHOUT", ())
+    sizes = {name: size for name, size in SIZES.items() if name not in without}
+    theirs = tiny(model_type, **{**sizes, **options})
+    theirs.save_pretrained(folder)
+    return theirs, folder
+
+
+def test_every_family_has_a_gguf_form_that_is_tested():
+    assert list(GGUF_CONFIGS) == registry.known_families()
+    assert all(get_family(name).gguf is not None for name in GGUF_CONFIGS)
+    names = set(gguf.MODEL_ARCH_NAMES.values())
+    assert all(get_family(name).gguf.architecture in names for name in GGUF_CONFIGS)
+
+
+@pytest.mark.parametrize(("model_type", "name"), SHOWN)
+def test_logits_are_those_of_the_model_that_the_file_was_made_of(model_type, name, tmp_path):
+    theirs, folder = saved(tmp_path / "theirs", model_type, **GGUF_CONFIGS[model_type][name])
+    extra = {}
+    if model_type == "gemma3_text":
+        windowed = [kind == WINDOW for kind in theirs.config.layer_types]
+        extra = {"attention.sliding_window_pattern": windowed}
+    ours = DecoderForCausalLM.from_pretrained(write_gguf(tmp_path / "x.gguf", folder, **extra))
+    assert ours.config.model_type == model_type
+    assert ours.config.hf_extra["eos_token_id"] == 2
+    ids, mask = padded()
+    found = logits_of(ours, ids, attention_mask=mask)
+    assert_close(found, torch_logits(theirs, ids, mask), mask)
+
+
+# What their reader takes for granted where it does not read the metadata.
+TAKEN = {
+    "gemma2": {},
+    "gemma3_text": {},
+    "gpt2": {"vocab_size": 50257, "n_positions": 1024},
+    "phi3": {},
+    "qwen2": {"head_dim": 8},
+    "qwen3": {"head_dim": 128, "attention_bias": False},
+    "stablelm": {},
+}
+
+
+@pytest.mark.parametrize("model_type", TAKEN)
+def test_tensors_are_those_that_transformers_reads_of_the_file(model_type, tmp_path):
+    options = list(GGUF_CONFIGS[model_type].values())[-1]
+    _, folder = saved(tmp_path / "theirs", model_type, **{**options, **TAKEN[model_type]})
+    path = write_gguf(tmp_path / "x.gguf", folder)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
+    found = DecoderForCausalLM.from_pretrained(path).to_torch()
+    assert found.keys() == again.state_dict().keys()
+    for name, tensor in again.state_dict().items():
+        np.testing.assert_array_equal(found[name].numpy(), tensor.numpy(), err_msg=name)
+
+
+def test_q8_0_stays_within_the_error_of_its_blocks(tmp_path):
+    options = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, **TWO}
+    _, folder = saved(tmp_path / "theirs", "qwen3", **options)
+    # Half a step, and a 2,048th of 127 of them: the step itself is kept in 16 bits.
+    exact = DecoderForCausalLM.from_pretrained(folder).to_torch()
+    kinds = {f"{name}.weight": Types.Q8_0 for name in ("attn_q", "attn_output", "ffn_up", "embd")}
+    path = write_gguf(tmp_path / "x.gguf", folder, quantization=kinds)
+    found = DecoderForCausalLM.from_pretrained(path).to_torch()
+    for name, tensor in exact.items():
+        quantized = name.endswith(("q_proj.weight", "o_proj.weight", "up_proj.weight"))
+        quantized |= "embed" in name
+        error = np.abs(found[name].numpy() - tensor.numpy()).max()
+        step = np.abs(tensor.numpy()).max() / 127
+        assert (0 < error <= 0.57 * step) if quantized else error == 0, name
+
+
+def test_experts_of_gpt_oss_are_read_from_mxfp4(tmp_path):
+    options = {**known("gpt_oss", "windows"), "intermediate_size": 64, **TWO}
+    theirs, folder = saved(tmp_path / "theirs", "gpt_oss", **options)
+    kinds = {f"ffn_{name}_exps.weight": Types.MXFP4 for name in ("gate", "up", "down")}
+    path = write_gguf(tmp_path / "x.gguf", folder, quantization=kinds)
+    ours = DecoderForCausalLM.from_pretrained(path)
+    down = theirs.state_dict()["model.layers.1.mlp.experts.down_proj"].swapaxes(1, 2).numpy()
+    packed = gguf.quants.quantize(np.ascontiguousarray(down), Types.MXFP4)
+    expected = gguf.quants.dequantize(packed, Types.MXFP4).swapaxes(1, 2)
+    found = ours.to_torch()["model.layers.1.mlp.experts.down_proj"].numpy()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of each family that is asked for."""
+    made = {}
+
+    def folder(model_type):
+        if model_type not in made:
+            options = next(iter(GGUF_CONFIGS[model_type].values()))
+            made[model_type] = saved(tmp_path_factory.mktemp(model_type), model_type, **options)[1]
+        return made[model_type]
+
+    return folder
+
+
+REFUSED = [
+    ("qwen2", {"attention.sliding_window": 9}, r"attention\.sliding_window=9 \(nothing reads it\)"),
+    ("qwen2", {"expert_count": 4}, r"expert_count=4 \(only 0 is read\)"),
+    ("qwen2", {"attention.causal": False}, r"attention\.causal=False \(only True is read\)"),
+    ("qwen2", {"attention.key_length_swa": 4}, r"attention\.key_length_swa=4"),
+    ("qwen2", {"attention.head_count_kv": [2, 1]}, r"attention\.head_count_kv=\[2, 1\]"),
+    ("qwen2", {"attention.head_count": 0}, r"attention\.head_count=0"),
+    ("qwen2", {"rope.freq_base": "large"}, r"rope\.freq_base='large'"),
+    ("stablelm", {"rope.dimension_count": 0}, r"rope\.dimension_count=0"),
+    ("phi3", {"rope.scaling.original_context_length": 0}, r"original_context_length=0"),
+    ("qwen2", {"attention.value_length": 4}, r"attention\.value_length=4"),
+    ("qwen2", {"rope.dimension_count": 4}, r"rope\.dimension_count=4"),
+    (
+        "qwen2",
+        {"rope.scaling.yarn_attn_factor": 0.5},
+        r"yarn_attn_factor=0\.5 \(nothing",
+    ),
+    ("qwen2", {"rope.scaling.attn_factor": 0.5}, r"rope\.scaling\.attn_factor=0\.5"),
+    ("qwen3_moe", {"expert_weights_norm": False}, r"expert_weights_norm=False \(only True"),
+    ("qwen2_moe", {"expert_weights_scale": 2.5}, r"expert_weights_scale=2\.5 \(only"),
+    ("mixtral", {"attention.sliding_window": 9}, r"attention\.sliding_window=9 \(only 0"),
+    ("granite", {"rope.scaling.finetuned": False}, r"rope\.scaling\.finetuned=False"),
+    ("falcon", {"tensor_data_layout": "other"}, r"tensor_data_layout='other'"),
+    ("gpt2", {"attention.head_count_kv": 2}, r"attention\.head_count_kv=2"),
+    ("gpt2", {"rope.freq_base": 1e4}, r"rope\.freq_base=10000\.0 \(nothing reads it\)"),
+    ("gpt_neox", {"attention.key_length": 8}, r"attention\.key_length=8"),
+    ("deepseek_v3", {"attention.temperature_scale": 0.1}, r"attention\.temperature_scale"),
+    ("deepseek_v3", {"rope.scaling.yarn_log_multiplier": None}, r"yarn_log_multiplier"),
+    ("deepseek_v2", {"expert_weights_norm": True}, r"norm_topk_prob=True"),
+    ("gpt_oss", {"expert_gating_func": 1}, r"expert_gating_func=1 \(only 3"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "metadata", "message"), REFUSED)
+def test_metadata_that_would_change_numbers_is_refused_by_its_key(
+    model_type, metadata, message, folders, tmp_path
+):
+    path = write_gguf(tmp_path / "x.gguf", folders(model_type), **metadata)
+    with pytest.raises(ConfigError, match=message):
+        GGUFFile(path).config()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [
+        ("qwen3", "block_count"),
+        ("qwen2", "rope.scaling.factor"),
+        ("gemma3_text", "rope.freq_base"),
+        ("gpt2", "attention.layer_norm_epsilon"),
+        ("granite", "attention.scale"),
+        ("qwen3_moe", "expert_feed_forward_length"),
+        ("deepseek_v2", "expert_group_count"),
+        ("deepseek_v2", "attention.key_length_mla"),
+        ("phi3", "rope.scaling.original_context_length"),
+    ],
+)
+def test_a_missing_key_is_named(model_type, key, folders, tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", folders(model_type), without=(key,))
+    with pytest.raises(ConfigError, match=f"found no {key}"):
+        GGUFFile(path).config()
+
+
+def test_a_tensor_too_many_and_one_that_is_missing_are_named(folders, tmp_path):
+    extra = {"blk.0.attn_q.scale": np.ones(1, np.float32)}
+    path = write_gguf(tmp_path / "x.gguf", folders("qwen3"), tensors=extra)
+    with pytest.raises(ConversionError) as caught:
+        DecoderForCausalLM.from_pretrained(path)
+    assert caught.value.problems == ("unexpected tensor: blk.0.attn_q.scale (1,)",)
+    fewer = write_gguf(tmp_path / "y.gguf", folders("qwen3"), block_count=3)
+    with pytest.raises(ConversionError, match=r"blk\.2\.ffn_down\.weight"):
+        DecoderForCausalLM.from_pretrained(fewer)
+
+
+def test_factors_of_rotary_positions_are_no_tensors_of_a_family_without(folders, tmp_path):
+    factors = {"rope_freqs.weight": np.full(6, 2.0, np.float32)}
+    path = write_gguf(tmp_path / "x.gguf", folders("gemma"), tensors=factors)
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight \(not Llama 3's\)"):
+        GGUFFile(path).config()
+
+
+def test_one_part_of_a_split_file_is_refused(folders, tmp_path):
+    path = tmp_path / "x-00001-of-00002.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint16("split.count", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"split\.count=2; merge"):
+        GGUFFile(path).config()
+
+
+def test_an_unknown_architecture_lists_those_that_are_read(tmp_path):
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"one of deepseek2, falcon, .*stablelm; found 'mamba'"):
+        GGUFFile(path).config()
+
+
+def test_windows_follow_the_architecture_where_a_file_says_no_pattern(folders, tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", folders("gemma3_text"), block_count=7)
+    assert GGUFFile(path).config().layer_types == (WINDOW,) * 5 + (FULL, WINDOW)
+    fewer = write_gguf(tmp_path / "y.gguf", folders("gpt_oss"), block_count=4)
+    assert GGUFFile(fewer).config().layer_types == (WINDOW, FULL) * 2
+    said = write_gguf(
+        tmp_path / "z.gguf", folders("gpt_oss"), **{"attention.sliding_window_pattern": 0}
+    )
+    assert GGUFFile(said).config().layer_types == (WINDOW,) * 2
+
+
+def test_queries_of_gemma_27b_are_scaled_as_its_layers_tell(folders, tmp_path):
+    for model_type, layers in (("gemma2", 46), ("gemma3_text", 62)):
+        path = write_gguf(tmp_path / f"{layers}.gguf", folders(model_type), block_count=layers)
+        assert GGUFFile(path).config().attention_scale == 8**-0.5  # 32 wide, 4 heads
+        path = write_gguf(tmp_path / f"{layers}-.gguf", folders(model_type), block_count=7)
+        assert GGUFFile(path).config().attention_scale == 12**-0.5  # a head of 12
+
+
+def test_a_router_of_one_row_is_read_in_either_shape(folders, tmp_path):
+    path = write_gguf(tmp_path / "x.gguf", folders("qwen2_moe"))
+    name = "blk.0.ffn_gate_inp_shexp.weight"
+    row = GGUFFile(path).read(name)
+    assert row.shape == (1, 32)
+    flat = write_gguf(tmp_path / "y.gguf", folders("qwen2_moe"), tensors={name: row[0]})
+    found = [DecoderForCausalLM.from_pretrained(one).to_torch() for one in (path, flat)]
+    for name, tensor in found[0].items():
+        np.testing.assert_array_equal(tensor.numpy(), found[1][name].numpy(), err_msg=name)
+
+
+def test_the_table_says_each_familys_architecture():
+    table = (ROOT / "docs/reference/state/families.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| `([\w-]+)`[^|]*\|$", table, re.MULTILINE))
+    assert rows == {name: get_family(name).gguf.architecture for name in GGUF_CONFIGS}
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"),
+    [
+        (Column(), [(6,)]),
+        (KeysAndValues(3, 2), [(4, 6, 3), (4, 2, 6)]),
+        (Plus(1.0), [(6,)]),
+    ],
+)
+def test_what_the_converter_changed_is_undone_and_done_again(op, shapes):
+    random = np.random.default_rng(0)
+    theirs = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    ours = op.to_ours(theirs)
+    assert op.our_shapes(shapes) == [array.shape for array in ours]
+    assert op.their_shapes([array.shape for array in ours]) == shapes
+    for one, two in zip(op.to_theirs(ours), theirs, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes"), [(Column(), [(2, 6)]), (KeysAndValues(3, 2), [(4, 6, 3), (4, 6, 2)])]
+)
+def test_other_shapes_are_refused(op, shapes):
+    with pytest.raises(ValueError, match=r"found (shape|\[)"):
+        op.our_shapes(shapes)
