@@ -1,10 +1,8 @@
 """Test frame: eight virtual CPU devices, strict numerics, and the GCS double as a fixture."""
 
-import functools
 import gc
 import os
 import signal
-import ssl
 
 from tests.devices import COMPILED, THREADS, xla_flags
 
@@ -33,9 +31,6 @@ import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
-
-# Reading the system's certificates is most of what a client of HTTP takes to be made.
-ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 # How long an example takes says nothing of what is tested, on a machine that others use.
 hypothesis.settings.register_profile("untimed", deadline=None)

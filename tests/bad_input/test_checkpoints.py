@@ -77,8 +77,8 @@ JOBS = [
      "Restore the file from a backup, or use another step."),
     ("gone", "convert", 404, "step-not-found", "the folder of a committed checkpoint", "nothing",
      "List the run's steps."),
-    ("model-gone", "convert", 500, "corrupt", "chunks that are all there and pass their checks",
-     "DATA_LOSS", "Restore the step's files, or use another step."),
+    ("model-gone", "convert", 500, "corrupt", "d/",
+     "no such file", "Restore the step's files, or use another step."),
     ("model-gone", "restore", 500, "corrupt", "the 19 files that its manifest names",
      "7 that are not", "Fork from another step"),
 ]  # fmt: skip
