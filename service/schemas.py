@@ -127,6 +127,7 @@ Named = Annotated[dict[Name, Value], Field(max_length=MOST_ENTRIES), _ByName()]
 """Labels, metrics or what is said of them."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+ExportDtype = Literal["float32", "float16", "bfloat16", "float64", "q8_0"]
 
 
 class Response(BaseModel):
@@ -1176,19 +1177,23 @@ class GatherRequest(Request):
 
 
 class ConvertRequest(Request):
-    """Export a checkpoint in Hugging Face format (safetensors; PyTorch loads it)."""
+    """Export a checkpoint: Hugging Face's files (safetensors; PyTorch loads them), or one GGUF."""
 
-    format: Literal["huggingface", "pytorch"] = Field(
-        default="huggingface", description="One and the same: `pytorch` is another name for it."
+    format: Literal["huggingface", "pytorch", "gguf"] = Field(
+        default="huggingface",
+        description="`pytorch` is another name for `huggingface`; `gguf` is for llama.cpp.",
     )
-    dtype: Dtype | None = Field(
-        default=None, description="Convert floating leaves; null: as stored."
+    dtype: ExportDtype | None = Field(
+        default=None,
+        description="Convert floating leaves; null: as stored, for GGUF float16. `q8_0` (eight "
+        "bits each, and a scale for 32 of them) is GGUF's alone, which has no float64.",
     )
     max_shard_size: str = Field(
         default="5GB",
         max_length=32,
         json_schema_extra={"pattern": SIZE_PATTERN},
-        description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB; at least one.",
+        description="Bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB; at least one. A "
+        "GGUF is one file whatever this says.",
     )
     lora: Literal["merge", "keep"] = Field(
         default="merge",

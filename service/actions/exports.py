@@ -30,7 +30,7 @@ def convert_checkpoint(
     *,
     idempotency_key: str | None,
 ) -> Operation:
-    """Start an export in Hugging Face format.
+    """Start an export, as Hugging Face's files or as one GGUF.
 
     Raises:
         RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
@@ -41,6 +41,7 @@ def convert_checkpoint(
     options = convert.convert_options(
         wanted.dtype,
         wanted.max_shard_size,
+        export_format="gguf" if wanted.format == "gguf" else convert.HUGGINGFACE,
         lora=wanted.lora,
         allow_nonfinite=wanted.allow_nonfinite,
     )

@@ -345,6 +345,9 @@ def convert(
     memory: Annotated[
         str | None, typer.Option(help="Most that writing takes, such as 2GiB.", **SIZE)
     ] = None,
+    format: Annotated[
+        Literal["huggingface", "gguf"], typer.Option(help="gguf: one file for llama.cpp.")
+    ] = "huggingface",
     lora: Annotated[
         Literal["merge", "keep"] | None,
         typer.Option(help="Adapters: merged (the default), or kept for PEFT."),
@@ -361,6 +364,8 @@ def convert(
     later: dict[str, Any] = {"memory": memory} if memory else {}
     if lora:
         later["lora"] = lora
+    if format != "huggingface":
+        later["format"] = format
     if allow_nonfinite:
         later["allow_nonfinite"] = True
     with Client(url) as client:

@@ -16,6 +16,7 @@ from .rules import RuleTable as RuleTable
 from .rules import expand as expand
 from .rules import match as match
 from .tensor_streams import FLOAT_NAMES as FLOAT_NAMES
+from .tensor_streams import Leaf as Leaf
 from .tensor_streams import MemoryLeaf as MemoryLeaf
 from .tensor_streams import float_dtype as float_dtype
 from .tensor_streams import is_floating as is_floating

@@ -96,6 +96,7 @@ class GGUFForm:
         only: keys that must have one of these values if they are there.
         also_read: keys that `read` reads.
         read: content, config.json so far -> more keys, or others.
+        write: config, config.json -> more keys of the metadata; for what `read` reads.
         heads: config.json's key of the number of key/value heads; None: as many as heads.
         head_dim: config.json's key of a head's size; None: width / heads.
         rope: there are rotary positions, and `read` has not seen to them.
@@ -112,6 +113,7 @@ class GGUFForm:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     also_read: frozenset[str] = frozenset()
     read: Callable[[GGUFContent, dict[str, Any]], Mapping[str, Any]] | None = None
+    write: Callable[[DecoderConfig, Mapping[str, Any]], Mapping[str, Any]] | None = None
     heads: str | None = "num_key_value_heads"
     head_dim: str | None = "head_dim"
     rope: bool = True

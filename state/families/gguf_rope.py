@@ -15,7 +15,7 @@ from cairn.state.conversion import Array, Shape
 from cairn.state.errors import ConfigError
 from cairn.state.families.hf_config import required, rope_parameters
 
-__all__ = ["ROPE_KEYS", "rope_from_gguf"]
+__all__ = ["ROPE_KEYS", "rope_from_gguf", "rope_to_gguf"]
 
 _TYPE, _FACTOR = "rope.scaling.type", "rope.scaling.factor"
 _ORIGINAL = "rope.scaling.original_context_length"
@@ -79,6 +79,39 @@ def rope_from_gguf(
             next_step="use the model's safetensors instead",
         )
     return rope
+
+
+def rope_to_gguf(rope: RopeConfig, head_dim: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What a file says of rotary positions: metadata of the architecture, and tensors.
+
+    What no file can say is left out; whoever reads it again sees that.
+
+    Args:
+        rope: the positions.
+        head_dim: dimensions of a head of which a part turns.
+    """
+    metadata: dict[str, Any] = {
+        "rope.freq_base": float(rope.theta),
+        "rope.dimension_count": rope.rotary_dim(head_dim),
+    }
+    tensors: dict[str, Array] = {}
+    if rope.original_max_position_embeddings is not None and rope.scaling in ("yarn", "longrope"):
+        metadata[_ORIGINAL] = rope.original_max_position_embeddings
+    if rope.scaling in ("linear", "yarn"):
+        metadata |= {_TYPE: rope.scaling, _FACTOR: float(rope.factor)}
+    if rope.scaling == "yarn":
+        said = {key: getattr(rope, name) for key, name in _YARN.items()}
+        metadata |= {key: float(value) for key, value in said.items() if value is not None}
+    if rope.scaling == "longrope":
+        if rope.attention_factor is not None:
+            metadata[_ATTENTION] = float(rope.attention_factor)
+        both = {_LONG: rope.long_factor, _SHORT: rope.short_factor}
+        tensors = {name: np.asarray(factors, np.float32) for name, factors in both.items()}
+    if rope.scaling == "llama3":
+        turning = rope.rotary_dim(head_dim)
+        kept = inverse_frequencies(RopeConfig(theta=rope.theta), turning)
+        tensors = {_DIVISORS: np.asarray(llama3_divisors(rope, kept), np.float32)}
+    return metadata, tensors
 
 
 def _longrope(

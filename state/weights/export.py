@@ -26,7 +26,7 @@ from cairn.state.errors import ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.adapter_files import adapter_content, array_source
 from cairn.state.weights.peft_names import modules_of
-from cairn.state.weights.stored_leaves import adapters_of, served_leaves
+from cairn.state.weights.stored_leaves import ServedLeaf, adapters_of, served_leaves
 from cairn.storage.errors import TreeMismatchError
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import Manifest
@@ -59,17 +59,35 @@ def export_sources(
         TreeMismatchError: its leaves are not those that its config describes; all are listed.
         ConfigError: the family can't express the model's options.
     """
+    config, leaves, path = served_model(manifest, reader)
+    shapes = {name: leaf.shape for name, leaf in leaves.items()}
+    rules = match(rule_table(config, shapes), ours=shapes, path=path)
+    sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
+    return sources, hf_config(config, [source.dtype for source in sources])
+
+
+def served_model(
+    manifest: Manifest, reader: CheckpointReader
+) -> tuple[EDPretrainedConfig, dict[str, ServedLeaf], str]:
+    """The model of a step: its config, its weights as they are served, and where they are from.
+
+    Args:
+        manifest: of the step.
+        reader: opened on the step.
+
+    Raises:
+        ConversionError: the step holds no model that is known here.
+        TreeMismatchError: its leaves are not those that its config describes; all are listed.
+    """
     config = stored_config(manifest)
     item = served_item(manifest.items)
     random = _random_streams(reader, item)
     infos = {path: info for path, info in reader.leaves(item).items() if path not in random}
     leaves = served_leaves(reader, item, infos)
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
     if isinstance(config, DecoderConfig):
+        shapes = {path: leaf.shape for path, leaf in leaves.items()}
         _check_leaves(leaf_shapes(config), shapes, path=f"{reader.uri}: {item}")
-    rules = match(rule_table(config, shapes), ours=shapes, path=f"step {manifest.step}, {item}")
-    sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
-    return sources, hf_config(config, [source.dtype for source in sources])
+    return config, leaves, f"step {manifest.step}, {item}"
 
 
 def adapter_sources(

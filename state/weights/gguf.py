@@ -49,7 +49,7 @@ class GGUFFile:
             ArgumentError: the `gguf` package is not installed.
         """
         self.path = Path(path)
-        self._gguf = _gguf()
+        self._gguf = gguf_package()
         if not self.path.is_file():
             raise NotFoundError(
                 "no such file",
@@ -195,7 +195,7 @@ def _form(family: Family) -> GGUFForm:
 @functools.cache
 def _dequantizes(kind: Any) -> bool:
     """Whether the package dequantizes a type: it has no list of them, so that a block is tried."""
-    gguf = _gguf()
+    gguf = gguf_package()
     _, nbytes = gguf.GGML_QUANT_SIZES[kind]
     try:
         gguf.quants.dequantize(np.zeros((1, nbytes), np.uint8), kind)
@@ -223,7 +223,12 @@ def _reader_class(gguf: Any) -> Any:
     return Reader
 
 
-def _gguf() -> Any:
+def gguf_package() -> Any:
+    """The package `gguf`.
+
+    Raises:
+        ArgumentError: it is not installed.
+    """
     try:
         module = importlib.import_module("gguf")
         importlib.import_module("gguf.quants")

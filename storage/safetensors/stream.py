@@ -83,11 +83,16 @@ class Shard:
         file_name: such as "model-00001-of-00003.safetensors".
         tensors: what it holds.
         nbytes: bytes of the tensors, without the header.
+        header: what the file begins with, if it is of another format; its tensors follow in their
+            order. None: it is safetensors.
+        alignment: of another format: where each tensor ends, zeros fill up to a multiple of this.
     """
 
     file_name: str
     tensors: tuple[TensorSource, ...]
     nbytes: int
+    header: bytes | None = None
+    alignment: int = 1
 
 
 def plan_shards(
@@ -137,11 +142,11 @@ def write_shard(
     on_data: Callable[[memoryview], None] | None = None,
     metadata: Mapping[str, str] = PT_METADATA,
 ) -> int:
-    """Writes one safetensors file; the bytes of the whole file.
+    """Writes one file; the bytes of the whole file.
 
-    Tensors lie in order of falling element size, so that each starts at a multiple of its own.
-    At most `BLOCKS_IN_FLIGHT` blocks are held, beside what their sources hold. On any error
-    nothing becomes visible under `rel`, and what was there stays.
+    Tensors of safetensors lie in order of falling element size, so that each starts at a multiple
+    of its own. At most `BLOCKS_IN_FLIGHT` blocks are held, beside what their sources hold. On any
+    error nothing becomes visible under `rel`, and what was there stays.
 
     Args:
         files: the store's folder.
@@ -158,13 +163,16 @@ def write_shard(
         StoreFullError: no space or quota left.
         StoreUnavailableError: the store gives no answer.
     """
-    tensors = sorted(shard.tensors, key=lambda tensor: -tensor.dtype.itemsize)
-    header = encode_header([(t.name, t.dtype, t.shape) for t in tensors], metadata)
+    tensors: Sequence[TensorSource] = shard.tensors
+    header = shard.header
+    if header is None:
+        tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
+        header = encode_header([(t.name, t.dtype, t.shape) for t in tensors], metadata)
     written = 0
     with (
         files.open_write(rel) as sink,
         ThreadPoolExecutor(_SMALL_READS, "cairn-tensors") as pool,
-        prefetched(_blocks(tensors, pool), BLOCKS_IN_FLIGHT - 2) as blocks,
+        prefetched(_blocks(tensors, pool, shard.alignment), BLOCKS_IN_FLIGHT - 2) as blocks,
     ):
         # Two more blocks than wait in the queue exist: the one made next, and the one written.
         for data in _chain(header, blocks):
@@ -237,15 +245,23 @@ def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
 
 
 def _blocks(
-    tensors: Sequence[TensorSource], pool: ThreadPoolExecutor
+    tensors: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
 ) -> Generator[memoryview, None, None]:
     """The bytes of `tensors` in order. Small ones that follow each other are read together."""
+
+    def padding(tensor: TensorSource) -> Iterator[memoryview]:
+        if missing := -tensor.nbytes % alignment:
+            yield memoryview(bytes(missing))
+
     for group in _groups(tensors):
         if len(group) == 1:
             yield from _checked_blocks(group[0])
+            yield from padding(group[0])
             continue
-        for whole in pool.map(lambda tensor: list(_checked_blocks(tensor)), group):
+        made = pool.map(lambda tensor: list(_checked_blocks(tensor)), group)
+        for tensor, whole in zip(group, made, strict=True):
             yield from whole
+            yield from padding(tensor)
 
 
 def _groups(tensors: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:

@@ -19,10 +19,12 @@ from cairn.state.weights import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
     CONFIG_FILE,
+    GGUF_TYPES,
     INDEX_FILE,
     adapter_sources,
     export_sources,
     stored_config,
+    stored_gguf,
 )
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
@@ -35,6 +37,8 @@ KIND: Final = "convert"
 RULE_VERSION: Final = 1
 
 
+HUGGINGFACE: Final = "huggingface"
+GGUF: Final = "gguf"
 MERGE: Final = "merge"
 KEEP: Final = "keep"
 
@@ -48,13 +52,25 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
     """
     with _as_invalid_request():
         stored_config(manifest)
-        float_dtype(options["dtype"], argument="dtype")
+        if options["format"] != GGUF:
+            float_dtype(options["dtype"], argument="dtype")
+        elif options["dtype"] not in (None, *GGUF_TYPES):
+            raise InvalidRequestError(
+                f"dtype: expected for GGUF one of {', '.join(GGUF_TYPES)}, found "
+                f"{options['dtype']!r}"
+            )
+        elif options.get("lora", MERGE) == KEEP:
+            raise InvalidRequestError(
+                "lora: expected for GGUF 'merge', found 'keep'; leave it out, or export the "
+                "adapters with format 'huggingface'"
+            )
 
 
 def convert_options(
     dtype: str | None,
     max_shard_size: str,
     *,
+    export_format: str = HUGGINGFACE,
     lora: str = MERGE,
     allow_nonfinite: bool = False,
 ) -> dict[str, Any]:
@@ -66,7 +82,7 @@ def convert_options(
         UnsupportedFormatError: `max_shard_size` is no size.
     """
     return {
-        "format": "huggingface",
+        "format": export_format,
         "dtype": dtype,
         "max_shard_bytes": parse_size(max_shard_size),
         **({"lora": lora} if lora != MERGE else {}),
@@ -78,6 +94,14 @@ def _plan(
     run: Run, manifest: Manifest, reader: CheckpointReader, options: Mapping[str, Any]
 ) -> ExportContent:
     finite = not options.get("allow_nonfinite", False)
+    if options["format"] == GGUF:
+        assets = {asset.name: _read_asset(run, asset) for asset in manifest.assets}
+        with _as_invalid_request():
+            shard, problem = stored_gguf(
+                manifest, reader, assets, dtype=options["dtype"] or "float16"
+            )
+        notes = {} if problem is None else {"tokenizer": f"left out: {problem}"}
+        return ExportContent((shard,), {}, {}, finite=finite, notes=notes)
     if options.get("lora", MERGE) == KEEP:
         with _as_invalid_request():
             tensors, content = adapter_sources(manifest, reader, dtype=options["dtype"])

@@ -12,7 +12,7 @@ import functools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import google_crc32c
@@ -60,12 +60,14 @@ class ExportContent:
         metadata: Free text for the header of each.
         small: The other files, by name.
         finite: Whether a NaN or an infinity among its tensors fails the job.
+        notes: What the result says besides, by name.
     """
 
     shards: tuple[Shard, ...]
     metadata: Mapping[str, str]
     small: Mapping[str, bytes]
     finite: bool = False
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
@@ -266,6 +268,7 @@ class _ExportJob:
             "bytes": counting.nbytes,
             "existing": counting.folder != planned["folder"],
             **({"nonfinite": nonfinite} if nonfinite else {}),
+            **self._content.notes,
         }
 
     def _check_finite(self, nonfinite: Mapping[str, int]) -> None:

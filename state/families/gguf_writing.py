@@ -1,0 +1,162 @@
+"""What a GGUF file says of a model, made of the tables that read such files. JAX-free.
+
+Nothing is taken on trust: what is made is read again, and a model of which a file would say
+something else is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cairn.state.config import OURS_ALONE, DecoderConfig
+from cairn.state.conversion import Array, RuleTable, Shape
+from cairn.state.errors import ConfigError
+from cairn.state.families.family import Family, get_family, get_gguf_family
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm
+from cairn.state.families.gguf_rope import rope_to_gguf
+
+__all__ = ["GGUFModel", "gguf_model", "gguf_rules"]
+
+_SAID_ELSEWHERE = frozenset({"bos_token_id", "eos_token_id", "pad_token_id", "hf_extra"})
+_NO_NUMBERS = frozenset({"initializer_range", "architectures", "name_or_path", "dtype"})
+"""Options that change no number of a forward pass: no GGUF file has them."""
+_CLOSE = 1e-6  # numbers of metadata have 32 bits
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """What a file says of its model.
+
+    Attributes:
+        architecture: as in "general.architecture".
+        metadata: of the architecture, with its prefix.
+        tensors: those that say more of it, by name; float32.
+    """
+
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+
+
+def gguf_model(config: DecoderConfig, shapes: Mapping[str, Shape]) -> GGUFModel:
+    """The metadata of a model's file.
+
+    Args:
+        config: of the model.
+        shapes: of the file's weights, by their names in it.
+
+    Raises:
+        ConfigError: its family has no GGUF files, or such a file can't say some of its options;
+            all of them are named.
+    """
+    family, form = get_family(config.model_type), _form(config)
+    said = config.to_hf()
+    metadata = {
+        key: said[name] for key, name in {**form.sizes, **form.options}.items() if name in said
+    }
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    if "feed_forward_length" in form.sizes:
+        metadata["feed_forward_length"] = config.intermediate_size  # GPT-2 may leave it out
+    metadata |= _heads(form, config)
+    tensors: dict[str, Array] = {}
+    if form.rope and config.rope is not None:
+        rope, tensors = rope_to_gguf(config.rope, config.rotary_size)
+        metadata |= rope
+    if form.write is not None:
+        metadata |= form.write(config, said)
+    _check(family, form, config, metadata, shapes, tensors)
+    prefixed = {f"{form.architecture}.{key}": value for key, value in metadata.items()}
+    return GGUFModel(form.architecture, prefixed, tensors)
+
+
+def gguf_rules(config: DecoderConfig) -> RuleTable:
+    """The table between a model's leaves and the tensors of its GGUF file.
+
+    Raises:
+        ConfigError: its family has no GGUF files.
+    """
+    return _form(config).rules(config)
+
+
+def _form(config: DecoderConfig) -> GGUFForm:
+    form = get_family(config.model_type).gguf
+    if form is None:
+        raise _refusal(config, "a family that has GGUF files", config.model_type)
+    return form
+
+
+def _heads(form: GGUFForm, config: DecoderConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"attention.head_count_kv": config.kv_heads}
+    if "attention.key_length" not in form.also_read:
+        found |= dict.fromkeys(("attention.key_length", "attention.value_length"), config.head_size)
+    return found
+
+
+def _check(
+    family: Family,
+    form: GGUFForm,
+    config: DecoderConfig,
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    tensors: Mapping[str, Array],
+) -> None:
+    """Read what was made, and compare."""
+    rounded = {key: _as_stored(value) for key, value in metadata.items()}
+    everything = {**shapes, **{name: array.shape for name, array in tensors.items()}}
+    content = GGUFContent(rounded, everything, lambda name: tensors[name])
+    if get_gguf_family(form.architecture, content, path=family.model_type) is not family:
+        raise _refusal(config, f"a file of {family.model_type}", "that of another family")
+    again = DecoderConfig(**family.read_options(form.config(content, family.model_type)))
+    pairs = zip(_plain(config).items(), _plain(again).values(), strict=True)
+    lost = [
+        f"{name}={ours!r} (it would be {theirs!r})"
+        for (name, ours), theirs in pairs
+        if not _alike(ours, theirs)
+    ]
+    if lost:
+        raise _refusal(config, "options that a GGUF file can say", "; ".join(lost))
+
+
+def _plain(config: DecoderConfig) -> dict[str, Any]:
+    """The options that change numbers, each as it is meant where it is left out."""
+    left_out = OURS_ALONE | _SAID_ELSEWHERE | _NO_NUMBERS
+    names = [field.name for field in dataclasses.fields(config) if field.name not in left_out]
+    found = {name: getattr(config, name) for name in names}
+    found |= {"head_dim": config.head_size, "num_key_value_heads": config.kv_heads}
+    if config.rope is not None:
+        fast = 32.0 if config.rope.beta_fast is None else config.rope.beta_fast
+        slow = 1.0 if config.rope.beta_slow is None else config.rope.beta_slow
+        found["rope"] = dataclasses.replace(config.rope, beta_fast=fast, beta_slow=slow)
+    return found
+
+
+def _as_stored(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_stored(one) for one in value]
+    return float(np.float32(value)) if isinstance(value, float) else value
+
+
+def _alike(ours: Any, theirs: Any) -> bool:
+    """Whether two options are the same, but for what 32 bits of a number leave of them."""
+    if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
+        names = [field.name for field in dataclasses.fields(ours)]
+        return all(_alike(getattr(ours, name), getattr(theirs, name)) for name in names)
+    if isinstance(ours, list | tuple) and isinstance(theirs, list | tuple):
+        return len(ours) == len(theirs) and all(map(_alike, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return bool(np.isclose(ours, theirs, rtol=_CLOSE, atol=0))
+    return bool(ours == theirs)
+
+
+def _refusal(config: DecoderConfig, expected: str, found: str) -> ConfigError:
+    return ConfigError(
+        path=f"{config.model_type} as GGUF",
+        expected=expected,
+        found=found,
+        next_step="export Hugging Face files instead (format 'huggingface')",
+    )

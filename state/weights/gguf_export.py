@@ -1,0 +1,218 @@
+"""A stored model as one GGUF file, which llama.cpp and what is built on it run. JAX-free.
+
+The header is the `gguf` package's, the tensors are streamed: in half precision, or in groups of 32
+numbers of 8 bits with one scale (q8_0). What has one dimension stays float32, as llama.cpp wants.
+
+Source: ggml's GGUF specification, version 3; llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
+from cairn.state.conversion import Array, Leaf, count_nonfinite, match, streams
+from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.families import gguf_model, gguf_rules
+from cairn.state.weights.export import served_model
+from cairn.state.weights.gguf import gguf_package
+from cairn.state.weights.gguf_tokenizer import tokenizer_metadata
+from cairn.storage.reading import CheckpointReader
+from cairn.storage.runs import Manifest
+from cairn.storage.safetensors import Shard, TensorSource
+
+__all__ = ["GGUF_FILE", "GGUF_TYPES", "gguf_shard", "stored_gguf"]
+
+GGUF_FILE: Final = "model.gguf"
+GGUF_TYPES: Final = ("float32", "float16", "bfloat16", "q8_0")
+_FILE_TYPES: Final = {"float32": 0, "float16": 1, "q8_0": 7, "bfloat16": 32}
+_GROUP: Final = 32
+_TOKEN_IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+
+
+def stored_gguf(
+    manifest: Manifest,
+    reader: CheckpointReader,
+    assets: Mapping[str, bytes],
+    *,
+    dtype: str = "float16",
+) -> tuple[Shard, str | None]:
+    """The file of a stored step, and why it has no tokenizer if it has none.
+
+    Args:
+        manifest: of the step.
+        reader: opened on the step.
+        assets: the step's small files, of which the tokenizer is read.
+        dtype: one of `GGUF_TYPES`, for weights of two and more dimensions.
+
+    Raises:
+        ArgumentError, ConversionError, ConfigError: As `gguf_shard`; or the step holds no model
+            that is known here.
+        TreeMismatchError: its leaves are not those that its config describes; all are listed.
+    """
+    config, leaves, where = served_model(manifest, reader)
+    return gguf_shard(config, leaves, assets, dtype=dtype, path=where)
+
+
+def gguf_shard(
+    config: EDPretrainedConfig,
+    leaves: Mapping[str, Leaf],
+    assets: Mapping[str, bytes],
+    *,
+    dtype: str,
+    path: str,
+) -> tuple[Shard, str | None]:
+    """The file of a model, and why it has no tokenizer if it has none.
+
+    Args:
+        config: of the model.
+        leaves: its weights by path, floating.
+        assets: small files by name, of which the tokenizer is read.
+        dtype: one of `GGUF_TYPES`, for weights of two and more dimensions.
+        path: what is being converted, for messages.
+
+    Raises:
+        ArgumentError: another dtype; or the `gguf` package is not installed.
+        ConversionError: the model is of no family, or its leaves do not match it.
+        ConfigError: the family has no GGUF files, or they can't say all of the model's options.
+    """
+    if dtype not in GGUF_TYPES:
+        raise ArgumentError(
+            path="dtype", expected=f"for GGUF one of {', '.join(GGUF_TYPES)}", found=repr(dtype)
+        )
+    package = gguf_package()
+    if not isinstance(config, DecoderConfig):
+        raise ConversionError(
+            path=path,
+            expected="a model of a known family",
+            found=f"a config of type {type(config).__name__}",
+            next_step="export it with format 'huggingface'",
+        )
+    shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    rules = match(gguf_rules(config), ours=shapes, path=path)
+    sources = streams(rules, leaves)
+    said = gguf_model(config, {source.name: source.shape for source in sources})
+    sources += [_array(name, array) for name, array in said.tensors.items()]
+    encoded = [_encoded(package, source, dtype) for source in sources]
+    tokenizer, problem = tokenizer_metadata(assets, config.vocab_size)
+    told = config.to_hf()
+    ids = {
+        f"tokenizer.ggml.{name}_token_id": told[key]
+        for key, name in _TOKEN_IDS.items()
+        if isinstance(told.get(key), int)
+    }
+    general = {
+        "general.type": "model",
+        "general.file_type": _FILE_TYPES[dtype],
+        "general.quantization_version": 2,
+    }
+    header = _header(
+        package,
+        said.architecture,
+        {**general, **said.metadata, **tokenizer, **ids},
+        sources,
+        encoded,
+    )
+    tensors = tuple(tensor for tensor, _ in encoded)
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    shard = Shard(GGUF_FILE, tensors, nbytes, header, int(package.GGUF_DEFAULT_ALIGNMENT))
+    return shard, problem
+
+
+def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSource, Any]:
+    """A tensor as it lies in the file, and GGML's name of its type."""
+    types = package.GGMLQuantizationType
+    if len(source.shape) < 2:
+        return _cast(source, np.dtype(np.float32)), types.F32
+    if dtype == "q8_0" and source.shape[-1] % _GROUP == 0:
+        return _quantized(package, source), types.Q8_0
+    if dtype == "bfloat16":
+        return _cast(source, np.dtype(ml_dtypes.bfloat16)), types.BF16
+    if dtype == "float32":
+        return _cast(source, np.dtype(np.float32)), types.F32
+    return _cast(source, np.dtype(np.float16)), types.F16
+
+
+def _cast(source: TensorSource, dtype: np.dtype[Any]) -> TensorSource:
+    def blocks(max_bytes: int) -> Iterator[Array]:
+        widening = max(1, dtype.itemsize // source.dtype.itemsize)
+        for block in source.blocks(max(1, max_bytes // widening)):
+            with np.errstate(over="ignore", invalid="ignore"):  # whoever writes it counts them
+                yield block.astype(dtype, copy=False)
+
+    return TensorSource(source.name, source.shape, dtype, blocks, source.held_bytes)
+
+
+def _quantized(package: Any, source: TensorSource) -> TensorSource:
+    """Bytes of q8_0: groups of consecutive numbers of a row, which blocks may cut."""
+    kind = package.GGMLQuantizationType.Q8_0
+    _, group_bytes = package.GGML_QUANT_SIZES[kind]
+    shape = (*source.shape[:-1], source.shape[-1] // _GROUP * group_bytes)
+
+    def blocks(max_bytes: int) -> Iterator[Array]:
+        left = np.empty(0, np.float32)
+        for block in source.blocks(max_bytes):
+            if count_nonfinite(block):
+                raise ConversionError(
+                    path=source.name,
+                    expected="finite weights, which q8_0 alone can hold",
+                    found="some that are NaN or infinite",
+                    next_step="take an earlier step, or export it with another dtype",
+                )
+            flat = np.concatenate([left, block.reshape(-1).astype(np.float32)])
+            whole = flat.size // _GROUP * _GROUP
+            left = flat[whole:]
+            if whole:
+                yield package.quants.quantize(flat[:whole].reshape(1, -1), kind).reshape(-1)
+
+    return TensorSource(
+        source.name, shape, np.dtype(np.uint8), blocks, source.held_bytes + (48 << 20)
+    )
+
+
+def _array(name: str, array: Array) -> TensorSource:
+    return TensorSource(name, tuple(array.shape), array.dtype, lambda max_bytes: iter([array]))
+
+
+def _header(
+    package: Any,
+    architecture: str,
+    metadata: Mapping[str, Any],
+    sources: Sequence[TensorSource],
+    encoded: Sequence[tuple[TensorSource, Any]],
+) -> bytes:
+    """Everything before the tensors, as the package writes it."""
+    writer = package.GGUFWriter(None, architecture)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for source, (tensor, kind) in zip(sources, encoded, strict=True):
+        # Of bytes it takes the bytes of a row.
+        shape = tensor.shape if tensor.dtype == np.uint8 else source.shape
+        writer.add_tensor_info(source.name, shape, tensor.dtype, tensor.nbytes, kind)
+    buffer = io.BytesIO()
+    writer.fout, writer.state = [buffer], package.gguf_writer.WriterState.EMPTY
+    writer.open_output_file = lambda path=None: None  # it has one
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    header = buffer.getvalue()
+    return header + bytes(-len(header) % int(package.GGUF_DEFAULT_ALIGNMENT))
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value) if value >= 0 else writer.add_int32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, list(value))

@@ -1,0 +1,170 @@
+"""GGUF files that we write: every family's is read again, by us and by others."""
+
+import json
+
+import numpy as np
+import pytest
+from flax import nnx
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cairn.state import registry
+from cairn.state.config import leaf_shapes
+from cairn.state.conversion.tensor_streams import MemoryLeaf
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError
+from cairn.state.paths import named_leaves
+from cairn.state.weights.gguf import GGUFFile
+from cairn.state.weights.gguf_export import GGUF_FILE, gguf_shard
+from cairn.storage.safetensors.stream import write_shard
+from cairn.storage.store.opening import open_files
+from cairn.storage.store.uri import parse_uri
+from examples.demo.weights import carried_tokenizer, smollm2_gguf
+from tests.state.families.matrix import assert_close, padded
+from tests.state.families.test_gguf import GGUF_CONFIGS, saved
+from tests.state.forward import logits_of
+from tests.state.hf_models import torch_logits
+
+REFUSED = {
+    "deepseek_v2": "attention.key_length_mla",
+    "deepseek_v3": "expected a file of deepseek_v3; found that of another family",
+}
+"""What their files say of latent attention and groups of experts is read, and not written."""
+WRITTEN = [name for name in registry.known_families() if name not in REFUSED]
+
+
+def leaves_of(model):
+    return {
+        named.path: MemoryLeaf(
+            named.leaf.shape,
+            np.dtype(named.leaf.dtype),
+            lambda at, leaf=named.leaf: np.asarray(leaf if at is None else leaf[at]),
+        )
+        for named in named_leaves(nnx.state(model))
+        if named.path in leaf_shapes(model.config)
+    }
+
+
+def write(folder, model, assets=None, dtype="float32"):
+    """The file, and why it has no tokenizer."""
+    made, problem = gguf_shard(
+        model.config, leaves_of(model), assets or {}, dtype=dtype, path="the model"
+    )
+    files = open_files(parse_uri(folder))
+    size = write_shard(files, made.file_name, made)
+    assert size == (folder / GGUF_FILE).stat().st_size
+    return folder / GGUF_FILE, problem
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    theirs, folder = saved(
+        tmp_path_factory.mktemp("llama"), "llama", **GGUF_CONFIGS["llama"]["plain"]
+    )
+    return theirs, DecoderForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("model_type", WRITTEN)
+def test_what_is_written_is_read_again_as_the_same_model(model_type, tmp_path):
+    name = next(iter(name for name in GGUF_CONFIGS[model_type] if name != "beyond_its_length"))
+    theirs, folder = saved(tmp_path / "theirs", model_type, **GGUF_CONFIGS[model_type][name])
+    model = DecoderForCausalLM.from_pretrained(folder)
+    path, _ = write(tmp_path, model)
+    again = DecoderForCausalLM.from_pretrained(path)
+    assert again.config.model_type == model_type
+    ours = {named.path: named.leaf for named in named_leaves(nnx.state(model, nnx.Param))}
+    for named in named_leaves(nnx.state(again, nnx.Param)):
+        # Norms that hold 1 + scale round it once.
+        np.testing.assert_allclose(named.leaf, ours.pop(named.path), atol=1e-6, rtol=0)
+    assert ours == {}
+    ids, mask = padded()
+    assert_close(logits_of(again, ids, attention_mask=mask), torch_logits(theirs, ids, mask), mask)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_family_whose_file_can_not_be_written_is_refused(model_type, tmp_path):
+    options = next(iter(GGUF_CONFIGS[model_type].values()))
+    _, folder = saved(tmp_path, model_type, **options)
+    with pytest.raises(ConfigError, match=REFUSED[model_type]):
+        write(tmp_path, DecoderForCausalLM.from_pretrained(folder))
+
+
+def test_options_that_no_file_can_say_are_named(tmp_path):
+    _, folder = saved(tmp_path, "phi3", **GGUF_CONFIGS["phi3"]["beyond_its_length"])
+    model = DecoderForCausalLM.from_pretrained(folder)
+    with pytest.raises(
+        ConfigError, match=r"options that a GGUF file can say; found sliding_window=9"
+    ):
+        write(tmp_path, model)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
+def test_smaller_weights_are_as_near_as_their_format_allows(llama, tmp_path, dtype):
+    _, model = llama
+    whole, small = tmp_path / "whole", tmp_path / "small"
+    before = GGUFFile(write(whole, model)[0])
+    path, _ = write(small, model, dtype=dtype)
+    after = GGUFFile(path)
+    assert after.shapes == before.shapes
+    assert path.stat().st_size < 0.7 * (whole / GGUF_FILE).stat().st_size
+    for name, shape in before.shapes.items():
+        ours, found = before.read(name), after.read(name)
+        if len(shape) == 1:
+            np.testing.assert_array_equal(found, ours)
+        elif dtype == "q8_0" and shape[-1] % 32 == 0:
+            largest = np.abs(ours).reshape(-1, 32).max(axis=1, keepdims=True)
+            error = np.abs(found - ours).reshape(-1, 32)
+            assert (error <= 0.57 * largest / 127).all()
+            assert error.any()
+        else:
+            digits = {"float16": 11, "bfloat16": 8, "q8_0": 11}[dtype]
+            np.testing.assert_allclose(found, ours, rtol=2.0**-digits, atol=1e-7)
+    DecoderForCausalLM.from_pretrained(path)
+
+
+def test_transformers_reads_the_same_model_and_tokenizer(tmp_path):
+    model = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
+    small = model.config.replace(num_hidden_layers=1, hidden_size=72, intermediate_size=64)
+    one = DecoderForCausalLM(small.replace(head_dim=8, tokenizer_files={}), rngs=nnx.Rngs(0))
+    assets = dict(model.config.tokenizer_files)
+    path, problem = write(tmp_path, one, assets)
+    assert problem is None
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
+    ids, mask = padded()
+    assert_close(logits_of(one, ids, attention_mask=mask), torch_logits(theirs, ids, mask), mask)
+    original, read = (
+        carried_tokenizer(assets),
+        AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name),
+    )
+    for text in ("Once upon a time, in 1984.", "def f(x):\n    return x ** 2", "naïve ☃"):
+        assert read(text)["input_ids"] == original(text)["input_ids"]
+
+
+def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_left_out_and_told(llama, tmp_path):
+    _, model = llama
+    unknown = json.dumps({"model": {"type": "Unigram"}, "pre_tokenizer": None}).encode()
+    for assets, why in (
+        ({}, "the step has no tokenizer.json"),
+        ({"tokenizer.json": b"{"}, "can't be read"),
+        ({"tokenizer.json": unknown}, "no byte-level BPE"),
+    ):
+        path, problem = write(tmp_path, model, assets)
+        assert why in problem
+        assert b"tokenizer.ggml.tokens" not in path.read_bytes()
+
+
+def test_weights_that_q8_0_can_not_hold_are_refused(llama, tmp_path):
+    _, model = llama
+    leaves = leaves_of(model)
+    path = "model/layers/0/mlp/up_proj/kernel"
+    bad = np.asarray(leaves[path].fetch(None)).copy()
+    bad[0, 0] = np.nan
+    leaves[path] = MemoryLeaf(bad.shape, bad.dtype, lambda at: bad)
+    made, _ = gguf_shard(model.config, leaves, {}, dtype="q8_0", path="the model")
+    with pytest.raises(ConversionError, match=r"ffn_up.weight: expected finite weights"):
+        write_shard(open_files(parse_uri(tmp_path)), made.file_name, made)
+    assert not (tmp_path / GGUF_FILE).exists()
+
+
+def test_another_dtype_is_refused(llama, tmp_path):
+    with pytest.raises(ArgumentError, match="for GGUF one of float32, float16, bfloat16, q8_0"):
+        write(tmp_path, llama[1], dtype="q4_k")
