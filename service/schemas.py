@@ -1179,6 +1179,26 @@ class GatherRequest(Request):
 class ConvertRequest(Request):
     """Export a checkpoint: Hugging Face's files (safetensors; PyTorch loads them), or one GGUF."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"format": {"const": "gguf"}}, "required": ["format"]},
+            "then": {
+                "properties": {
+                    "dtype": {"not": {"const": "float64"}},
+                    "lora": {"const": "merge"},
+                    "check_logits": {"const": False},
+                }
+            },
+            "else": {
+                "properties": {"dtype": {"not": {"const": "q8_0"}}},
+                "not": {
+                    "properties": {"lora": {"const": "keep"}, "check_logits": {"const": True}},
+                    "required": ["lora", "check_logits"],
+                },
+            },
+        }
+    )
+
     format: Literal["huggingface", "pytorch", "gguf"] = Field(
         default="huggingface",
         description="`pytorch` is another name for `huggingface`; `gguf` is for llama.cpp.",
@@ -1204,6 +1224,13 @@ class ConvertRequest(Request):
         default=False,
         description="Export weights that are NaN or infinite, or become so in `dtype`, instead of "
         "failing; the result counts them by tensor.",
+    )
+    check_logits: bool = Field(
+        default=False,
+        description="Before the export counts, compute logits of fixed tokens with the checkpoint "
+        "(JAX) and with the export (transformers), each in a process of its own that holds the "
+        "model in float32: they have to agree. `logits_check.json`, among the files, says how far. "
+        "The worker needs JAX and PyTorch.",
     )
     memory: str | None = Field(
         default=None,

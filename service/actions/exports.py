@@ -44,6 +44,7 @@ def convert_checkpoint(
         export_format="gguf" if wanted.format == "gguf" else convert.HUGGINGFACE,
         lora=wanted.lora,
         allow_nonfinite=wanted.allow_nonfinite,
+        check_logits=wanted.check_logits,
     )
     start = Start(plane, caller, convert.KIND, "checkpoint.convert", idempotency_key)
     memory = None if wanted.memory is None else parse_size(wanted.memory)

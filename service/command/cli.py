@@ -355,6 +355,10 @@ def convert(
     allow_nonfinite: Annotated[
         bool, typer.Option("--allow-nonfinite", help="Export NaN and infinity as well.")
     ] = False,
+    check_logits: Annotated[
+        bool,
+        typer.Option("--check-logits", help="Compute logits with both; they have to agree."),
+    ] = False,
     watch: WatchOption = False,
     root: RootOption = DEFAULT_ROOT,
     url: UrlOption = None,
@@ -368,6 +372,8 @@ def convert(
         later["format"] = format
     if allow_nonfinite:
         later["allow_nonfinite"] = True
+    if check_logits:
+        later["check_logits"] = True
     with Client(url) as client:
         run, step = find_step(client, Address.parse(checkpoint), root)
         started = client.convert(

@@ -72,7 +72,7 @@ _DATABASE: Final[Mapping[type[Exception], tuple[int, str, str]]] = {
     database_errors.IntegrityError: (409, "conflict", "Another request did the same"),
 }
 
-_ALWAYS: Final = (401, 403, 422, 429, 500, 503, 507)
+_ALWAYS: Final = (401, 403, 422, 429, 431, 500, 503, 507)
 
 _METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 

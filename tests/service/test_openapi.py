@@ -223,7 +223,8 @@ def test_every_route_declares_its_success_with_a_type(document):
 def test_every_route_declares_problems_and_only_as_problem_json(document):
     for method, path, operation in operations(document):
         errors = {code: body for code, body in operation["responses"].items() if code >= "400"}
-        assert {"401", "403", "422", "429", "500", "503", "507"} <= set(errors), (method, path)
+        always = {"401", "403", "422", "429", "431", "500", "503", "507"}
+        assert always <= set(errors), (method, path)
         assert {"400", "413"} <= set(errors) or "requestBody" not in operation, (method, path)
         assert (method != "get") == ("409" in errors), (method, path)
         names = "{" in path or (method, path) == ("post", "/v1/keys")  # its body names roots

@@ -87,7 +87,8 @@ TABLE = [
     pytest.param(method, path, int(status), id=f"{operation['operationId']}-{status}")
     for method, path, operation in sorted(operations(DOCUMENT), key=lambda one: one[1::-1])
     for status in operation["responses"]
-    if path.startswith("/v1") and int(status) >= 300
+    # 431 comes from what reads requests, before any operation: see test_connections.py.
+    if path.startswith("/v1") and int(status) >= 300 and status != "431"
 ]
 
 

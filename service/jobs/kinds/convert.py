@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.context import JobContext, JobKind, Request, Result
@@ -13,6 +13,8 @@ from cairn.service.jobs.kinds.export_job import (
     run_export,
     write_part,
 )
+from cairn.service.jobs.kinds.logits_check import REPORT_FILE, LogitsCheck, check_installed
+from cairn.state.config import DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import float_dtype
 from cairn.state.errors import StateError
 from cairn.state.weights import (
@@ -29,7 +31,7 @@ from cairn.state.weights import (
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import AssetRecord, Manifest, Run, read_asset
 from cairn.storage.safetensors import Shard, parse_size, plan_shards
-from cairn.storage.store import check_segment
+from cairn.storage.store import StoreURI, check_segment
 
 KIND: Final = "convert"
 # Part of every artifact's identity: raise it when the same checkpoint and options come out as
@@ -51,7 +53,9 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
         UnsupportedFormatError: `max_shard_size` is no size.
     """
     with _as_invalid_request():
-        stored_config(manifest)
+        config = stored_config(manifest)
+        if options.get("check_logits", False):
+            _check_comparable(config, options)
         if options["format"] != GGUF:
             float_dtype(options["dtype"], argument="dtype")
         elif options["dtype"] not in (None, *GGUF_TYPES):
@@ -66,6 +70,24 @@ def check_convertible(manifest: Manifest, options: Mapping[str, Any]) -> None:
             )
 
 
+def _check_comparable(config: EDPretrainedConfig, options: Mapping[str, Any]) -> None:
+    """Refuse a check of logits of what transformers does not load as a model of its own.
+
+    Raises:
+        InvalidRequestError: It does not.
+    """
+    if options["format"] == GGUF or options.get("lora", MERGE) == KEEP:
+        raise InvalidRequestError(
+            "check_logits: expected format 'huggingface' of the whole model, found "
+            f"{'format gguf' if options['format'] == GGUF else 'lora keep'}; leave it out"
+        )
+    if not isinstance(config, DecoderConfig):
+        raise InvalidRequestError(
+            "check_logits: expected a model of a family that transformers has, found the model "
+            f"type {config.model_type!r}; leave it out"
+        )
+
+
 def convert_options(
     dtype: str | None,
     max_shard_size: str,
@@ -73,6 +95,7 @@ def convert_options(
     export_format: str = HUGGINGFACE,
     lora: str = MERGE,
     allow_nonfinite: bool = False,
+    check_logits: bool = False,
 ) -> dict[str, Any]:
     """The options in the one form that identifies the artifact.
 
@@ -87,6 +110,7 @@ def convert_options(
         "max_shard_bytes": parse_size(max_shard_size),
         **({"lora": lora} if lora != MERGE else {}),
         **({"allow_nonfinite": True} if allow_nonfinite else {}),
+        **({"check_logits": True} if check_logits else {}),
     }
 
 
@@ -94,6 +118,8 @@ def _plan(
     run: Run, manifest: Manifest, reader: CheckpointReader, options: Mapping[str, Any]
 ) -> ExportContent:
     finite = not options.get("allow_nonfinite", False)
+    if options.get("check_logits", False):
+        check_installed()
     if options["format"] == GGUF:
         assets = {asset.name: _read_asset(run, asset) for asset in manifest.assets}
         with _as_invalid_request():
@@ -151,7 +177,18 @@ def _as_invalid_request() -> Iterator[None]:
 
 
 def _run(context: JobContext, request: Request) -> Result:
-    return run_export(context, request, _plan)
+    options = request["options"]
+    if not options.get("check_logits", False):
+        return run_export(context, request, _plan)
+
+    def check(
+        context: JobContext, step: StoreURI, folder: StoreURI, manifest: Manifest
+    ) -> dict[str, bytes]:
+        config = cast(DecoderConfig, stored_config(manifest))
+        compared = LogitsCheck(step, folder, config, options["dtype"]).report(context)
+        return {REPORT_FILE: _json(compared)}
+
+    return run_export(context, request, _plan, check)
 
 
 def _part(context: JobContext, request: Request, part: Result) -> Result:

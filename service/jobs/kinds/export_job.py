@@ -71,6 +71,9 @@ class ExportContent:
 
 
 Planner = Callable[[Run, Manifest, CheckpointReader, Mapping[str, Any]], ExportContent]
+Check = Callable[[JobContext, StoreURI, StoreURI, Manifest], Mapping[str, bytes]]
+"""Given the reference of the step, the folder of the files written, and the step's manifest: raises
+if they are not what they should be, and gives what else goes into the folder."""
 
 
 def export_request(
@@ -94,7 +97,9 @@ def export_request(
     }
 
 
-def run_export(context: JobContext, request: Request, plan: Planner) -> Result:
+def run_export(
+    context: JobContext, request: Request, plan: Planner, check: Check | None = None
+) -> Result:
     """Make the artifact that `request` asks for, or find it."""
     job = _ExportJob(context, request, plan)
     planned = context.step("plan", job.plan)
@@ -113,6 +118,9 @@ def run_export(context: JobContext, request: Request, plan: Planner) -> Result:
             records.append(context.step(f"write {shard['name']}", write))
             done += shard["nbytes"]
     records += context.step("finish", lambda: job.write_small(planned))["files"]
+    if check is not None:
+        checked = functools.partial(job.check, planned, list(records), check)
+        records += context.step("check", checked)["files"]
     return context.step("publish", lambda: job.publish(planned, records))
 
 
@@ -217,31 +225,45 @@ class _ExportJob:
 
     def write_small(self, planned: Result) -> Result:
         """Write all other files."""
-        self._context.progress.set(
-            done_bytes=planned["total_bytes"],
-            total_bytes=planned["total_bytes"],
-            message="writing small files",
-        )
-        files = self._files(planned["folder"])
+        self._all_written(planned, "writing small files")
+        return {"files": self._write(planned["folder"], self._content.small)}
+
+    def check(self, planned: Result, records: list[Result], check: Check) -> Result:
+        """Hold what was written against the checkpoint; nothing else may have been."""
+        self._all_written(planned, "checking")
+        self._check_finite(_nonfinite(records))
+        folder = self._files(planned["folder"]).uri
+        run = Run.open(self._uri)
+        reference = self._uri / f"steps/{self._key.step}"
+        made = check(self._context, reference, folder, run.manifest(self._step))
+        if (found := run.step(self._key.step)).attempt != self._key.attempt:
+            raise StepNotFoundError(
+                "the step was saved anew while its export was checked",
+                path=reference,
+                expected=f"attempt {self._key.attempt}",
+                found=f"attempt {found.attempt}",
+                next_step="Convert it again.",
+            )
+        return {"files": self._write(planned["folder"], made)}
+
+    def _all_written(self, planned: Result, message: str) -> None:
+        total = planned["total_bytes"]
+        self._context.progress.set(done_bytes=total, total_bytes=total, message=message)
+
+    def _write(self, folder: str, small: Mapping[str, bytes]) -> list[Result]:
+        files = self._files(folder)
         records = []
-        for name, data in sorted(self._content.small.items()):
+        for name, data in sorted(small.items()):
             with files.open_write(name) as sink:
                 sink.write(data)
             records.append(_record(name, len(data), google_crc32c.value(data)))
-            self._compare(planned["folder"], records[-1])
-        return {"files": records}
+            self._compare(folder, records[-1])
+        return records
 
     def publish(self, planned: Result, records: list[Result]) -> Result:
         """Make the artifact visible."""
-        progress = self._context.progress
-        progress.set(
-            done_bytes=planned["total_bytes"],
-            total_bytes=planned["total_bytes"],
-            message="publishing",
-        )
-        nonfinite: dict[str, int] = {}
-        for record in records:
-            nonfinite |= record.get("nonfinite", {})
+        self._all_written(planned, "publishing")
+        nonfinite = _nonfinite(records)
         manifest = ExportManifest(
             kind=self._key.kind,
             step=self._key.step,
@@ -262,7 +284,7 @@ class _ExportJob:
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
         # Ours, if another was faster; and what an execution left that died in its cleaning up.
         delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
-        progress.set(message="done")
+        self._context.progress.set(message="done")
         return {
             "artifact_id": self.ref.id,
             "bytes": counting.nbytes,
@@ -349,17 +371,20 @@ class _ExportJob:
             )
         return int(at_once)
 
-    @functools.cached_property
-    def _content(self) -> ExportContent:
-        run = Run.open(self._uri)
-        step = StepInfo(
+    @property
+    def _step(self) -> StepInfo:
+        return StepInfo(
             self._key.step,
             self._key.attempt,
             StepState.LISTED,
             manifest_digest=self._request["manifest_digest"],
         )
-        manifest = run.manifest(step)
-        reader = CheckpointReader.open(run.step_uri(step), manifest)
+
+    @functools.cached_property
+    def _content(self) -> ExportContent:
+        run = Run.open(self._uri)
+        manifest = run.manifest(self._step)
+        reader = CheckpointReader.open(run.step_uri(self._step), manifest)
         return self._plan(run, manifest, reader, self._request["options"])
 
     def _files(self, folder: str) -> Files:
@@ -379,6 +404,11 @@ def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:
         return dataclasses.replace(tensor, blocks=blocks)
 
     return dataclasses.replace(shard, tensors=tuple(map(counting, shard.tensors)))
+
+
+def _nonfinite(records: Sequence[Result]) -> dict[str, int]:
+    """How many numbers are NaN or infinite, by tensor."""
+    return {name: n for record in records for name, n in record.get("nonfinite", {}).items()}
 
 
 def _wrong_files(files: Files, manifest: ExportManifest) -> list[str]:

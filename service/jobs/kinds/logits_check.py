@@ -1,0 +1,201 @@
+"""Whether an export computes what its checkpoint does: both run on the same tokens.
+
+Each model runs in a process of its own, one after the other, so that the worker loads no array
+framework, and gets their memory back.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.service.errors import InvalidRequestError
+from cairn.service.jobs.context import JobContext
+from cairn.state.config import DecoderConfig
+from cairn.storage.errors import CorruptionError
+from cairn.storage.store import StoreURI, open_files, parse_uri
+
+REPORT_FILE: Final = "logits_check.json"
+TOLERANCE: Final = 1e-4
+"""Most that two logits of the same weights differ by, as a share of the largest."""
+
+_PACKAGES: Final = ("jax", "flax", "torch", "transformers")
+_SEQUENCES: Final = 2
+_TOKENS: Final = 64
+_BEYOND_WINDOW: Final = 16
+_MOST_TOKENS: Final = 512
+_POLL_SECONDS: Final = 0.1
+# Adapters are merged, and quantized weights dequantized, in other orders of arithmetic: in a dtype
+# of few bits their weights may differ by one rounding.
+_ROUNDINGS: Final = 8.0
+_EPSILONS: Final = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def check_installed() -> None:
+    """Make sure that this worker can run both.
+
+    Raises:
+        InvalidRequestError: Packages are not installed.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequestError(
+            f"check_logits: expected {', '.join(_PACKAGES)} where the worker runs, found no "
+            f"{', '.join(missing)}; install cairn-checkpoints[train,torch] there, or leave it out"
+        )
+
+
+@dataclass(frozen=True)
+class LogitsCheck:
+    """What to compare.
+
+    Attributes:
+        checkpoint: The stored step.
+        export: The folder of the written files.
+        config: The model's.
+        dtype: What the export's weights were cast to; None: nothing.
+    """
+
+    checkpoint: StoreURI
+    export: StoreURI
+    config: DecoderConfig
+    dtype: str | None
+
+    def report(self, context: JobContext) -> dict[str, Any]:
+        """Run both, and compare.
+
+        Raises:
+            CorruptionError: They differ.
+            InvalidRequestError: One of them does not run here.
+            JobInterrupt: The operation was cancelled or the process is stopping.
+        """
+        with tempfile.TemporaryDirectory(prefix="cairn-logits-") as name:
+            work = Path(name)
+            tokens = fixed_tokens(self.config)
+            np.save(work / "tokens.npy", tokens)
+            context.progress.set(message="computing the checkpoint's logits")
+            ours = self._run(
+                context,
+                "cairn.state.logits.ours",
+                [str(self.checkpoint), "tokens.npy", "ours.npy", self.dtype or "native"],
+                work,
+            )
+            context.progress.set(message="computing the export's logits")
+            folder = self._local_folder(context, work / "export")
+            theirs = self._run(
+                context,
+                "cairn.state.logits.theirs",
+                [str(folder), "tokens.npy", "theirs.npy"],
+                work,
+            )
+            if theirs["problems"]:
+                raise self._failure(
+                    "transformers has other tensors than the export",
+                    "each tensor of the model once",
+                    "; ".join(theirs["problems"][:5]),
+                )
+            found = np.load(work / "theirs.npy"), np.load(work / "ours.npy")
+        if found[0].shape != found[1].shape:
+            raise self._failure(
+                "the logits have other shapes", str(found[1].shape), str(found[0].shape)
+            )
+        compared = compare(*found)
+        tolerance = TOLERANCE
+        if ours["adapted"]:
+            tolerance += _ROUNDINGS * _EPSILONS.get(str(self.dtype), 0.0)
+        if not compared["relative_difference"] <= tolerance:  # NaN is not
+            raise self._failure(
+                "the export does not compute what the checkpoint does",
+                f"logits within {tolerance:g} of the largest one",
+                f"{compared['largest_difference']:g} beside {compared['largest_logit']:g}",
+            )
+        return {
+            "checkpoint": {"logits": ours["computed_by"]},
+            "export": {"logits": theirs["computed_by"]},
+            "tokens": tokens.tolist(),
+            "tolerance": tolerance,
+            **compared,
+        }
+
+    def _run(
+        self, context: JobContext, module: str, arguments: list[str], work: Path
+    ) -> dict[str, Any]:
+        command = [sys.executable, "-m", module, *arguments]
+        told = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+        with (work / "answer").open("w+b") as answer, (work / "errors").open("w+b") as errors:
+            with subprocess.Popen(
+                command,
+                cwd=work,
+                env={**os.environ, **told},
+                stdin=subprocess.PIPE,  # closed when this process ends, which ends that one
+                stdout=answer,
+                stderr=errors,
+            ) as process:
+                try:
+                    while process.poll() is None:
+                        context.check()
+                        time.sleep(_POLL_SECONDS)
+                except BaseException:
+                    process.kill()
+                    raise
+            if process.returncode:
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines() or ["nothing"]
+                raise InvalidRequestError(
+                    f"check_logits: expected {module} to compute logits of {arguments[0]}, found "
+                    f"exit status {process.returncode}: {lines[-1][:500]}. It holds the model in "
+                    "float32. Mend what it says, or leave check_logits out."
+                )
+            answer.seek(0)
+            said: dict[str, Any] = json.loads(answer.read().splitlines()[-1])
+            return said
+
+    def _local_folder(self, context: JobContext, copy: Path) -> Path:
+        """The export as a folder of this machine; what is in a bucket is fetched."""
+        if self.export.scheme == "file":
+            return Path(self.export.local_path)
+        files = open_files(self.export)
+        target = open_files(parse_uri(copy))
+        for entry in files.list():
+            context.check()
+            files.copy(entry.name, target, entry.name)
+        return copy
+
+    def _failure(self, what: str, expected: str, found: str) -> CorruptionError:
+        return CorruptionError(
+            f"check_logits: {what}",
+            path=self.export,
+            expected=expected,
+            found=found,
+            next_step="Verify the checkpoint (cairn verify). If it is sound, convert it without "
+            "check_logits, compare the two yourself, and report what you find.",
+        )
+
+
+def fixed_tokens(config: DecoderConfig) -> np.ndarray:
+    """Tokens [B, T], the same ones for each config, longer than its window where that is short."""
+    length = max(_TOKENS, (config.sliding_window or 0) + _BEYOND_WINDOW)
+    length = min(length, _MOST_TOKENS, config.max_position_embeddings)
+    numbers = np.random.default_rng(0)
+    return numbers.integers(0, config.vocab_size, (_SEQUENCES, length), dtype=np.int64)
+
+
+def compare(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    """How far logits [B, T, V] are from those expected."""
+    largest = float(np.max(np.abs(expected)))
+    difference = float(np.max(np.abs(found - expected)))
+    same = np.argmax(found, axis=-1) == np.argmax(expected, axis=-1)
+    return {
+        "largest_logit": largest,
+        "largest_difference": difference,
+        "relative_difference": difference / largest if largest else difference,
+        "same_next_token": float(np.mean(same)),
+    }

@@ -1,0 +1,48 @@
+"""A program: the logits of a Hugging Face folder on given tokens, computed by `transformers`.
+
+`python -m cairn.state.logits.theirs FOLDER TOKENS LOGITS`, with two .npy files. On stdout: JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+from cairn.state.logits.parent_process import end_with_parent
+
+
+def write_logits(folder: str, tokens: str, logits: str) -> dict[str, str | list[str]]:
+    """Write the logits [B, T, V] of tokens [B, T], float32, and say what computed them.
+
+    `problems` are the tensors that `transformers` misses, does not expect, or of which it expects
+    another shape: it goes on with random ones.
+    """
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        local_files_only=True,
+        trust_remote_code=False,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    model.eval()
+    with torch.no_grad():
+        computed = model(torch.from_numpy(np.load(tokens)), use_cache=False).logits
+    np.save(logits, computed.to(torch.float32).numpy())
+    return {
+        "computed_by": f"transformers {transformers.__version__}, torch {torch.__version__}",
+        "problems": [
+            f"{name}: {kind.removesuffix('_keys')}"
+            for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+            for name in sorted(map(str, found[kind]))
+        ],
+    }
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    print(json.dumps(write_logits(*sys.argv[1:])))
