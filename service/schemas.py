@@ -83,7 +83,8 @@ Whole = Annotated[int, Field(ge=0, le=LARGEST_NUMBER), BeforeValidator(_whole)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER), BeforeValidator(_whole)]
 """The same, and at least one."""
 
-PlainText = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+PLAIN_PATTERN = r"^[^\x00]*$"
+PlainText = Annotated[str, Field(pattern=PLAIN_PATTERN)]
 """Text of a request, as every database can hold it."""
 
 Name = Annotated[PlainText, Field(min_length=1, max_length=256)]

@@ -39,6 +39,7 @@ from cairn.service.http import (
 from cairn.service.schemas import (
     GRACE_SECONDS,
     LONGEST_GRACE_SECONDS,
+    PLAIN_PATTERN,
     Alias,
     AnnotateRequest,
     AnnounceRequest,
@@ -67,7 +68,9 @@ AttemptFilter = Annotated[
     int | None,
     Query(ge=0, le=MAX_STEP, description="Delete this attempt's; default: the one listed."),
 ]
-Reason = Annotated[str, Query(max_length=2000, description="Kept with the deletion.")]
+Reason = Annotated[
+    str, Query(max_length=2000, pattern=PLAIN_PATTERN, description="Kept with the deletion.")
+]
 Grace = Annotated[
     float,
     Query(ge=0, le=LONGEST_GRACE_SECONDS, description="How long the step can be had back."),

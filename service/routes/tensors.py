@@ -32,6 +32,7 @@ from cairn.service.http import (
 from cairn.service.schemas import (
     ITEM_PATTERN,
     NAME_PATTERN,
+    PLAIN_PATTERN,
     PlanRequest,
     Scope,
     StepDiff,
@@ -53,10 +54,20 @@ ItemFilter = Annotated[
     str | None, Query(pattern=ITEM_PATTERN, description="Leaves of this item only.")
 ]
 Prefix = Annotated[
-    str, Query(max_length=2000, description="Leaves only whose path begins with this text.")
+    str,
+    Query(
+        max_length=2000,
+        pattern=PLAIN_PATTERN,
+        description="Leaves only whose path begins with this text.",
+    ),
 ]
 LeafPath = Annotated[
-    str, Path(max_length=4000, description="Path of a leaf, as the list of them has it.")
+    str,
+    Path(
+        max_length=4000,
+        pattern=PLAIN_PATTERN,
+        description="Path of a leaf, as the list of them has it.",
+    ),
 ]
 LeafItem = Annotated[str, Query(pattern=ITEM_PATTERN, description="Item of the leaf.")]
 PartText = Annotated[
@@ -64,6 +75,7 @@ PartText = Annotated[
     Query(
         alias="slice",
         max_length=1000,
+        pattern=PLAIN_PATTERN,
         description="Part of the leaf as NumPy writes it, such as `0:10,:,3` or `...,-1`; steps "
         "are positive. Default: all.",
         examples=["0:2"],

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,10 +45,15 @@ BLOCKS_IN_FLIGHT: Final = 4
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
 _SMALL_READS: Final = 8
+_GROUPS_AHEAD: Final = 1
+"""Blocks' worth of small tensors that are read while others are written."""
 _HEADER_BYTES: Final = 512
 """Of an entry, as it lies in memory several times while the header is made; without its name."""
 _READING_BYTES: Final = 64 << 20
 """What a store's chunks take while blocks are cut of them."""
+
+
+_Reads = deque[Future[list[memoryview]]]
 
 
 @dataclass(frozen=True)
@@ -145,8 +151,8 @@ def write_shard(
     """Writes one file; the bytes of the whole file.
 
     Tensors of safetensors lie in order of falling element size, so that each starts at a multiple
-    of its own. At most `BLOCKS_IN_FLIGHT` blocks are held, beside what their sources hold. On any
-    error nothing becomes visible under `rel`, and what was there stays.
+    of its own. At most `peak_bytes` are held. On any error nothing becomes visible under `rel`, and
+    what was there stays.
 
     Args:
         files: the store's folder.
@@ -190,7 +196,8 @@ def peak_bytes(shard: Shard) -> int:
     """Most bytes that `write_shard` holds of a file at once, its sources' reading included."""
     held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
     header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
-    return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + held + header
+    blocks = BLOCKS_IN_FLIGHT + _GROUPS_AHEAD
+    return blocks * BLOCK_BYTES + _READING_BYTES + held + header
 
 
 def write_index(
@@ -247,21 +254,39 @@ def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
 def _blocks(
     tensors: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
 ) -> Generator[memoryview, None, None]:
-    """The bytes of `tensors` in order. Small ones that follow each other are read together."""
+    """The bytes of `tensors` in order. Small ones are read together, and ahead of their turn."""
 
     def padding(tensor: TensorSource) -> Iterator[memoryview]:
         if missing := -tensor.nbytes % alignment:
             yield memoryview(bytes(missing))
 
-    for group in _groups(tensors):
-        if len(group) == 1:
-            yield from _checked_blocks(group[0])
-            yield from padding(group[0])
-            continue
-        made = pool.map(lambda tensor: list(_checked_blocks(tensor)), group)
-        for tensor, whole in zip(group, made, strict=True):
-            yield from whole
+    def made(group: list[TensorSource], read: _Reads) -> Iterator[memoryview]:
+        for tensor in group:
+            yield from read.popleft().result()
             yield from padding(tensor)
+
+    waiting: deque[tuple[list[TensorSource], _Reads]] = deque()
+    try:
+        for group in _groups(tensors):
+            small = sum(tensor.nbytes for tensor in group) <= BLOCK_BYTES
+            if small:
+                reads = deque(pool.submit(_read_whole, tensor) for tensor in group)
+                waiting.append((group, reads))
+            while waiting and not (small and len(waiting) <= _GROUPS_AHEAD):
+                yield from made(*waiting.popleft())
+            if not small:
+                yield from _checked_blocks(group[0])
+                yield from padding(group[0])
+        while waiting:
+            yield from made(*waiting.popleft())
+    finally:
+        for _, reads in waiting:
+            for read in reads:
+                read.cancel()
+
+
+def _read_whole(tensor: TensorSource) -> list[memoryview]:
+    return list(_checked_blocks(tensor))
 
 
 def _groups(tensors: Sequence[TensorSource]) -> Iterator[list[TensorSource]]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 from cairn.storage.errors import InvalidURIError, NotFoundError
 from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
+from cairn.storage.store.write_out import write_out
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 
@@ -225,6 +226,9 @@ def _locked(descriptor: int, how: int) -> bool:
     return False
 
 
+_WRITE_OUT_BYTES: Final = 32 << 20
+"""Of a file, as many are left for its fsync at most, unless the disk is slower than the writer."""
+
 _WRITE_BYTES: Final = 256 << 10
 """Bytes of one call, as `cp` has them: of 16 MiB at once Linux takes ten times as long for each."""
 
@@ -255,6 +259,7 @@ class _LocalWriter(FileWriter):
                 break
             self._stream.close()  # swept away before it was locked
         self._finished = False
+        self._written, self._on_their_way = 0, 0
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -263,6 +268,10 @@ class _LocalWriter(FileWriter):
             written = 0
             while written < len(view):
                 written += self._stream.write(view[written : written + _WRITE_BYTES])
+        self._written += written
+        if self._written - self._on_their_way >= _WRITE_OUT_BYTES:
+            write_out(self._stream.fileno(), self._on_their_way, self._written)
+            self._on_their_way = self._written
         return len(view)
 
     def copy_from(self, source: int, size: int) -> None:

@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import StorageError, UnsupportedLeafError
+from cairn.storage.safetensors import stream
 from cairn.storage.safetensors.format import DTYPES
 from cairn.storage.safetensors.reader import read_header, read_tensor
 from cairn.storage.safetensors.stream import (
     BLOCK_BYTES,
-    BLOCKS_IN_FLIGHT,
     Shard,
     TensorSource,
+    peak_bytes,
     plan_shards,
     write_index,
     write_shard,
@@ -208,8 +209,12 @@ def test_blocks_that_do_not_add_up_are_refused_by_name(local, given_array):
     assert local.walk() == []
 
 
-def test_at_most_four_blocks_exist_at_once(local):
+@pytest.mark.parametrize(("tensors", "most"), [(1, 4), (40, 5)])
+def test_at_most_four_blocks_exist_at_once_or_five_of_small_tensors(
+    local, monkeypatch, tensors, most
+):
     """Blocks that were made and not yet written are counted, while the writer stands still."""
+    monkeypatch.setattr(stream, "BLOCK_BYTES", 1 << 10)
     count = 40
     made = 0
     written_when_made = []
@@ -218,7 +223,7 @@ def test_at_most_four_blocks_exist_at_once(local):
 
     def blocks(max_bytes):
         nonlocal made
-        for _ in range(count):
+        for _ in range(count // tensors):
             with changed:
                 made += 1
                 written_when_made.append(written)
@@ -230,15 +235,20 @@ def test_at_most_four_blocks_exist_at_once(local):
         with changed:
             if size == 1 << 10:
                 # Stand still until the reader has run as far ahead as it may.
-                changed.wait_for(lambda: made >= min(count, written + BLOCKS_IN_FLIGHT))
+                changed.wait_for(lambda: made >= min(count, written + most))
                 written += 1
 
-    tensor = TensorSource("t", (count << 10,), np.dtype(np.uint8), blocks)
-    write_shard(local, "x", single(tensor), on_bytes=on_bytes)
+    size = (count // tensors) << 10
+    sources = [
+        TensorSource(f"t{number:02}", (size,), np.dtype(np.uint8), blocks)
+        for number in range(tensors)
+    ]
+    write_shard(local, "x", single(*sources), on_bytes=on_bytes)
     ahead = [
         number - done for number, done in zip(itertools.count(1), written_when_made, strict=False)
     ]
-    assert max(ahead) == BLOCKS_IN_FLIGHT
+    assert max(ahead) == most
+    assert most * stream.BLOCK_BYTES <= peak_bytes(single(*sources))
 
 
 def test_small_tensors_keep_their_order_though_read_together(local):
