@@ -1,0 +1,43 @@
+"""The family `llama`."""
+
+import numpy as np
+import pytest
+
+from cairn.state.decoder.decoder import DecoderForCausalLM
+from tests.state.families.matrix import SIZES, VOCABULARY, FamilyTests, assert_close, tiny
+from tests.state.forward import logits_of
+from tests.state.hf_models import tokens, torch_logits
+
+
+def rope(kind, **options):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **options}}
+
+
+MODEL_TYPE = "llama"
+CONFIGS = {
+    "llama3": rope(
+        "llama3",
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=16,
+    ),
+    "linear": rope("linear", factor=3.0),
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+}
+
+
+class TestLlama(FamilyTests):
+    pass
+
+
+@pytest.mark.parametrize("length", [16, 24, 25, 40])
+def test_dynamic_angles_follow_the_length_of_the_sequence(tmp_path, length):
+    """Not of the matrix: theirs keep the angles of the longest sequence that they have seen."""
+    options = rope("dynamic", factor=2.0) | {"max_position_embeddings": 24}
+    theirs = tiny("llama", **{**SIZES, **options})
+    theirs.save_pretrained(tmp_path)
+    ids = tokens(2, length, VOCABULARY)
+    expected = torch_logits(theirs, ids, np.ones_like(ids))
+    assert_close(logits_of(DecoderForCausalLM.from_pretrained(tmp_path), ids), expected)
