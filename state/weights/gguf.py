@@ -26,9 +26,10 @@ _UNQUANTIZED = ("F32", "F16")
 _UNKNOWN_TYPE = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 _TOKEN_IDS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
-    "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""Tokens that end a text: llama.cpp stops at each of them."""
 
 
 class GGUFFile:
@@ -100,7 +101,7 @@ class GGUFFile:
         return {
             name: field.contents()
             for name, field in self._fields.items()
-            if not name.startswith(("GGUF.", "tokenizer.")) or name in _TOKEN_IDS
+            if not name.startswith(("GGUF.", "tokenizer.")) or name in (*_TOKEN_IDS, *_ENDS)
         }
 
     def config(self) -> DecoderConfig:
@@ -122,6 +123,9 @@ class GGUFFile:
         family = get_gguf_family(architecture, content, path=str(self.path))
         data = _form(family).config(content, family.model_type)
         data |= {ours: self.metadata[k] for k, ours in _TOKEN_IDS.items() if k in self.metadata}
+        ends = list(dict.fromkeys(self.metadata[key] for key in _ENDS if key in self.metadata))
+        if ends:
+            data["eos_token_id"] = ends if len(ends) > 1 else ends[0]
         return DecoderConfig(**family.read_options(data))
 
     def rules(self, config: DecoderConfig) -> RuleTable:

@@ -1,7 +1,8 @@
 """A stored model as one GGUF file, which llama.cpp and what is built on it run. JAX-free.
 
 The header is the `gguf` package's, the tensors are streamed: in half precision, or in groups of 32
-numbers of 8 bits with one scale (q8_0). What has one dimension stays float32, as llama.cpp wants.
+numbers of 8 bits with one scale (q8_0). Biases, norms, routers and learned positions stay float32:
+llama.cpp computes with them as they are, and stops at any other type.
 
 Source: ggml's GGUF specification, version 3; llama.cpp's converter.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from cairn.state.config import DecoderConfig, EDPretrainedConfig
 from cairn.state.conversion import Array, Leaf, count_nonfinite, match, streams
-from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import gguf_model, gguf_rules
 from cairn.state.weights.export import served_model
 from cairn.state.weights.gguf import gguf_package
@@ -32,7 +33,10 @@ GGUF_FILE: Final = "model.gguf"
 GGUF_TYPES: Final = ("float32", "float16", "bfloat16", "q8_0")
 _FILE_TYPES: Final = {"float32": 0, "float16": 1, "q8_0": 7, "bfloat16": 32}
 _GROUP: Final = 32
-_TOKEN_IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+_LARGEST_SCALE: Final = float(np.finfo(np.float16).max)
+_WHOLE: Final = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight")
+_ENDS: Final = ("eos", "eot", "eom")
+"""What a file has for tokens that end a text: llama.cpp stops at each of them."""
 
 
 def stored_gguf(
@@ -100,12 +104,6 @@ def gguf_shard(
     sources += [_array(name, array) for name, array in said.tensors.items()]
     encoded = [_encoded(package, source, dtype) for source in sources]
     tokenizer, problem = tokenizer_metadata(assets, config.vocab_size)
-    told = config.to_hf()
-    ids = {
-        f"tokenizer.ggml.{name}_token_id": told[key]
-        for key, name in _TOKEN_IDS.items()
-        if isinstance(told.get(key), int)
-    }
     general = {
         "general.type": "model",
         "general.file_type": _FILE_TYPES[dtype],
@@ -114,7 +112,7 @@ def gguf_shard(
     header = _header(
         package,
         said.architecture,
-        {**general, **said.metadata, **tokenizer, **ids},
+        {**general, **said.metadata, **_token_ids(config), **tokenizer},
         sources,
         encoded,
     )
@@ -124,10 +122,32 @@ def gguf_shard(
     return shard, problem
 
 
+def _token_ids(config: DecoderConfig) -> dict[str, int]:
+    """The keys of the special tokens."""
+    told = config.to_hf()
+    end = told.get("eos_token_id")
+    ends = list(dict.fromkeys(end if isinstance(end, list | tuple) else [end]))
+    if len(ends) > len(_ENDS):
+        raise ConfigError(
+            path=f"{config.model_type} as GGUF",
+            expected=f"at most {len(_ENDS)} tokens that end a text, which is what a file can say",
+            found=f"eos_token_id={ends!r}",
+            next_step="leave some out of the model's config, or export Hugging Face files instead "
+            "(format 'huggingface')",
+        )
+    ids = dict(zip(_ENDS, ends, strict=False))
+    ids |= {"bos": told.get("bos_token_id"), "padding": told.get("pad_token_id")}
+    return {
+        f"tokenizer.ggml.{name}_token_id": number
+        for name, number in ids.items()
+        if isinstance(number, int)
+    }
+
+
 def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSource, Any]:
     """A tensor as it lies in the file, and GGML's name of its type."""
     types = package.GGMLQuantizationType
-    if len(source.shape) < 2:
+    if _stays_float32(source):
         return _cast(source, np.dtype(np.float32)), types.F32
     if dtype == "q8_0" and source.shape[-1] % _GROUP == 0:
         return _quantized(package, source), types.Q8_0
@@ -136,6 +156,13 @@ def _encoded(package: Any, source: TensorSource, dtype: str) -> tuple[TensorSour
     if dtype == "float32":
         return _cast(source, np.dtype(np.float32)), types.F32
     return _cast(source, np.dtype(np.float16)), types.F16
+
+
+def _stays_float32(source: TensorSource) -> bool:
+    """Whether llama.cpp's converter leaves a tensor in float32, whatever the file's type."""
+    name = source.name
+    whole = ("_norm.weight", *_WHOLE)
+    return len(source.shape) < 2 or not name.endswith(".weight") or name.endswith(whole)
 
 
 def _cast(source: TensorSource, dtype: np.dtype[Any]) -> TensorSource:
@@ -167,6 +194,13 @@ def _quantized(package: Any, source: TensorSource) -> TensorSource:
             flat = np.concatenate([left, block.reshape(-1).astype(np.float32)])
             whole = flat.size // _GROUP * _GROUP
             left = flat[whole:]
+            if whole and np.abs(flat[:whole]).max() / 127 > _LARGEST_SCALE:
+                raise ConversionError(
+                    path=source.name,
+                    expected=f"weights up to {127 * _LARGEST_SCALE:.7g}, whose scale is a float16",
+                    found=f"{np.abs(flat[:whole]).max():.7g}",
+                    next_step="export it with another dtype (bfloat16 holds it)",
+                )
             if whole:
                 yield package.quants.quantize(flat[:whole].reshape(1, -1), kind).reshape(-1)
 

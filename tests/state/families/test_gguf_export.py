@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 from flax import nnx
@@ -121,6 +122,44 @@ def test_smaller_weights_are_as_near_as_their_format_allows(llama, tmp_path, dty
     DecoderForCausalLM.from_pretrained(path)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q8_0"])
+@pytest.mark.parametrize(
+    ("model_type", "name", "whole"),
+    [
+        ("gpt2", "inner", "position_embd.weight"),
+        ("gpt_oss", "windows", "blk.0.ffn_gate_exps.bias"),
+        ("mixtral", "plain", "blk.0.ffn_gate_inp.weight"),
+        ("stablelm", "normalised_heads", "blk.0.attn_q_norm.weight"),
+    ],
+)
+def test_what_llama_cpp_has_in_float32_stays_so(model_type, name, whole, dtype, tmp_path):
+    configs = GGUF_CONFIGS[model_type]
+    options = configs.get(name, next(iter(configs.values())))
+    _, folder = saved(tmp_path / "theirs", model_type, **options)
+    path, _ = write(tmp_path, DecoderForCausalLM.from_pretrained(folder), dtype=dtype)
+    types = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    assert types[whole] == "F32"
+    assert {"F16", "BF16", "Q8_0"} & {*types.values()}
+
+
+@pytest.mark.parametrize("ends", [2, [2], [2, 5], [5, 2, 7]])
+def test_every_token_that_ends_a_text_is_in_the_file(llama, tmp_path, ends):
+    model = llama[1]
+    extra = {**model.config.hf_extra, "eos_token_id": ends}
+    ending = DecoderForCausalLM(model.config.replace(hf_extra=extra), rngs=nnx.Rngs(0))
+    path, _ = write(tmp_path, ending)
+    again = GGUFFile(path).config().to_hf()["eos_token_id"]
+    assert again == (2 if ends == [2] else ends)
+
+
+def test_more_ends_than_a_file_can_name_are_refused(llama, tmp_path):
+    model = llama[1]
+    extra = {**model.config.hf_extra, "eos_token_id": [2, 5, 7, 9]}
+    ending = DecoderForCausalLM(model.config.replace(hf_extra=extra), rngs=nnx.Rngs(0))
+    with pytest.raises(ConfigError, match=r"at most 3 tokens .* found eos_token_id=\[2, 5, 7, 9\]"):
+        write(tmp_path, ending)
+
+
 def test_transformers_reads_the_same_model_and_tokenizer(tmp_path):
     model = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
     small = model.config.replace(num_hidden_layers=1, hidden_size=72, intermediate_size=64)
@@ -152,15 +191,19 @@ def test_a_tokenizer_that_llama_cpp_has_no_name_for_is_left_out_and_told(llama, 
         assert b"tokenizer.ggml.tokens" not in path.read_bytes()
 
 
-def test_weights_that_q8_0_can_not_hold_are_refused(llama, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [(np.nan, "expected finite weights"), (1e7, r"expected weights up to 8319008.*found 1e\+07")],
+)
+def test_weights_that_q8_0_can_not_hold_are_refused(llama, tmp_path, number, message):
     _, model = llama
     leaves = leaves_of(model)
     path = "model/layers/0/mlp/up_proj/kernel"
     bad = np.asarray(leaves[path].fetch(None)).copy()
-    bad[0, 0] = np.nan
+    bad[0, 0] = number
     leaves[path] = MemoryLeaf(bad.shape, bad.dtype, lambda at: bad)
     made, _ = gguf_shard(model.config, leaves, {}, dtype="q8_0", path="the model")
-    with pytest.raises(ConversionError, match=r"ffn_up.weight: expected finite weights"):
+    with pytest.raises(ConversionError, match=f"ffn_up.weight: {message}"):
         write_shard(open_files(parse_uri(tmp_path)), made.file_name, made)
     assert not (tmp_path / GGUF_FILE).exists()
 
