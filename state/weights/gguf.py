@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cairn.state.config import DecoderConfig
 from cairn.state.conversion import Array, RuleTable, Shape
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
+from cairn.state.weights.gguf_tokenizer import as_it_cuts
 from cairn.storage.errors import NotFoundError
 
 _UNQUANTIZED = ("F32", "F16")
@@ -147,7 +149,23 @@ class GGUFFile:
         )
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
-            return {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
+            files = {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
+        if self._fields["tokenizer.ggml.model"].contents() != "gpt2":
+            return files
+        name = self._fields.get("tokenizer.ggml.pre")
+        cut = None if name is None else str(name.contents())
+        silent = "tokenizer.ggml.add_bos_token" not in self._fields
+        begin = tokenizer.bos_token if silent else None
+        mended = as_it_cuts(files["tokenizer.json"], cut, begin)
+        if mended is None:
+            warnings.warn(
+                f"{self.path}: the tokenizer is left out: expected tokenizer.ggml.pre to name "
+                f"rules by which text is cut that are known, found {cut!r}. Take the tokenizer's "
+                "files from the model's own folder",
+                stacklevel=2,
+            )
+            return {}
+        return {**files, "tokenizer.json": mended}
 
     def _supported(self) -> tuple[str, ...]:
         types = [kind for kind in self._gguf.GGMLQuantizationType if _dequantizes(kind)]

@@ -1,4 +1,4 @@
-"""A tokenizer.json as a GGUF file holds it: byte-level BPE, of the kinds whose name is known.
+"""A tokenizer.json and a GGUF file: byte-level BPE, of the kinds whose name is known.
 
 llama.cpp cuts text before merging by rules that it knows by name; a file says the name. A tokenizer
 whose rules have none here is left out, with the reason. JAX-free.
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["tokenizer_metadata"]
+__all__ = ["as_it_cuts", "tokenizer_metadata"]
 
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 
@@ -22,6 +22,26 @@ _SPLITS: Final[Mapping[str, str]] = {
     _CONTRACTIONS + r"\p{N}{1,3}" + _REST: "llama-bpe",
     _CONTRACTIONS + r"\p{N}" + _REST: "qwen2",
 }
+_AS_THEY_ARE: Final = "llama-bpe"
+"""Of these rules, words that are tokens are not made of merges."""
+_BYTES: Final[Mapping[str, Any]] = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+_DIGITS: Final = {"type": "Digits", "individual_digits": True}
+_OWN_RULES: Final = frozenset(
+    {
+        *("a.x-4.0", "gigachat", "gpt-2", "granite-docling", "jais", "jina-de", "jina-es"),
+        *("jina-v2-de", "jina-v2-es", "mellum", "mpt", "olmo", "phi-2", "trillion"),
+    }
+)
+"""Names of what GPT-2 does."""
+_DIGITS_APART: Final = frozenset(
+    {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
+)
+_LLAMA3: Final = frozenset({"falcon3", "llama-bpe", "llama-v3", "llama3"})
 
 
 def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str, Any], str | None]:
@@ -45,10 +65,13 @@ def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str
         for added in data.get("added_tokens") or ():
             vocabulary[added["id"]] = added["content"]
             kinds[added["id"]] = _CONTROL if added["special"] else _USER
+        problem, adds = _added_around(data)
+        if problem is not None:
+            return {}, problem
         merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
         if any(number >= rows for number in vocabulary):
             return {}, f"its tokenizer has more tokens than the embedding's {rows} rows"
-        template = _template(assets)
+        templates = _templates(assets)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         return {}, f"its tokenizer files can't be read ({type(exc).__name__}: {exc})"
     found: dict[str, Any] = {
@@ -60,7 +83,73 @@ def tokenizer_metadata(assets: Mapping[str, bytes], rows: int) -> tuple[dict[str
         "tokenizer.ggml.token_type": [kinds.get(number, _UNUSED) for number in range(rows)],
         "tokenizer.ggml.merges": merges,
     }
-    return found | ({} if template is None else {"tokenizer.chat_template": template}), None
+    return found | adds | templates, None
+
+
+def as_it_cuts(tokenizer: bytes, name: str | None, begin: str | None = None) -> bytes | None:
+    """A tokenizer.json that was made of a GGUF file, and cuts text as the file says.
+
+    Who makes it may know fewer names, and cuts text as GPT-2 does then.
+
+    Args:
+        tokenizer: as it was made.
+        name: what the file calls its rules; None: it is an old one, and does not say.
+        begin: the token that begins a text, if the file does not say whether one does: by Llama 3's
+            rules it does.
+
+    Returns:
+        None if nobody knows the rules.
+    """
+    data = json.loads(tokenizer)
+    if name in _LLAMA3:
+        data["model"]["ignore_merges"] = True
+        if begin is not None:
+            data["post_processor"] = _beginning(data, begin)
+    elif name in _DIGITS_APART:
+        data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [_DIGITS, dict(_BYTES)]}
+    elif name is not None and name not in _OWN_RULES and _splitting(data) == "gpt-2":
+        return None
+    return json.dumps(data, ensure_ascii=False, indent=2).encode()
+
+
+def _beginning(data: Mapping[str, Any], begin: str) -> dict[str, Any]:
+    added = {one["content"]: one["id"] for one in data.get("added_tokens") or ()}
+    number = added[begin] if begin in added else data["model"]["vocab"][begin]
+    first = {"SpecialToken": {"id": begin, "type_id": 0}}
+    one, two = ({"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, one],
+        "pair": [first, one, {"SpecialToken": {"id": begin, "type_id": 1}}, two],
+        "special_tokens": {begin: {"id": begin, "ids": [number], "tokens": [begin]}},
+    }
+
+
+def _added_around(data: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """What a text is put between: why no file can say it, or the keys that do.
+
+    They are said in any case: llama.cpp goes by the name of the rules where they are not.
+    transformers goes by tokenizer.json alone, whatever add_bos_token of its config says.
+    """
+    steps = data.get("post_processor") or {}
+    steps = steps.get("processors", [steps]) if steps.get("type") == "Sequence" else [steps]
+    kinds = [step.get("type") for step in steps]
+    if set(kinds) - {None, "ByteLevel", "TemplateProcessing"}:
+        return "its tokenizer adds tokens to a text in a way that no file can say", {}
+    first: list[int] = []
+    for step in steps:
+        if step.get("type") == "TemplateProcessing":
+            known = {name: one["ids"] for name, one in step["special_tokens"].items()}
+            ids = [
+                known[part["SpecialToken"]["id"]] if "SpecialToken" in part else None
+                for part in step["single"]
+            ]
+            at = ids.index(None)
+            first += [number for one in ids[:at] for number in one or ()]
+            if ids[at + 1 :] or len(first) > 1:
+                return "its tokenizer adds more to a text than one token before it", {}
+    begin = {"tokenizer.ggml.bos_token_id": first[0]} if first else {}
+    return None, {"tokenizer.ggml.add_bos_token": bool(first), **begin}
 
 
 def _splitting(data: Mapping[str, Any]) -> str | None:
@@ -68,20 +157,29 @@ def _splitting(data: Mapping[str, Any]) -> str | None:
     rules = data.get("pre_tokenizer") or {}
     steps = rules.get("pretokenizers", [rules]) if rules.get("type") == "Sequence" else [rules]
     kinds = [step.get("type") for step in steps]
+    model = data["model"]
     if data.get("normalizer") not in (None, {"type": "NFC"}) or "ByteLevel" not in kinds:
+        return None
+    if any(step.get("add_prefix_space") for step in steps) or model.get("end_of_word_suffix"):
         return None
     if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
         return "gpt-2"
     if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
         return "smollm"
     if kinds == ["Split", "ByteLevel"] and not steps[1].get("use_regex", True):
-        return _SPLITS.get((steps[0].get("pattern") or {}).get("Regex", ""))
+        name = _SPLITS.get((steps[0].get("pattern") or {}).get("Regex", ""))
+        return name if bool(model.get("ignore_merges")) == (name == _AS_THEY_ARE) else None
     return None
 
 
-def _template(assets: Mapping[str, bytes]) -> str | None:
+def _templates(assets: Mapping[str, bytes]) -> dict[str, Any]:
+    """The chat template, and those of other names, as the keys of a file."""
+    found = json.loads(assets.get("tokenizer_config.json", b"{}")).get("chat_template")
     if "chat_template.jinja" in assets:
-        return assets["chat_template.jinja"].decode()
-    config = json.loads(assets.get("tokenizer_config.json", b"{}"))
-    template = config.get("chat_template")
-    return template if isinstance(template, str) else None
+        found = assets["chat_template.jinja"].decode()
+    if not isinstance(found, list):
+        return {"tokenizer.chat_template": found} if isinstance(found, str) else {}
+    named = {one["name"]: one["template"] for one in found}
+    usual = {"tokenizer.chat_template": named.pop("default")} if "default" in named else {}
+    others = {f"tokenizer.chat_template.{name}": one for name, one in named.items()}
+    return usual | ({"tokenizer.chat_templates": list(named), **others} if named else {})

@@ -1,0 +1,146 @@
+"""Tokenizers that go into GGUF files and come out of them: the same text has to be the same ids."""
+
+import json
+
+import gguf
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from cairn.state.weights.gguf import GGUFFile
+from cairn.state.weights.gguf_tokenizer import _SPLITS, tokenizer_metadata
+from examples.demo.weights import carried_tokenizer
+
+TEXTS = (
+    "hello world 1234567 it's 12 a1b22",
+    "  two  spaces\n\nnew\r\n tab\t.",
+    " <s>hi</s> <tool>x I'VE don't",
+    "naïve ☃   ",
+)
+BYTES = {"add_prefix_space": False, "use_regex": False}
+CUTS = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    **{
+        name: pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(rule), "isolated"), pre_tokenizers.ByteLevel(**BYTES)]
+        )
+        for rule, name in _SPLITS.items()
+    },
+}
+CONFIG = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def trained(name, *, begins=False):
+    """A byte-level BPE that cuts text by the rules of this name; numbers are merged, if it may."""
+    made = Tokenizer(models.BPE(ignore_merges=name == "llama-bpe"))
+    made.pre_tokenizer, made.decoder = CUTS["gpt-2"], decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    made.train_from_iterator([*TEXTS] * 5, trainer)
+    made.pre_tokenizer = CUTS[name]
+    made.add_tokens(["<tool>"])
+    if begins:
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 0)]
+        )
+    return made
+
+
+def assets(tokenizer, **config):
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps({**CONFIG, **config}).encode(),
+    }
+
+
+def written(path, metadata):
+    """A file with nothing but a tokenizer."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in {"tokenizer.ggml.bos_token_id": 0, **metadata}.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        add.get(type(value), writer.add_string)(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return GGUFFile(path)
+
+
+def ids(tokenizer, text):
+    found = tokenizer(text)["input_ids"] if callable(tokenizer) else tokenizer.encode(text).ids
+    return list(found)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("name", CUTS)
+def test_the_same_text_is_the_same_ids_after_the_way_through_a_file(name, begins, tmp_path):
+    original = trained(name, begins=begins)
+    metadata, problem = tokenizer_metadata(assets(original), original.get_vocab_size() + 3)
+    assert problem is None
+    assert metadata["tokenizer.ggml.pre"] == name
+    # llama.cpp goes by the name of the rules where a file does not say.
+    assert metadata["tokenizer.ggml.add_bos_token"] is begins
+    read = carried_tokenizer(written(tmp_path / "x.gguf", metadata).tokenizer_files())
+    for text in TEXTS:
+        assert ids(read, text) == ids(original, text)
+
+
+def test_by_llama_3s_rules_a_text_begins_as_llama_cpp_has_it_begin(tmp_path):
+    original = trained("llama-bpe", begins=True)
+    metadata, _ = tokenizer_metadata(assets(original), original.get_vocab_size())
+    del metadata["tokenizer.ggml.add_bos_token"]  # older files do not say
+    read = carried_tokenizer(written(tmp_path / "x.gguf", metadata).tokenizer_files())
+    for text in TEXTS:
+        assert ids(read, text) == ids(original, text)
+
+
+def test_a_tokenizer_that_cuts_text_by_unknown_rules_is_left_out_and_told(tmp_path):
+    original = trained("gpt-2")
+    metadata, _ = tokenizer_metadata(assets(original), original.get_vocab_size())
+    file = written(tmp_path / "x.gguf", {**metadata, "tokenizer.ggml.pre": "deepseek-v3"})
+    with pytest.warns(UserWarning, match=r"tokenizer is left out: .* found 'deepseek-v3'"):
+        assert file.tokenizer_files() == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"pre_tokenizer": {**BYTES, "type": "ByteLevel", "add_prefix_space": True}}, "no byte-"),
+        ({"model": {"ignore_merges": True}}, "no byte-level BPE"),
+        ({"model": {"end_of_word_suffix": "</w>"}}, "no byte-level BPE"),
+        ({"post_processor": {"type": "BertProcessing"}}, "adds tokens to a text"),
+        (
+            {
+                "post_processor": {
+                    "type": "TemplateProcessing",
+                    "single": [{"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "</s>"}}],
+                    "special_tokens": {"</s>": {"id": "</s>", "ids": [1]}},
+                }
+            },
+            "more to a text than one token",
+        ),
+    ],
+)
+def test_what_no_file_can_say_of_a_tokenizer_leaves_it_out(change, why):
+    files = assets(trained("qwen2"))
+    data = json.loads(files["tokenizer.json"])
+    model = {**data["model"], **change.pop("model", {})}
+    files["tokenizer.json"] = json.dumps({**data, **change, "model": model}).encode()
+    found, problem = tokenizer_metadata(files, 1000)
+    assert found == {}
+    assert why in problem
+
+
+def test_chat_templates_of_every_name_go_into_a_file():
+    templates = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+    metadata, _ = tokenizer_metadata(assets(trained("gpt-2"), chat_template=templates), 1000)
+    assert metadata["tokenizer.chat_template"] == "D"
+    assert metadata["tokenizer.chat_templates"] == ["tool_use"]
+    assert metadata["tokenizer.chat_template.tool_use"] == "T"
