@@ -2,13 +2,15 @@
 
 import builtins
 import contextlib
+import ctypes
 import errno
 import fcntl
+import functools
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
@@ -17,7 +19,6 @@ from typing_extensions import override
 from cairn.storage.errors import InvalidURIError, NotFoundError
 from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
-from cairn.storage.store.write_out import write_out
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
 
@@ -226,11 +227,29 @@ def _locked(descriptor: int, how: int) -> bool:
     return False
 
 
+_SYNC_FILE_RANGE_WRITE: Final = 2
 _WRITE_OUT_BYTES: Final = 32 << 20
 """Of a file, as many are left for its fsync at most, unless the disk is slower than the writer."""
 
 _WRITE_BYTES: Final = 256 << 10
 """Bytes of one call, as `cp` has them: of 16 MiB at once Linux takes ten times as long for each."""
+
+
+def _write_out(descriptor: int, start: int, end: int) -> None:
+    """Have a disk begin with bytes of an open file, before an fsync has to wait for all of it.
+
+    Does not wait, and promises nothing. Where the system has no such call, nothing happens.
+    """
+    call = _sync_file_range()
+    if call is not None:
+        call(descriptor, ctypes.c_int64(start), ctypes.c_int64(end - start), _SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[..., int] | None:
+    """Linux's call of that name; see its manual page, sync_file_range(2)."""
+    found: Callable[..., int] | None = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    return found
 
 
 class _LocalWriter(FileWriter):
@@ -270,7 +289,7 @@ class _LocalWriter(FileWriter):
                 written += self._stream.write(view[written : written + _WRITE_BYTES])
         self._written += written
         if self._written - self._on_their_way >= _WRITE_OUT_BYTES:
-            write_out(self._stream.fileno(), self._on_their_way, self._written)
+            _write_out(self._stream.fileno(), self._on_their_way, self._written)
             self._on_their_way = self._written
         return len(view)
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from cairn.storage.store import files_local, open_files, write_out
+from cairn.storage.store import files_local, open_files
 from cairn.storage.store.uri import parse_uri
 
 
 @pytest.fixture
 def asked(monkeypatch):
     ranges = []
-    real = files_local.write_out
+    real = files_local._write_out
     monkeypatch.setattr(
-        files_local, "write_out", lambda *args: (ranges.append(args[1:]), real(*args))
+        files_local, "_write_out", lambda *args: (ranges.append(args[1:]), real(*args))
     )
     monkeypatch.setattr(files_local, "_WRITE_OUT_BYTES", 1000)
     return ranges
@@ -30,7 +30,7 @@ def test_each_byte_is_sent_on_its_way_once_but_the_last_few(asked, tmp_path):
 def test_where_the_system_has_no_such_call_files_are_written_all_the_same(
     asked, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(write_out, "_sync_file_range", lambda: None)
+    monkeypatch.setattr(files_local, "_sync_file_range", lambda: None)
     with open_files(parse_uri(tmp_path)).open_write("file") as sink:
         sink.write(b"x" * 3000)
     assert asked
