@@ -61,7 +61,7 @@ class DecoderConfig(EDPretrainedConfig):
         num_key_value_heads: heads of keys and values; None means as many as query heads.
         head_dim: size of one head; None means `hidden_size // num_attention_heads`.
         hidden_act: one of `ACTIVATIONS`.
-        rms_norm_eps: epsilon of every norm.
+        rms_norm_eps: epsilon of every norm, but of those in latent attention, which is 1e-6.
         rope: rotary positions; None: there are none.
         attention_bias: biases on the query, key and value projections.
         attention_out_bias: a bias on the attention's output projection.

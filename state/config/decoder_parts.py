@@ -17,6 +17,9 @@ from cairn.state.placement import DECODER_AXES
 
 __all__ = ["Part", "PartKind", "decoder_parts", "layer_parts", "leaf_shapes", "parts_below"]
 
+_LATENT_EPS = 1e-6
+"""Of the norms of the short vectors, whatever `rms_norm_eps` is: DeepSeek's code has no other."""
+
 Shape = tuple[int, ...]
 Axes = tuple[str | None, ...]
 
@@ -50,12 +53,14 @@ class Part:
             [rows, width], or a vector, which is a leaf itself.
         axes: logical axis of each dimension.
         bias: whether it has a bias besides.
+        eps: of a norm: its epsilon, if it is another than the config's.
     """
 
     kind: PartKind
     shape: Shape
     axes: Axes
     bias: bool = False
+    eps: float | None = None
 
     @property
     def leaves(self) -> dict[str, tuple[Shape, Axes]]:
@@ -158,11 +163,11 @@ def _latent(config: DecoderConfig, latent: LatentAttentionConfig) -> dict[str, P
         found["q_proj"] = _part("q_proj", width, heads * latent.key_dim)
     else:
         found["q_a_proj"] = _part("q_a_proj", width, rank, bias=bias)
-        found["q_a_norm"] = Part(PartKind.NORM, (rank,), ("norm",))
+        found["q_a_norm"] = Part(PartKind.NORM, (rank,), ("norm",), eps=_LATENT_EPS)
         found["q_b_proj"] = _part("q_b_proj", rank, heads * latent.key_dim)
     short = latent.key_value_rank
     found["kv_a_proj"] = _part("kv_a_proj", width, short + latent.rotary_dim, bias=bias)
-    found["kv_a_norm"] = Part(PartKind.NORM, (short,), ("norm",))
+    found["kv_a_norm"] = Part(PartKind.NORM, (short,), ("norm",), eps=_LATENT_EPS)
     found["kv_b_proj"] = _part("kv_b_proj", short, heads * (latent.content_dim + latent.value_dim))
     found["o_proj"] = _part(
         "o_proj", heads * latent.value_dim, width, bias=config.attention_out_bias

@@ -92,7 +92,8 @@ def make_part(
         options = {"param_dtype": param_dtype, "precision": precision}
         return ExpertsLinear(part, initializer, **options, key=rngs.params())
     if part.kind is PartKind.NORM:
-        known = {"eps": config.rms_norm_eps, "param_dtype": param_dtype, "axes": axes}
+        eps = config.rms_norm_eps if part.eps is None else part.eps
+        known = {"eps": eps, "param_dtype": param_dtype, "axes": axes}
         if config.norm == "layer":
             return LayerNorm(shape, **known, use_bias=part.bias)
         return RMSNorm(shape, **known, offset=config.norm == "rms_offset")

@@ -107,7 +107,8 @@ class ConfigForm:
         rotary_theta: the key of the base of the rotary positions in older files.
         also_read: keys that `read` reads.
         carried: keys that say how a model is trained or run, given back as they are.
-        read: config.json, options so far -> more options, or others.
+        read: config.json without nulls (but for `nulls`), options so far -> more options, or
+            others.
         write: `DecoderConfig` -> more keys, or others.
         untold: keys that say of training what the decoder does not do (dropout), and the values
             that ask for nothing: others are carried along, with a warning.
@@ -166,7 +167,8 @@ class ConfigForm:
                 fraction=self.rotary_fraction,
             )
         if self.read is not None:
-            options |= self.read(data, options)
+            kept = {key: one for key, one in data.items() if one is not None or key in self.nulls}
+            options |= self.read(kept, options)
         dropped = (
             (self.known_keys - self.refused.keys() - self.untold.keys())
             | _DROPPED

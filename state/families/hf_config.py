@@ -154,6 +154,14 @@ def rope_from_hf(
         )
     needed, possible = _KINDS[kind]
     known = {_ORIGINAL: data.get(_ORIGINAL) or data.get("max_position_embeddings"), **scaling}
+    outer = data.get(_ORIGINAL)
+    if _ORIGINAL in needed and outer is not None and known[_ORIGINAL] != outer:
+        raise ConfigError(
+            path=f"{where}: rope",
+            expected=f"one {_ORIGINAL}",
+            found=f"{outer!r}, and {known[_ORIGINAL]!r} beside rope_type {kind!r}",
+            next_step="correct one of them",
+        )
     longest, original = data.get("max_position_embeddings"), known[_ORIGINAL]
     if kind in ("yarn", "longrope") and known.get("factor") is None and longest and original:
         known["factor"] = longest / original

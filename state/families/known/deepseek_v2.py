@@ -59,8 +59,11 @@ FAMILY = Family(
             "norm_topk_prob": Refused((False, None), "transformers does not normalise"),
             "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),
             "scoring_func": Refused(("softmax", None), "no other was trained"),
+            "topk_method": Refused(
+                ("greedy", "group_limited_greedy", None), "transformers chooses experts so alone"
+            ),
         },
-        also_read=LATENT_KEYS | {"topk_method"},
+        also_read=LATENT_KEYS,
         carried=frozenset({"aux_loss_alpha", "ep_size", "output_router_logits", "seq_aux"}),
         read=_read,
         write=_write,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
+from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
     NO_DROPOUT,
     ConfigForm,
@@ -36,8 +37,18 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     pattern = data.get("sliding_window_pattern") or data.get("_sliding_window_pattern") or _PATTERN
     nested = data.get("rope_parameters") or {}
     if {FULL, WINDOW} & nested.keys():
-        whole = {"rope_parameters": nested.get(FULL) or {}}
+        whole = {
+            "rope_parameters": nested.get(FULL) or {},
+            "rope_scaling": data.get("rope_scaling"),
+        }
         local = {"rope_parameters": nested.get(WINDOW) or {}}
+    elif nested:
+        raise ConfigError(
+            path=f"{where}: rope_parameters",
+            expected=f"an entry for each kind of layers, {FULL} and {WINDOW}",
+            found=f"{nested!r}, which transformers does not read",
+            next_step=f"put it under {FULL}, or override it: config_kwargs with rope_parameters",
+        )
     else:  # as transformers 4 wrote it
         whole = {key: data.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")}
         local = {"rope_theta": data.get("rope_local_base_freq")}
@@ -86,7 +97,6 @@ FAMILY = Family(
         "Gemma3ForCausalLM",
         options=usual_options(
             attention_bias=("attention_bias", False),
-            attn_logit_softcapping=("attention_soft_cap", None),
             final_logit_softcapping=("logit_soft_cap", None),
             head_dim=("head_dim", 256),
             num_key_value_heads=("num_key_value_heads", 4),
@@ -96,6 +106,7 @@ FAMILY = Family(
         fixed={"norm": "rms_offset", "block": "sandwich", "qk_norm": "head"},
         refused={
             "attention_dropout": NO_DROPOUT,
+            "attn_logit_softcapping": Refused((None,), "transformers reads it and caps nothing"),
             "cache_implementation": Refused(("hybrid", None), "caches are the decoder's own"),
             "use_bidirectional_attention": Refused((None, False), "attention is causal"),
         },

@@ -21,7 +21,19 @@ from cairn.state.families.experts import experts_of
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, gguf_window_layers
 from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.hf_config import rope_from_hf
 from cairn.state.families.names import Names
+
+_THETA = 150000.0
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""What a file that says of no scaling has, to transformers."""
 
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,7 +44,12 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         router_bias=True,
         bias=True,
     )
+    rope = {}
+    if not data.get("rope_scaling") and data.get("rope_parameters") is None:
+        where = f"config.json of a {data['model_type']!r} model"
+        rope["rope"] = rope_from_hf({**data, "rope_parameters": _YARN}, where, theta=_THETA)
     return windows_from_hf(data, options, lambda layer: layer % 2 == 0) | {
+        **rope,
         "attention_out_bias": options["attention_bias"],
         "experts": experts,
         "hidden_act": "clamped_silu",
@@ -90,7 +107,7 @@ FAMILY = Family(
             "attention_dropout": NO_DROPOUT,
             "swiglu_alpha": Refused((1.702, None), "no other was trained"),
         },
-        rope_theta=150000.0,
+        rope_theta=_THETA,
         also_read=frozenset(
             {"experts_per_token", "layer_types", "num_experts_per_tok", "num_local_experts"}
         ),

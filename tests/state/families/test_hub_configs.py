@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from cairn.state.config.decoder import DecoderConfig
+from cairn.state.errors import ConfigError
 
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 
@@ -476,6 +477,12 @@ PUBLISHED = {
 }
 
 
+SAYS_LESS = {
+    # gpt-oss has YaRN where its file says of no scaling.
+    "gpt-oss-20b-bf16": ("rope_scaling", "rope_theta"),
+}
+
+
 def theirs(data):
     """The same file as this version of `transformers` understands and writes it."""
     known = {key: value for key, value in data.items() if key not in ("architectures", "auto_map")}
@@ -500,3 +507,64 @@ def test_what_is_written_means_the_same_to_transformers(name):
     assert DecoderConfig.from_hf(written) == ours
     assert DecoderConfig.from_hf(theirs(written)) == ours
     assert DecoderConfig.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
+
+
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("name", SAYS_LESS)
+def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
+    less = {key: value for key, value in PUBLISHED[name].items() if key not in SAYS_LESS[name]}
+    ours = DecoderConfig.from_hf(less | (dict.fromkeys(SAYS_LESS[name]) if null else {}))
+    assert ours == DecoderConfig.from_hf(theirs(less))
+    assert DecoderConfig.from_hf(ours.to_hf()) == ours
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "found"),
+    [
+        ("DeepSeek-V2-Lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
+        ("gemma-3-1b-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        (
+            "gemma-3-1b-it",
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "an entry for each kind of layers, full_attention and sliding_attention; found .*8.0",
+        ),
+        (
+            "gemma-3-1b-it",
+            {
+                "rope_parameters": {"full_attention": {"rope_type": "default"}},
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            "rope_type='linear' in rope_scaling, and 'default' in rope_parameters",
+        ),
+        (
+            "Phi-3.5-mini",
+            {
+                "rope_scaling": {
+                    "long_factor": [2.0] * 48,
+                    "short_factor": [1.0] * 48,
+                    "type": "longrope",
+                    "original_max_position_embeddings": 8192,
+                }
+            },
+            "expected one original_max_position_embeddings; found 4096, and 8192 beside",
+        ),
+    ],
+)
+def test_what_transformers_would_compute_otherwise_is_refused(name, keys, found):
+    with pytest.raises(ConfigError, match=found):
+        DecoderConfig.from_hf(PUBLISHED[name] | keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("DeepSeek-V2-Lite", "routed_scaling_factor"),
+        ("DeepSeek-V3-bf16", "qk_rope_head_dim"),
+        ("gemma-2-9b", "query_pre_attn_scalar"),
+        ("gpt-oss-20b-bf16", "num_local_experts"),
+        ("Qwen2.5-0.5B", "max_window_layers"),
+    ],
+)
+def test_a_null_is_as_no_key(name, key):
+    data = {other: value for other, value in PUBLISHED[name].items() if other != key}
+    assert DecoderConfig.from_hf(data | {key: None}) == DecoderConfig.from_hf(data)

@@ -7,6 +7,7 @@ LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 12,
     "kv_lora_rank": 10,
+    "rms_norm_eps": 0.1,
     "qk_nope_head_dim": 6,
     "qk_rope_head_dim": 4,
     "v_head_dim": 7,
