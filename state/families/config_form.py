@@ -227,6 +227,12 @@ class ConfigForm:
             for key, rule in rules.items()
             if key in data and data[key] not in rule.allowed
         ]
+        refused += [
+            f"{key}={value!r} (a text, where true or false belongs)"
+            for key, value in data.items()
+            if key in self.also_read and isinstance(value, str)
+            if value.lower() in ("true", "false")
+        ]
         refused += refused_keys(data, self.known_keys, self.architecture)
         if refused:
             raise ConfigError(

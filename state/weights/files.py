@@ -6,6 +6,7 @@ JAX-free. Tensors are read one by one, when they are asked for.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
@@ -64,6 +65,11 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 """Files beside the weights that an export carries along unchanged."""
+_TEMPLATES = "additional_chat_templates"
+_OTHER_TOKENIZER = re.compile(
+    r"tekken\.json|tiktoken\.model|.*\.tiktoken|tokenization_.*\.py|spiece\.model|vocab\.txt"
+)
+"""Tokenizers in forms that are not carried along."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,7 @@ def open_pretrained(
     folder.fetch([INDEX_FILE, *TOKENIZER_FILES])
     found = {name: folder.read_bytes(name) for name in TOKENIZER_FILES if name in folder.names()}
     files = {name: content for name, content in found.items() if content is not None}
+    _tell_of_others(folder)
     if of_easydel:
         weights: RowSource = SafetensorsFolder(WeightFiles(folder, (WEIGHTS_FILE,)))
         config = config.replace(tokenizer_files=files)
@@ -184,6 +191,21 @@ def open_pretrained(
     config = _as_tied_as_its_weights(config, weights, str(folder.uri), asked=asked)
     config = config.replace(tokenizer_files=files)
     return Pretrained(str(folder.uri), config, _of_whole_model(config, weights))
+
+
+def _tell_of_others(folder: SourceFolder) -> None:
+    """Warns of files that belong to the tokenizer, and do not come along."""
+    names = folder.names()
+    behind = [name for name in names if _OTHER_TOKENIZER.fullmatch(name)]
+    behind = [] if "tokenizer.json" in names else behind
+    behind += [f"{_TEMPLATES}/"] if folder.has_folder(_TEMPLATES) else []
+    if behind:
+        warnings.warn(
+            f"{folder.uri}: of the tokenizer only {', '.join(TOKENIZER_FILES)} come along; left "
+            f"behind: {', '.join(behind)}. Exports lack them: copy them there, or save the "
+            "tokenizer as a tokenizer.json whose tokenizer_config.json has all templates",
+            stacklevel=3,
+        )
 
 
 def _weights(folder: SourceFolder, config: EDPretrainedConfig) -> RowSource:

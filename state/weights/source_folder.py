@@ -22,7 +22,9 @@ class SourceFolder:
     def __init__(self, uri: StoreURI) -> None:
         self.uri = uri
         self._files = open_files(uri)
-        self._names = [entry.name for entry in self._files.list("") if not entry.is_dir]
+        entries = list(self._files.list(""))
+        self._names = [entry.name for entry in entries if not entry.is_dir]
+        self._folders = {entry.name for entry in entries if entry.is_dir}
         if uri.scheme == "file":
             # Links out of the folder are not in the listing.
             at = Path(uri.local_path)
@@ -31,6 +33,10 @@ class SourceFolder:
     def names(self) -> list[str]:
         """The names of its files."""
         return self._names
+
+    def has_folder(self, name: str) -> bool:
+        """Whether there is a folder of this name in it."""
+        return name in self._folders or any(one.startswith(f"{name}/") for one in self._names)
 
     def fetch(self, names: Sequence[str]) -> None:
         """Has these files at hand, those that there are; in a store they are."""

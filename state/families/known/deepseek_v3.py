@@ -60,7 +60,7 @@ FAMILY = Family(
         ),
         read=_read,
         write=write_latent,
-        nulls=frozenset({"q_lora_rank"}),
+        nulls=frozenset({"norm_topk_prob", "q_lora_rank"}),
     ),
     deepseek_names,
     deepseek_gguf(3),

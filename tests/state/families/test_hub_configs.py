@@ -509,6 +509,11 @@ def test_what_is_written_means_the_same_to_transformers(name):
     assert DecoderConfig.from_dict(json.loads(json.dumps(ours.to_dict()))) == ours
 
 
+def test_a_null_that_transformers_takes_is_what_it_takes_it_for():
+    data = PUBLISHED["DeepSeek-V3-bf16"] | {"norm_topk_prob": None}
+    assert not DecoderConfig.from_hf(data).experts.normalize
+
+
 @pytest.mark.parametrize("null", [False, True])
 @pytest.mark.parametrize("name", SAYS_LESS)
 def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
@@ -523,6 +528,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
     [
         ("DeepSeek-V2-Lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
         ("gemma-3-1b-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+        ("Qwen3-30B-A3B", {"norm_topk_prob": "false"}, "norm_topk_prob='false' .a text, where"),
         (
             "gemma-3-1b-it",
             {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -267,6 +268,16 @@ def test_files_that_a_save_does_not_write_stay(folder, tmp_path):
         "model-00007-of-00009.safetensors"
     ]
     same_params(DecoderForCausalLM.from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("name", ["additional_chat_templates/rag.jinja", "tiktoken.model"])
+def test_files_of_the_tokenizer_that_stay_behind_are_named(folder, tmp_path, name):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=f"left behind: {name.partition('/')[0]}"):
+        DecoderForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_stale_index_beside_one_file_counts_for_nothing(folder, tmp_path):
