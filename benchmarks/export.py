@@ -169,6 +169,7 @@ def config_of(gigabytes: float) -> Any:
 
     hidden = 512 if gigabytes < 0.3 else 1024 if gigabytes < 1 else 2048
     vocabulary = min(VOCABULARY, max(64, int(gigabytes * 1e9 / 16 / hidden)))
+    vocabulary -= vocabulary % (64 if vocabulary < 4096 else 128)  # as real ones are padded
     layer_bytes = 4 * hidden * hidden * (4 + 3 * 2.75)
     layers = max(1, round((gigabytes * 1e9 - 8 * vocabulary * hidden) / layer_bytes))
     return DecoderConfig(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,9 @@ import numpy as np
 from cairn.state.conversion.ops import Array
 
 __all__ = ["count_nonfinite"]
+
+_AT_ONCE: Final = 1 << 16
+"""Elements: what is made of them on the way stays in the processor's cache."""
 
 
 def count_nonfinite(block: Array) -> int:
@@ -22,11 +26,20 @@ def count_nonfinite(block: Array) -> int:
         return count_nonfinite(block.view(block.real.dtype))
     if not block.size or block.dtype.kind in "biuSU":
         return 0
-    bits = np.ascontiguousarray(block).reshape(-1).view(f"u{block.dtype.itemsize}")
-    if block.dtype.itemsize == 1:
-        return int(np.count_nonzero(_bad_bytes(block.dtype)[bits]))
+    flat = np.ascontiguousarray(block).reshape(-1)
+    parts = (flat[start : start + _AT_ONCE] for start in range(0, flat.size, _AT_ONCE))
+    return sum(map(_count, parts))
+
+
+def _count(part: Array) -> int:
+    if part.dtype in (np.float32, np.float64):
+        finite = np.isfinite(part)
+        return 0 if finite.all() else int(np.count_nonzero(~finite))
+    bits = part.view(f"u{part.dtype.itemsize}")
+    if part.dtype.itemsize == 1:
+        return int(np.count_nonzero(_bad_bytes(part.dtype)[bits]))
     # IEEE 754 has all bits of the exponent set in both, and in nothing else.
-    mask = bits.dtype.type(_exponent_bits(block.dtype))
+    mask = bits.dtype.type(_exponent_bits(part.dtype))
     exponents = np.bitwise_and(bits, mask)
     if exponents.max() != mask:
         return 0

@@ -62,6 +62,7 @@ def export_sources(
     config, leaves, path = served_model(manifest, reader)
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rules = match(rule_table(config, shapes), ours=shapes, path=path)
+    reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.ours])
     sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
     return sources, hf_config(config, [source.dtype for source in sources])
 

@@ -22,9 +22,12 @@ PIECE_BYTES = 8 << 20
 """Bytes asked of TensorStore at a time: a few chunks, decoded in parallel. Larger ones cost memory
 (its threads keep some of what they free) and gain no speed; smaller ones are slower."""
 
-# Rows moved at a time when transposing: their cache lines stay in the L1 cache. On a 32 MiB f32
-# block this is 4.8 times as fast as one strided copy (measured; 8 and 32 rows are slower).
-_STRIP_ROWS = 16
+# A tile that is transposed at once: it and its transpose stay in the L2 cache. Of float32 it is 1.4
+# times as fast as strips of 16 rows, of bfloat16 twice (measured; 64 and 256 rows are slower).
+_TILE_ROWS, _TILE_COLUMNS = 128, 256
+_THIN = 16
+# Bytes that part the rows of a tile: rows that are a power of two apart would share few cache sets.
+_PADDING = 64
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -129,7 +132,7 @@ def split_axis(shape: Sequence[int], limit: int) -> int:
 def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> None:
     """Copies `source`, its axes permuted as by `np.transpose`, into `out` of the same dtype.
 
-    Swapping the last two axes, the usual case, goes in strips that fit the cache.
+    Swapping the last two axes, the usual case, goes in tiles that fit the cache.
     """
     axes = tuple(axes)
     # Element types that NumPy does not know natively are copied item by item: as integers of the
@@ -140,14 +143,27 @@ def copy_permuted(source: np.ndarray, axes: Sequence[int], out: np.ndarray) -> N
     identity = tuple(range(source.ndim))
     if axes != identity and axes == (*identity[:-2], identity[-1], identity[-2]):
         for head in np.ndindex(*source.shape[:-2]):
-            _transpose_in_strips(source[head], out[head])
+            _transpose_in_tiles(source[head], out[head])
     else:
         np.copyto(out, source.transpose(axes))
 
 
-def _transpose_in_strips(source: np.ndarray, out: np.ndarray) -> None:
-    for row in range(0, source.shape[0], _STRIP_ROWS):
-        out[:, row : row + _STRIP_ROWS] = source[row : row + _STRIP_ROWS].T
+def _transpose_in_tiles(source: np.ndarray, out: np.ndarray) -> None:
+    """Copies tile by tile, to and fro in whole cache lines; only within the cache with strides."""
+    if min(source.shape) < _THIN:
+        out[...] = source.T
+        return
+    padded = _TILE_COLUMNS + _PADDING // source.itemsize
+    tile = np.empty((_TILE_ROWS, padded), source.dtype)
+    turned = np.empty((_TILE_COLUMNS, _TILE_ROWS), source.dtype)
+    for row in range(0, source.shape[0], _TILE_ROWS):
+        for column in range(0, source.shape[1], _TILE_COLUMNS):
+            part = source[row : row + _TILE_ROWS, column : column + _TILE_COLUMNS]
+            rows, columns = part.shape
+            held = tile[:rows, :columns]
+            held[...] = part
+            turned[:columns, :rows] = held.T
+            out[column : column + columns, row : row + rows] = turned[:columns, :rows]
 
 
 def _whole_chunk_rows(shape: tuple[int, ...], limit: int, grid: Sequence[int]) -> bool:

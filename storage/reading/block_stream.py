@@ -23,6 +23,7 @@ from cairn.storage.arrays import (
 from cairn.storage.reading.checked_reads import CheckedReads
 from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.limited_reads import LimitedReads
+from cairn.storage.reading.read_ahead import asked_ahead
 
 __all__ = ["BlockPlan", "stream_blocks", "stream_pieces"]
 
@@ -104,7 +105,12 @@ def stream_blocks(
     order = plan.order
     to_result = tuple(order.index(i) for i in plan.axes)
     ahead: deque[tuple[Box, Box, Any]] = deque()
+    todo: Iterator[tuple[Box, Box]]
     todo = ((band, piece) for band in plan.bands() for piece in plan.pieces(band))
+    if isinstance(array, DirectReads):
+        todo = asked_ahead(
+            todo, lambda one: _elements(one[1]) * plan.itemsize, lambda one: array.ask(one[1])
+        )
     held: np.ndarray | None = None
     filled = 0
     for step in itertools.chain(todo, itertools.repeat(None)):
@@ -159,6 +165,10 @@ def stream_pieces(
             yield wait(ahead.popleft())
     while ahead:
         yield wait(ahead.popleft())
+
+
+def _elements(box: Box) -> int:
+    return math.prod(part.stop - part.start for part in box)
 
 
 def _shifted(part: slice, by: int) -> slice:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from cairn.storage.arrays import Region, boxes_touching
+from cairn.storage.arrays import Box, Region, boxes_touching
+from cairn.storage.errors import StorageError
 from cairn.storage.reading.checked_reads import CheckedReads, Index
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
 
@@ -55,6 +57,16 @@ class DirectReads:
         for start, touching in boxes_touching(self._checked.shape, self._cut.cut.shard, [region]):
             self._local.read(self._cut, start, touching)
         return values
+
+    def ask(self, box: Box) -> None:
+        """Have the disk begin to read a part. If it can't be read, whoever reads it is told."""
+        origin = tuple(part.start for part in box)
+        nothing = np.empty((), self._cut.dtype)
+        shape = [part.stop - part.start for part in box]
+        region = Region(origin, np.broadcast_to(nothing, shape))
+        with suppress(StorageError):
+            for start, _ in boxes_touching(self._checked.shape, self._cut.cut.shard, [region]):
+                self._local.ask(self._cut, start, region)
 
     def submit(self, origin: Sequence[int], shape: Sequence[int]) -> Future[np.ndarray]:
         """`read`, in another thread."""

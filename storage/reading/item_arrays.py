@@ -39,6 +39,7 @@ from cairn.storage.reading.direct_reads import DirectReads
 from cairn.storage.reading.indexed_database import indexed_database
 from cairn.storage.reading.limited_reads import LimitedRead, LimitedReads
 from cairn.storage.reading.local_shards import LocalShards, StoredCut
+from cairn.storage.reading.read_ahead import ReadAhead
 from cairn.storage.runs import ItemPlaces, LeafRecord
 from cairn.storage.store import ReadProgress, StoreURI
 
@@ -123,6 +124,7 @@ class ItemArrays:
         self._loaded: DigestSource | None = None
         self._places = places
         self._known_whole: set[str] = set()
+        self._ahead: ReadAhead | None = None
         self._local = LocalShards(uri) if uri.scheme == "file" else None
         empty = {path for path, form in forms.items() if form.kind == "empty"}
         known = records if records is not None else {*tree.arrays, *empty}
@@ -210,6 +212,21 @@ class ItemArrays:
         """
         if self._places is not None:
             self._places.prefetch(paths)
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Know in which order leaves will be read; a local disk is then asked for them ahead."""
+        if self._local is not None:
+            self._ahead = ReadAhead(paths, lambda path: self.info(path).nbytes, self._ask)
+
+    def starts(self, path: str) -> None:
+        """A leaf is about to be read: what is expected behind it is asked for."""
+        if self._ahead is not None:
+            self._ahead.starts(path)
+
+    def _ask(self, path: str) -> None:
+        array = self.array(path)
+        if isinstance(array, DirectReads):
+            array.ask(tuple(slice(0, size) for size in self.info(path).shape))
 
     def is_whole(self, path: str) -> bool:
         """Whether every chunk of a leaf is stored; of others the elements are zeros.

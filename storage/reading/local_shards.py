@@ -31,6 +31,7 @@ from cairn.storage.arrays import (
 )
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.databases import database_entries
+from cairn.storage.reading.read_ahead import ask
 from cairn.storage.store import StoreURI
 
 __all__ = ["RUN_BYTES", "LocalShards", "StoredCut", "WholeChunk"]
@@ -140,16 +141,37 @@ class LocalShards:
                         at = ref.offset - start
                         _take(one, found[at : at + ref.length], ref.length)
 
+    def ask(self, array: StoredCut, origin: Index, region: Region) -> None:
+        """Have the disk begin to read what a region shares with an outer shard.
+
+        Args:
+            array: the array.
+            origin: index of the shard's first element.
+            region: with a part in the shard; its values are not touched.
+
+        Raises:
+            CorruptionError: there is no such shard, or no file of it.
+        """
+        shard, chunk = array.cut
+        ref = self._ref(array, origin)
+        numbers = [
+            number
+            for number, at in _corners(shard, chunk, origin)
+            if overlap(at, chunk, region.origin, region.values.shape)
+        ]
+        if not numbers:
+            return
+        step = math.prod(chunk) * array.dtype.itemsize + CRC_BYTES
+        first, last = numbers[0], numbers[-1]
+        with self._opened(ref.file, array) as file:
+            ask(file, [(ref.offset + first * step, (last + 1 - first) * step)])
+
     def _chunks(
         self, array: StoredCut, origin: Index, regions: Sequence[Region]
     ) -> Iterator[tuple[int, _Chunk]]:
         """The chunks of a shard in which some region has a part, numbered as they are stored."""
         shard, chunk = array.cut
-        corners = itertools.product(
-            *(range(0, size, step) for size, step in zip(shard, chunk, strict=True))
-        )
-        for number, corner in enumerate(corners):
-            at = tuple(a + b for a, b in zip(origin, corner, strict=True))
+        for number, at in _corners(shard, chunk, origin):
             touching = [
                 (region, shared)
                 for region in regions
@@ -248,6 +270,13 @@ class LocalShards:
             yield file
         finally:
             os.close(file)
+
+
+def _corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, Index]]:
+    """The number of each chunk of a shard, as they are stored, and its first element's index."""
+    ranges = (range(0, size, step) for size, step in zip(shard, chunk, strict=True))
+    for number, corner in enumerate(itertools.product(*ranges)):
+        yield number, tuple(a + b for a, b in zip(origin, corner, strict=True))
 
 
 def _near(

@@ -330,7 +330,19 @@ class CheckpointReader:
             return iter(())
         plan = BlockPlan(box, info.chunks, axes, axis, info.dtype.itemsize, max_bytes)
         array = stored.array(path)
+        stored.starts(path)
         return stream_blocks(array, plan, lambda pending: stored.wait(pending, path))
+
+    def expect(self, item: str, paths: Iterable[str]) -> None:
+        """Tell in which order leaves will be read by `iter_blocks`.
+
+        A local disk is then asked for the next ones while the processor works on one; other stores
+        are not. Leaves may be read in another order, or not at all.
+
+        Raises:
+            LeafNotFoundError: the step has no such item.
+        """
+        self._item(item).expect(paths)
 
     def iter_pieces(
         self, item: str, path: str, *, index: Index | None = None

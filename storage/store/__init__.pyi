@@ -24,6 +24,7 @@ from .deadlines import within as within
 from .disk_names import sync_names as sync_names
 from .disk_names import sync_path as sync_path
 from .file_checksums import FileChecksum as FileChecksum
+from .file_checksums import read_crc32c as read_crc32c
 from .file_checksums import read_file as read_file
 from .file_checksums import read_files as read_files
 from .files import Entry as Entry

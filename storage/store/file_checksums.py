@@ -5,21 +5,22 @@ stores, whatever the number and the size of the files.
 """
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
 
-from cairn.storage.store.checksums import ContentSum
+from cairn.storage.store.checksums import ContentSum, combined
 from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
 
-__all__ = ["BUFFER_BYTES", "FileChecksum", "read_file", "read_files"]
+__all__ = ["BUFFER_BYTES", "PART_BYTES", "FileChecksum", "read_crc32c", "read_file", "read_files"]
 
 BUFFER_BYTES: Final = 4 << 20
 """Bytes read at a time from a disk.
@@ -28,10 +29,15 @@ Few enough to be summed while the processor's cache has them, so many that threa
 one whose crc32c holds Python's lock.
 """
 
+PART_BYTES: Final = 32 << 20
+"""Bytes of one file that one thread reads while others read what follows."""
+
 _DISK_THREADS: Final = max(2, min(4, os.cpu_count() or 1))
 _NETWORK_THREADS: Final = 8
 _TOLD_SECONDS: Final = 0.1
 
+T = TypeVar("T")
+U = TypeVar("U")
 Buffer = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -100,9 +106,50 @@ def read_files(
         finally:
             readers.put(reader)
 
-    pool = ThreadPoolExecutor(count, thread_name_prefix="cairn-checksum")
+    yield from _in_threads(count, read, wanted, meter, progress)
+
+
+def read_crc32c(
+    files: Files, name: str, size: int, *, progress: Callable[[int], None] | None = None
+) -> tuple[int, str]:
+    """Read one file, its parts in several threads; how many bytes there were, and their crc32c.
+
+    Args:
+        files: the folder that it lies in.
+        name: path relative to it.
+        size: its bytes; of a longer one only these are read.
+        progress: as `read_files` takes it.
+
+    Raises:
+        NotFoundError: it is not there.
+        StoreUnavailableError: the store gives no answer.
+    """
+    on_disk = files.uri.scheme == "file"
+    starts = range(0, size, PART_BYTES) or range(1)
+    meter = _Meter()
+
+    def read(start: int) -> tuple[int, int]:
+        reader = _Reader(files, meter, on_disk=on_disk)
+        return reader.read_part(name, start, min(size, start + PART_BYTES))
+
+    found = crc = 0
+    threads = min(_DISK_THREADS if on_disk else _NETWORK_THREADS, len(starts))
+    for length, part in _in_threads(threads, read, starts, meter, progress):
+        found, crc = found + length, combined(crc, part, length)
+    return found, f"{crc:08x}"
+
+
+def _in_threads(
+    threads: int,
+    call: Callable[[T], U],
+    wanted: Sequence[T],
+    meter: "_Meter",
+    progress: Callable[[int], None] | None,
+) -> Iterator[U]:
+    """What each call gives, in order; what was read is told to `progress` meanwhile."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="cairn-checksum")
     try:
-        for future in [pool.submit(read, name) for name in wanted]:
+        for future in [pool.submit(call, one) for one in wanted]:
             while progress is not None and not wait([future], _TOLD_SECONDS).done:
                 progress(meter.take())
             yield future.result()
@@ -141,26 +188,43 @@ class _Reader:
 
     def read(self, name: str, *, with_crc: bool) -> FileChecksum:
         size, crc, content = 0, 0, ContentSum()
-        blocks = self._fetched(name) if self._buffer is None else self._read(name, self._buffer)
-        for block in blocks:
+        for block in self._blocks(name, 0, sys.maxsize):
             size += len(block)
             if with_crc:
                 crc = google_crc32c.extend(crc, block)
             content.update(block)
-            self._meter.add(len(block))
-            if self._meter.stopped:
-                break
         return FileChecksum(name, size, f"{crc:08x}" if with_crc else None, content.text())
 
-    def _read(self, name: str, buffer: Buffer) -> Iterator[Buffer]:
-        with mapped(self._files.uri / name), self._files.open_read(name) as stream:
-            while count := stream.readinto(buffer):  # type: ignore[attr-defined]
-                yield buffer[:count]
+    def read_part(self, name: str, start: int, end: int) -> tuple[int, int]:
+        """How many of these bytes there are, and their crc32c."""
+        size, crc = 0, 0
+        for block in self._blocks(name, start, end):
+            size, crc = size + len(block), google_crc32c.extend(crc, block)
+        return size, crc
 
-    def _fetched(self, name: str) -> Iterator[bytes]:
-        start = 0
-        while block := self._files.read_range(name, start, start + BLOCK_BYTES):
+    def _blocks(self, name: str, start: int, end: int) -> Iterator[Buffer | bytes]:
+        buffer = self._buffer
+        blocks = (
+            self._fetched(name, start, end)
+            if buffer is None
+            else self._read(name, start, end, buffer)
+        )
+        for block in blocks:
+            yield block
+            self._meter.add(len(block))
+            if self._meter.stopped:
+                return
+
+    def _read(self, name: str, start: int, end: int, buffer: Buffer) -> Iterator[Buffer]:
+        with mapped(self._files.uri / name), self._files.open_read(name) as stream:
+            stream.seek(start)
+            while count := stream.readinto(buffer[: end - start]):  # type: ignore[attr-defined]
+                yield buffer[:count]
+                start += count
+
+    def _fetched(self, name: str, start: int, end: int) -> Iterator[bytes]:
+        while block := self._files.read_range(name, start, min(end, start + BLOCK_BYTES)):
             yield block
             start += len(block)
-            if len(block) < BLOCK_BYTES:
+            if len(block) < BLOCK_BYTES or start >= end:
                 return

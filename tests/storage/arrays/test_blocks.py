@@ -3,6 +3,7 @@ import math
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,3 +127,19 @@ def test_permuted_copies_equal_numpy(axes, rows, columns):
         out = np.zeros(expected.shape, dtype)
         copy_permuted(source, axes, out)
         assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(15, 300), (16, 700), (128, 256), (127, 257), (300, 515)])
+def test_transposed_copies_equal_numpy_whatever_the_size(shape):
+    numbers = np.random.default_rng(0)
+    for dtype in (np.uint8, ml_dtypes.bfloat16, np.float32, np.float64, np.complex128):
+        source = numbers.integers(0, 200, (2, *shape)).astype(dtype)
+        wide = np.zeros((2, shape[1] + 3, shape[0] + 5), dtype)
+        out = wide[:, 1:-2, 4:-1]  # in a part of something larger
+        copy_permuted(source, (0, 2, 1), out)
+        assert np.array_equal(out, source.transpose(0, 2, 1))
+        out[...] = 0
+        assert not wide.any()
+        back = np.zeros_like(source)
+        copy_permuted(source.transpose(0, 2, 1), (0, 2, 1), back)  # of what lies in strides
+        assert np.array_equal(back, source)

@@ -24,7 +24,12 @@ from cairn.storage.runs.records.layout import INDEX_FILE, manifest_file
 from cairn.storage.runs.records.manifest import LeafRecord, Manifest
 from cairn.storage.runs.records.placed import put_record
 from cairn.storage.runs.run import Run
-from cairn.storage.store.file_checksums import BUFFER_BYTES, read_files
+from cairn.storage.store.file_checksums import (
+    BUFFER_BYTES,
+    PART_BYTES,
+    read_crc32c,
+    read_files,
+)
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import parse_uri
 from cairn.storage.training.checkpointer import Checkpointer
@@ -544,6 +549,24 @@ def test_checksums_of_many_and_of_large_files(root_uri):
         ]
     with pytest.raises(StorageError, match="folder/none"):
         list(read_files(root_uri, [*contents, "folder/none"]))
+
+
+def test_a_file_that_is_read_in_parts_has_the_checksum_of_the_whole(root_uri):
+    content = np.random.default_rng(0).bytes(2 * PART_BYTES + 17)
+    files = open_files(root_uri)
+    with files.open_write("folder/a") as stream:
+        stream.write(content)
+    for size in (len(content), PART_BYTES, PART_BYTES - 1, 0):
+        told: list[int] = []
+        found = read_crc32c(files, "folder/a", size, progress=told.append)
+        assert found == (size, crc32c_text(content[:size]))
+        assert sum(told) == size
+    longer = len(content) + PART_BYTES  # what is not there is not counted
+    assert read_crc32c(files, "folder/a", longer) == (len(content), crc32c_text(content))
+    with pytest.raises(StorageError, match="folder/none"):
+        read_crc32c(files, "folder/none", 1)
+    with pytest.raises(ZeroDivisionError):  # what the caller raises ends the reading
+        read_crc32c(files, "folder/a", len(content), progress=lambda _: 1 / 0)
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
