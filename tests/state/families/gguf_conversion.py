@@ -308,6 +308,7 @@ _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "qwen2_moe": _experts,
     "qwen3": _usual,
     "qwen3_moe": _experts,
+    "smollm3": _llama,
     "stablelm": _stablelm,
 }
 
@@ -353,7 +354,7 @@ def _changed(
     model_type: str, config: Config, name: str, array: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """What the converter makes of one tensor: names of transformers still."""
-    if model_type in ("llama", "mistral", "mixtral", "granite"):
+    if model_type in ("llama", "mistral", "mixtral", "granite", "smollm3"):
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
             if f".{part}." in name:
                 array = _permuted(array, config[key])

@@ -73,6 +73,10 @@ GGUF_CONFIGS = {
     "qwen2_moe": {"shared": {**FEW, "shared_expert_intermediate_size": 28, **TWO}},
     "qwen3": {"biases": {**known("qwen3", "biases"), **TWO}},
     "qwen3_moe": {"normalized": {**FEW, "norm_topk_prob": True, **TWO}},
+    "smollm3": {
+        "one_of_four": {"num_hidden_layers": 5},
+        "untied": {**TWO, "tie_word_embeddings": False},
+    },
     "stablelm": {
         "normalised_heads": {**known("stablelm", "normalised_heads"), **TWO},
         "parallel": known("stablelm", "parallel"),

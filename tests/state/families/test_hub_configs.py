@@ -320,6 +320,25 @@ PUBLISHED = {
         "parallel_attn": True,
         "vocab_size": 65024,
     },
+    "SmolLM3-3B": of(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        **sizes(2048, 11008, 36, 16, 4, 128256, 65536),
+        attention_bias=False,
+        attention_dropout=0.0,
+        hidden_act="silu",
+        layer_types=["full_attention"] * 36,
+        max_window_layers=28,
+        mlp_bias=False,
+        no_rope_layer_interval=4,
+        no_rope_layers=[1, 1, 1, 0] * 9,
+        pretraining_tp=2,
+        rms_norm_eps=1e-06,
+        rope_scaling=None,
+        rope_theta=5000000.0,
+        sliding_window=None,
+        use_sliding_window=False,
+    ),
     "stablelm-2-1_6b": of(
         "stablelm",
         "StableLmForCausalLM",
@@ -480,6 +499,7 @@ PUBLISHED = {
 SAYS_LESS = {
     # gpt-oss has YaRN where its file says of no scaling.
     "gpt-oss-20b-bf16": ("rope_scaling", "rope_theta"),
+    "SmolLM3-3B": ("layer_types", "no_rope_layer_interval", "no_rope_layers", "rope_theta"),
 }
 
 
