@@ -237,6 +237,10 @@ def _stablelm(config: Config) -> dict[str, Any]:
     }
 
 
+def _starcoder2(config: Config) -> dict[str, Any]:
+    return {**_usual(config), "attention.layer_norm_epsilon": config["norm_epsilon"]}
+
+
 def _glm4(config: Config) -> dict[str, Any]:
     share = config["rope_parameters"]["partial_rotary_factor"]
     return {**_usual(config), "rope.dimension_count": int(share * _head(config))}
@@ -310,6 +314,7 @@ _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
     "qwen3_moe": _experts,
     "smollm3": _llama,
     "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
 }
 
 

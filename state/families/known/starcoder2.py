@@ -1,0 +1,50 @@
+"""StarCoder2: LayerNorm, biases everywhere, an MLP without a gate, perhaps a window in all layers.
+
+Source: transformers `Starcoder2Config`, `Starcoder2ForCausalLM`; arXiv 2402.19173.
+"""
+
+from __future__ import annotations
+
+from cairn.state.families.config_form import ConfigForm, Refused, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.names import Names
+
+_NO_DROPOUT = (0, 0.0, None)
+
+FAMILY = Family(
+    ConfigForm(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        options=usual_options(
+            initializer_range=("initializer_range", 0.018042),
+            norm_epsilon=("rms_norm_eps", 1e-5),
+            num_key_value_heads=("num_key_value_heads", 2),
+            rms_norm_eps=None,
+            sliding_window=("sliding_window", None),
+            tie_word_embeddings=("tie_word_embeddings", True),
+            use_bias=("attention_bias", True),
+        ),
+        fixed={"gated_mlp": False, "norm": "layer", "norm_bias": True},
+        refused={
+            "mlp_type": Refused(("default", None), "transformers has no other"),
+            "norm_type": Refused(("layer_norm", None), "transformers has no other"),
+        },
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+        untold={
+            "attention_dropout": _NO_DROPOUT,
+            "embedding_dropout": _NO_DROPOUT,
+            "residual_dropout": _NO_DROPOUT,
+        },
+        read=lambda data, options: {
+            "attention_out_bias": options["attention_bias"],
+            "mlp_bias": options["attention_bias"],
+        },
+    ),
+    Names(parts={"mlp/up_proj": "mlp.c_fc", "mlp/down_proj": "mlp.c_proj"}),
+    # llama.cpp demands the biases, and heads that are as wide as the model; it has no window.
+    GGUFForm(
+        "starcoder2", gguf_names(), sizes=gguf_sizes(layer_norm="norm_epsilon"), head_dim=None
+    ),
+)
