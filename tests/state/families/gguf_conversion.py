@@ -23,6 +23,7 @@ Config = Mapping[str, Any]
 F32 = gguf.GGMLQuantizationType.F32
 
 ARCHITECTURES = {
+    "cohere": "command-r",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "gemma3_text": "gemma3",
@@ -256,6 +257,15 @@ def _granite(config: Config) -> dict[str, Any]:
     }
 
 
+def _cohere(config: Config) -> dict[str, Any]:
+    return {
+        **_usual(config),
+        "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        "logit_scale": config["logit_scale"],
+        "rope.scaling.type": "none",
+    }
+
+
 def _deepseek(config: Config) -> dict[str, Any]:
     rank, turning = config["kv_lora_rank"], config["qk_rope_head_dim"]
     rope = config["rope_parameters"]
@@ -292,6 +302,7 @@ def _gpt_oss(config: Config) -> dict[str, Any]:
 
 
 _OWN_METADATA: Mapping[str, Callable[[Config], dict[str, Any]]] = {
+    "cohere": _cohere,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "falcon": _falcon,

@@ -37,6 +37,10 @@ def known(model_type, name):
 FALCON = {"hidden_size": 48, "ffn_hidden_size": 192}
 V3 = known("deepseek_v3", "yarn")
 GGUF_CONFIGS = {
+    "cohere": {
+        "scaled": {"head_dim": 8, "logit_scale": 0.8, **TWO},
+        "normalised_heads": {"head_dim": 8, "use_qk_norm": True, "num_hidden_layers": 64},
+    },
     "deepseek_v2": {
         "groups": known("deepseek_v2", "groups"),
         "whole_queries": {**known("deepseek_v2", "whole_queries"), "n_group": 1, "topk_group": 1},

@@ -53,6 +53,31 @@ PUBLISHED = {
         rope_theta=500000.0,
         tie_word_embeddings=False,
     ),
+    "c4ai-command-r-v01": of(
+        "cohere",
+        "CohereForCausalLM",
+        **sizes(8192, 22528, 40, 64, 64, 256000, 8192),
+        attention_bias=False,
+        attention_dropout=0.0,
+        hidden_act="silu",
+        layer_norm_eps=1e-05,
+        logit_scale=0.0625,
+        model_max_length=131072,
+        rope_theta=8000000.0,
+    ),
+    "c4ai-command-r-plus": of(
+        "cohere",
+        "CohereForCausalLM",
+        **sizes(12288, 33792, 64, 96, 8, 256000, 8192),
+        attention_bias=False,
+        attention_dropout=0.0,
+        hidden_act="silu",
+        layer_norm_eps=1e-05,
+        logit_scale=0.8333333333333334,
+        model_max_length=131072,
+        rope_theta=75000000.0,
+        use_qk_norm=True,
+    ),
     "Mistral-7B-v0.1": of(
         "mistral",
         "MistralForCausalLM",
@@ -512,6 +537,9 @@ PUBLISHED = {
 
 
 SAYS_LESS = {
+    "c4ai-command-r-plus": (
+        *("layer_norm_eps", "logit_scale", "num_key_value_heads", "rope_theta", "use_qk_norm"),
+    ),
     # gpt-oss has YaRN where its file says of no scaling.
     "gpt-oss-20b-bf16": ("rope_scaling", "rope_theta"),
     "SmolLM3-3B": ("layer_types", "no_rope_layer_interval", "no_rope_layers", "rope_theta"),

@@ -1,0 +1,90 @@
+"""Command R and Aya 23: attention and MLP of one norm, neighbouring dimensions turn together.
+
+Source: transformers `CohereConfig`, `CohereForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cairn.state.config import DecoderConfig
+from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
+from cairn.state.errors import ConfigError
+from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
+from cairn.state.families.family import Family
+from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
+from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.names import Names
+
+_NORMALISED_LAYERS = 64
+
+
+def _turning(heads: int, leaf: str) -> Op:
+    rows = RotaryRows(heads)
+    return rows if leaf == "bias" else Chain((rows, TRANSPOSE))
+
+
+def _scales(config: DecoderConfig, leaf: str) -> Op:
+    """Of a norm: each head's are a row, and turn as what they multiply."""
+    return Chain((TRANSPOSE, RotaryRows(1), TRANSPOSE))
+
+
+_PAIRS = {
+    "self_attn/q_proj": lambda config, leaf: _turning(config.num_attention_heads, leaf),
+    "self_attn/k_proj": lambda config, leaf: _turning(config.kv_heads, leaf),
+    "self_attn/q_norm": _scales,
+    "self_attn/k_norm": _scales,
+}
+
+
+def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_out_bias": options["attention_bias"],
+        "qk_norm": "each_head" if data.get("use_qk_norm") else None,
+    }
+
+
+def _read_gguf(content: GGUFContent, data: Mapping[str, Any]) -> dict[str, Any]:
+    """As llama.cpp loads a file: with norms of heads or without by the number of layers."""
+    if "output.weight" in content.shapes:
+        raise ConfigError(
+            path="tensors of a 'command-r' GGUF",
+            expected="no head, for the embedding is it",
+            found="output.weight",
+            next_step="use Hugging Face files: llama.cpp has no such model",
+        )
+    return {
+        "logit_scale": data.get("logit_scale") or 1.0,
+        "use_qk_norm": data["num_hidden_layers"] >= _NORMALISED_LAYERS,
+    }
+
+
+FAMILY = Family(
+    ConfigForm(
+        "cohere",
+        "CohereForCausalLM",
+        options=usual_options(
+            attention_bias=("attention_bias", False),
+            layer_norm_eps=("rms_norm_eps", 1e-5),
+            logit_scale=("logit_scale", 0.0625),
+            rms_norm_eps=None,
+            tie_word_embeddings=("tie_word_embeddings", True),
+        ),
+        fixed={"block": "parallel", "norm": "layer", "shared_norm": True},
+        refused={"attention_dropout": NO_DROPOUT},
+        rope_theta=500000.0,
+        also_read=frozenset({"use_qk_norm"}),
+        read=_read,
+        write=lambda config: {"use_qk_norm": config.qk_norm is not None},
+    ),
+    Names(ops=_PAIRS),
+    GGUFForm(
+        "command-r",
+        gguf_names(ops=_PAIRS),
+        sizes=gguf_sizes(layer_norm="layer_norm_eps"),
+        options={"logit_scale": "logit_scale"},
+        read=_read_gguf,
+        head_dim=None,
+    ),
+)
