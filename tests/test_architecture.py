@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "importlinter"
 ]["contracts"]
-BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MOST_FILES = 17
 LISTS = ("known", "versions")
 """Folders of files that are all of one kind and found by their names: families, migrations."""

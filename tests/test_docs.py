@@ -28,8 +28,15 @@ DOCS = Path(__file__).parents[1] / "docs"
 DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-OWN_TESTS = {"back-up.md": "tests/service/test_backup.py"}  # what it backs up is there only
-HOWTOS = sorted({path.name for path in (DOCS / "howto").glob("*.md")} - {*OWN_TESTS})
+OWN_TESTS = {"howto/back-up.md": "tests/service/test_backup.py"}  # what it backs up is there only
+RUNNABLE = re.compile(r"^```(python|sh)\b", re.MULTILINE)
+RUN = sorted(
+    path.relative_to(DOCS).as_posix()
+    for folder in ("howto", "migration")
+    for path in (DOCS / folder).glob("*.md")
+    if path.relative_to(DOCS).as_posix() not in OWN_TESTS
+    and RUNNABLE.search(path.read_text(encoding="utf-8"))
+)
 
 
 def documented():
@@ -196,10 +203,10 @@ def serving(text, folder, variables):
         server.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("name", HOWTOS)
-def test_code_of_a_how_to_page_runs(name, tmp_path):
+@pytest.mark.parametrize("name", RUN)
+def test_code_of_a_page_runs(name, tmp_path):
     """Named blocks are files; commands use them; the other Python blocks are one program."""
-    page = DOCS / "howto" / name
+    page = DOCS / name
     files = FILE.findall(page.read_text(encoding="utf-8"))
     found = blocks(page)
     assert found

@@ -1,6 +1,7 @@
 """The hook of the documentation's build: adds the reference pages that are made from the code.
 
-The HTTP API, the command and the settings describe themselves, so nobody writes these pages.
+The HTTP API, the command and the settings describe themselves, so nobody writes these pages. Blocks
+of commands that no test can run, as they need a server, a cluster or a cloud, are marked so.
 """
 
 import json
@@ -9,6 +10,7 @@ from typing import Any
 
 from command_page import command_page
 from http_page import http_page
+from results_tables import plots, with_results
 from settings_page import settings_page
 
 from cairn.service.app import create_app
@@ -35,11 +37,17 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    """Fills in results, and marks the blocks that no test runs; MkDocs calls this."""
+    markdown = with_results(markdown)
+    return markdown.replace("```console\n", '```console title="Not run by the tests"\n')
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages to those in the folder; MkDocs calls this."""
     from mkdocs.structure.files import File
 
-    for path, text in generated_pages().items():
+    for path, text in {**generated_pages(), **plots()}.items():
         files.append(File.generated(config, path, content=text))
     return files
 

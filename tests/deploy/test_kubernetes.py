@@ -59,11 +59,36 @@ def test_what_the_schemas_refuse_is_named():
 
 
 def test_the_pods_of_a_jobset_are_checked_though_kubernetes_has_no_schema_of_it():
-    ((jobset,),) = [check._read(path) for path in check.plain_files()]
+    jobsets = [one for path in check.plain_files() for one in check._read(path)]
+    assert [one["kind"] for one in jobsets] == ["JobSet"] * 2
+    for jobset in jobsets:
+        assert_its_pods_are_checked(jobset)
+
+
+def assert_its_pods_are_checked(jobset):
     job = jobset["spec"]["replicatedJobs"][0]["template"]
     assert list(check.schema_problems(jobset)) == []
     job["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": 1})
-    assert any("Job hosts" in one for one in check.schema_problems(jobset))
+    name = jobset["spec"]["replicatedJobs"][0]["name"]
+    assert any(f"Job {name}" in one for one in check.schema_problems(jobset))
+
+
+@pytest.mark.parametrize("path", check.plain_files(), ids=lambda path: path.name)
+def test_a_training_job_keeps_one_writer_and_has_as_many_pods_as_hosts(path):
+    (jobset,) = check._read(path)
+    (replicated,) = jobset["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["CAIRN_WRITER_ID"] == jobset["metadata"]["name"]
+    assert {"CAIRN_URL", "CAIRN_KEY", "CAIRN_ANNOUNCE_ROOT"} <= set(variables)
+    assert job["parallelism"] == job["completions"] > 1
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] > 30  # Kubernetes' own
+    if "COORDINATOR" in variables:
+        job_set = jobset["metadata"]["name"]
+        first = f"{job_set}-{replicated['name']}-0-0.{job_set}"
+        assert variables["COORDINATOR"].partition(":")[0] == first
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Tables of the benchmarks' results, from the JSON that the benchmarks wrote, and their plots.
+
+A page says `<!-- results: storage.json -->` where a table goes: numbers are never copied by hand.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+PLOTS = ("storage.svg", "storage_gcs.svg")
+MARK = re.compile(r"^<!-- results: (\w+)\.json -->$", re.MULTILINE)
+
+
+def with_results(markdown: str) -> str:
+    """Returns a page with its tables."""
+    return MARK.sub(lambda found: TABLES[found[1]](_read(found[1])), markdown)
+
+
+def plots() -> dict[str, str]:
+    """Returns the plots: path in the documentation, and content."""
+    return {f"images/{name}": (RESULTS / name).read_text(encoding="utf-8") for name in PLOTS}
+
+
+def _storage(rows: Any) -> str:
+    lines = ["| | measured | reference | ratio | budget |", "|---|---|---|---|---|"]
+    for row in rows:
+        budget = "" if row["budget"] is None else f"{row['budget']:g}"
+        in_bytes = row["row"].startswith(("extra peak memory", "LoRA"))
+        measured = f"{row['bytes'] / 1e6:.4g} MB" if in_bytes else f"{row['seconds']:.3g} s"
+        lines.append(
+            f"| {row['row']} | {measured} | {row['reference']['name']} "
+            f"| {row['ratio']:.2f} | {budget} |"
+        )
+    return "\n".join(lines)
+
+
+def _control_plane(results: Mapping[str, Any]) -> str:
+    lines = [
+        f"{results['steps']:,} steps in {results['runs']:,} runs; beside {results['peer']}; "
+        f"{results['device']}.\n",
+        "| | clients | p50 | p99 | a second | reference | ratio | budget |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in results["rows"]:
+        cells = [
+            row["row"],
+            _shown(row.get("clients"), "{}"),
+            _shown(row.get("p50_ms"), "{:.0f} ms"),
+            _shown(row.get("p99_ms"), "{:.0f} ms") or _shown(row.get("seconds"), "{:g} s"),
+            _shown(row.get("per_second"), "{:.0f}"),
+            (row.get("reference") or {}).get("name", ""),
+            _shown(row.get("ratio"), "{:.3g}"),
+            _shown(row.get("budget"), "{:g}"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _faults(rows: Any) -> str:
+    lines = ["| fault | store | trials | lost |", "|---|---|---|---|"]
+    lines += [
+        f"| {row['fault']} | {row['store']} | {row['trials']} | {row['lost']} |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _shown(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+TABLES = {
+    "storage": _storage,
+    "storage_gcs": _storage,
+    "control_plane": _control_plane,
+    "faults": _faults,
+}

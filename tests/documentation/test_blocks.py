@@ -1,0 +1,156 @@
+"""What no test runs of the documentation is marked so, and is linted."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+
+import pytest
+import typer
+import yaml
+
+from cairn.service.command.cli import app
+from tests.documentation.pages import NOT_RUN, ROOT, blocks, pages
+from tests.test_docs import OWN_TESTS
+from tests.test_docs import RUN as RUN_PAGES
+
+BLOCKS = [block for page in pages() for block in blocks(page)]
+RUN = {"python", "sh"}
+SHOWN = {"text", "json", "yaml", "diff", "http", "toml", "mermaid"}
+"""What is looked at and not typed in: layouts, files, output."""
+RUN_ELSEWHERE = {
+    "README.md": "tests/test_readme.py, tests/service/test_readme_tour.py",
+    "docs/index.md": "",  # two lines out of a program, for whoever just arrives
+    "docs/explanation/": "",
+    "docs/reference/": "tests/contract/test_documented_code.py",
+}
+PROGRAM = re.compile(r"^(cairn|curl|docker|gcloud|gsutil|kubectl|make|pip|python) ", re.MULTILINE)
+COMMAND = typer.main.get_command(app)
+BEGINNINGS = {"!", "--", "do", "if", "then", "until", "while"}
+"""Words after which a command stands."""
+
+
+def of(*kinds):
+    found = [block for block in BLOCKS if block.kind in kinds]
+    return pytest.mark.parametrize("block", found, ids=lambda block: block.place)
+
+
+def test_every_block_says_what_it_is():
+    unknown = [block.place for block in BLOCKS if block.kind not in RUN | SHOWN | {NOT_RUN}]
+    assert unknown == [], f"each is one of {', '.join(sorted(RUN | SHOWN))}, {NOT_RUN}"
+
+
+def test_commands_are_never_shown_without_being_run_or_marked():
+    found = [one.place for one in BLOCKS if one.kind == "text" and PROGRAM.search(one.text)]
+    assert found == [], f"call them sh if the page's test can run them, {NOT_RUN} if it can't"
+
+
+def test_every_page_with_code_is_one_that_a_test_runs():
+    run = {f"docs/{name}" for name in [*RUN_PAGES, *OWN_TESTS]}
+    run |= {"docs/tutorial/first-run.md", *RUN_ELSEWHERE}
+    left = {
+        place
+        for place, *_ in (block for block in BLOCKS if block.kind in RUN)
+        if not any(place.startswith(prefix) for prefix in run)
+    }
+    assert left == set()
+
+
+@of("sh", NOT_RUN)
+def test_the_shell_understands_it(block):
+    done = subprocess.run(
+        ["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == ""
+
+
+@of("python")
+def test_python_understands_it(block):
+    ast.parse(block.text)
+
+
+@of("json", "yaml")
+def test_a_file_that_is_shown_can_be_read(block):
+    json.loads(block.text) if block.kind == "json" else list(yaml.safe_load_all(block.text))
+
+
+def test_a_block_with_the_path_of_a_file_is_that_file():
+    shown = [block for block in BLOCKS if "/" in block.title]
+    assert shown
+    assert [one.place for one in shown if one.text != (ROOT / one.title).read_text()] == []
+
+
+def lines(text):
+    """The words of each line, which goes on where it ends with a backslash or in a text."""
+    begun = ""
+    for line in text.replace("\\\n", " ").splitlines():
+        begun += f"{line}\n"
+        lexer = shlex.shlex(begun, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # a text that has not ended
+            continue
+        yield words
+        begun = ""
+
+
+def calls(text):
+    """The words of every call of `cairn` in a script."""
+    for line in lines(text):
+        current, begins = None, True
+        for word in [*line, ";"]:
+            if set(word) <= set("|&;<>()$") or word in BEGINNINGS:
+                if current is not None:
+                    yield current
+                current, begins = None, not set(word) <= set("<>")  # a file stands behind these
+            elif current is not None:
+                current.append(word)
+            elif begins and word == "cairn":
+                current = []
+            else:
+                begins = begins and "=" in word  # a variable of the command's own
+
+
+def parse(words):
+    """Have the command look at its arguments, without doing anything."""
+    command, names = COMMAND, ["cairn"]
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            raise ValueError(f"no command {words[0]!r}")
+        names.append(words[0])
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context(" ".join(names), list(words))
+
+
+@of("sh", NOT_RUN)
+def test_every_call_of_the_command_is_one_that_it_takes(block):
+    for words in calls(block.text):
+        try:
+            parse(words)
+        except Exception as error:  # of click, or of its copy in typer
+            if "does not exist" not in str(error):  # a file of the reader's
+                pytest.fail(f"{block.place}: cairn {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize(
+    "line", ["cairn promte my-run 1 production", "cairn promote my-run --creat", "cairn verify"]
+)
+def test_a_call_that_the_command_does_not_take_is_found(line):
+    ((words),) = calls(line)
+    with pytest.raises(Exception, match=r"no command|No such option|Missing parameter"):
+        parse(words)
+
+
+def test_calls_are_found_wherever_they_stand():
+    script = (
+        "if cairn runs; then exit 1; fi\nx=1 cairn gc a \\\n  --delete # c\necho | cairn path b"
+    )
+    assert list(calls(script)) == [["runs"], ["gc", "a", "--delete"], ["path", "b"]]
+
+
+def test_what_is_not_run_is_marked_where_people_read_it(hooks):
+    page = f"```{NOT_RUN}\ncairn runs\n```\n"
+    marked = hooks.on_page_markdown(page, page=None, config=None, files=None)
+    assert marked.startswith(f'```{NOT_RUN} title="Not run by the tests"\n')
