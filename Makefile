@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi system clean
+.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi dist materials hooks system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -75,6 +75,9 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is made, wha
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/yamllint --strict deploy
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
 	$(BIN)/python scripts/sync_client.py --check
 	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
@@ -95,6 +98,17 @@ format: $(DEV_STAMP)  ## format, fix what can be fixed, and make the client that
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
 	@$(BIN)/python -m cairn.service.command.openapi
+
+dist: $(DEV_STAMP)  ## build the wheel and the source distribution into dist/, and have twine check them
+	rm -rf dist
+	$(BIN)/python scripts/distributions.py dist
+	$(BIN)/python -m twine check --strict dist/*
+
+materials: $(DEV_STAMP)  ## write the bill of materials (CycloneDX) and the list of licences into dist/
+	$(BIN)/python scripts/materials.py dist
+
+hooks: $(DEV_STAMP)  ## have git run the quick checks before each commit
+	$(BIN)/pre-commit install
 
 clean:  ## remove the demo's folder (its stores, logs and caches)
 	rm -rf $(DEMO_DIR)

@@ -1,45 +1,44 @@
 """What is built from the source tree, as users get it."""
 
-import shutil
+import importlib.util
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("cairn", "service", "state", "storage", "pyproject.toml", "README.md", "LICENSE")
 
 
-def build(kind: str, source: Path, target: Path) -> Path:
-    """A distribution (`wheel` or `sdist`), built by the backend of this environment, offline."""
-    target.mkdir(parents=True, exist_ok=True)
-    code = f"from setuptools import build_meta as b; b.build_{kind}({str(target)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = target.iterdir()
-    return built
+def script(name: str) -> ModuleType:
+    """A file of scripts/, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = script("distributions").build
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory) -> Path:
     """A copy of what a distribution is made from: building leaves files where it works."""
     folder = tmp_path_factory.mktemp("source")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, folder / name)
+    script("distributions").copy_sources(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def wheel(source, tmp_path_factory) -> Path:
     return build("wheel", source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def sdist(source, tmp_path_factory) -> Path:
+    return build("sdist", source, tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="session")

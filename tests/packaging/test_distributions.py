@@ -48,9 +48,8 @@ def test_files_that_are_no_modules_are_there(name, wheel):
     assert name in names_in(wheel)
 
 
-def test_the_source_distribution_builds_the_same_wheel(source, wheel, tmp_path):
-    archive = build("sdist", source, tmp_path / "sdist")
-    with tarfile.open(archive) as content:
+def test_the_source_distribution_builds_the_same_wheel(sdist, wheel, tmp_path):
+    with tarfile.open(sdist) as content:
         assert not [member.name for member in content if member.issym() or member.islnk()]
         content.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
