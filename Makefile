@@ -79,6 +79,7 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is made, wha
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
 	$(BIN)/python scripts/sync_client.py --check
+	$(BIN)/python scripts/notebook.py --check
 	$(BIN)/python scripts/check_kubernetes.py
 	$(MKDOCS)
 
@@ -91,10 +92,11 @@ bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.control_plane
 
-format: $(DEV_STAMP)  ## format, fix what can be fixed, and make the client that waits of the awaited one
+format: $(DEV_STAMP)  ## format, fix what can be fixed, make the client that waits of the awaited one, and the notebook of its page
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/sync_client.py
+	$(BIN)/python scripts/notebook.py
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
 	@$(BIN)/python -m cairn.service.command.openapi

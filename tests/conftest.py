@@ -52,6 +52,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 LONG = (
     "tests/examples/",
     "tests/test_docs.py",
+    "tests/documentation/test_notebook.py",
     "tests/deploy/test_image.py",
     "tests/packaging/test_public_types.py",
     "tests/state/module/test_generation_real_weights.py",

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -182,27 +181,6 @@ def run(arguments, folder, variables):
     return result.stdout
 
 
-@contextmanager
-def serving(text, folder, variables):
-    """A block that starts the control plane, for as long as the rest of the page takes."""
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            ["bash", "-c", f"exec {text}"],
-            cwd=folder,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        announced = next((line for line in server.stdout if line.startswith("cairn: http")), "")
-        assert announced, (folder / "server.log").read_text()
-        yield
-    finally:
-        server.terminate()
-        server.communicate(timeout=60)
-
-
 @pytest.mark.parametrize("name", RUN)
 def test_code_of_a_page_runs(name, tmp_path):
     """Named blocks are files; commands use them; the other Python blocks are one program."""
@@ -221,25 +199,3 @@ def test_code_of_a_page_runs(name, tmp_path):
     program = "\n".join(text for language, text in found if language == "python")
     done = run_program(["-c", program], cwd=tmp_path, env=variables)
     assert done.returncode == 0, f"{program}\n{done.stdout}\n{done.stderr}"
-
-
-def test_the_tutorial_works_from_the_first_line_to_the_last(tmp_path):
-    """Each block is a program or a command; the server runs until the end."""
-    variables = environment(tmp_path)
-    found = blocks(DOCS / "tutorial" / "first-run.md")
-    servers = [text for _, text in found if text.startswith("cairn serve")]
-    (server,) = servers
-    before = found[: found.index(("sh", server))]
-    after = found[len(before) + 1 :]
-    assert before
-    assert len(after) > 3
-
-    def follow(language, text):
-        program = [sys.executable, "-c"] if language == "python" else ["bash", "-euc"]
-        return run([*program, text], tmp_path, variables)
-
-    for language, text in before:
-        follow(language, text)
-    with serving(server, tmp_path, variables):
-        outputs = [follow(language, text) for language, text in after]
-    assert any("production" in text for text in outputs)
