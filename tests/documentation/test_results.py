@@ -33,6 +33,23 @@ def test_no_table_is_forgotten(hooks):
         )
 
 
+def test_the_questions_that_people_come_with_have_a_page():
+    """The words are theirs; where a link leads is checked when the site is built."""
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    section = home.partition("## Where is the answer?")[2].partition("\n## ")[0]
+    for words in (
+        "bytes",
+        "dies in the midst of a save",
+        "transformers",
+        "undo a promotion",
+        "past one machine",
+        "cost me",
+        "Who changed production",
+    ):
+        (row,) = [line for line in section.splitlines() if words in "".join(line.split("|")[1:2])]
+        assert re.search(r"\]\([\w/-]+\.md", row), words
+
+
 def test_every_plot_that_a_page_shows_is_there(hooks):
     from results_tables import plots
 
