@@ -28,12 +28,12 @@ DIRECTIVE = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r'^```python title="([\w.]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 OWN_TESTS = {"howto/back-up.md": "tests/service/test_backup.py"}  # what it backs up is there only
-RUNNABLE = re.compile(r"^```(python|sh)\b", re.MULTILINE)
+NOTEBOOKS = {"tutorial/first-run.md"}  # tests/documentation/test_notebook.py
+RUNNABLE = re.compile(r'^```(sh|python|python title="[\w.]+")$', re.MULTILINE)
 RUN = sorted(
-    path.relative_to(DOCS).as_posix()
-    for folder in ("howto", "migration")
-    for path in (DOCS / folder).glob("*.md")
-    if path.relative_to(DOCS).as_posix() not in OWN_TESTS
+    name
+    for path in DOCS.rglob("*.md")
+    if (name := path.relative_to(DOCS).as_posix()) not in {*OWN_TESTS, *NOTEBOOKS}
     and RUNNABLE.search(path.read_text(encoding="utf-8"))
 )
 

@@ -17,7 +17,9 @@ who may not 403, and who asks too often 429 with `Retry-After`.
 
 Below `/v1`, a query parameter that an operation does not have is refused with 422.
 
-Every error is `application/problem+json` with the body [Problem](#body-problem). An alias has an
+Every error is `application/problem+json` with the body [Problem](#body-problem);
+[troubleshooting](../../howto/troubleshooting.md) has each by the last part of its `type`.
+An alias has an
 `ETag`, and whoever moves it says in `If-Match` what was last seen. Long work answers 202 with an
 [Operation](#body-operation), which can be followed as server-sent events.
 """

@@ -12,19 +12,15 @@ import yaml
 
 from cairn.service.command.cli import app
 from tests.documentation.pages import NOT_RUN, ROOT, blocks, pages
-from tests.test_docs import OWN_TESTS
+from tests.test_docs import NOTEBOOKS, OWN_TESTS
 from tests.test_docs import RUN as RUN_PAGES
 
 BLOCKS = [block for page in pages() for block in blocks(page)]
 RUN = {"python", "sh"}
 SHOWN = {"text", "json", "yaml", "diff", "http", "toml", "mermaid"}
 """What is looked at and not typed in: layouts, files, output."""
-RUN_ELSEWHERE = {
-    "README.md": "tests/test_readme.py, tests/service/test_readme_tour.py",
-    "docs/index.md": "",  # two lines out of a program, for whoever just arrives
-    "docs/explanation/": "",
-    "docs/reference/": "tests/contract/test_documented_code.py",
-}
+RUN_ELSEWHERE = {"README.md"}  # tests/test_readme.py, tests/service/test_readme_tour.py
+MARKED = "Not run by the tests"
 PROGRAM = re.compile(r"^(cairn|curl|docker|gcloud|gsutil|kubectl|make|pip|python) ", re.MULTILINE)
 COMMAND = typer.main.get_command(app)
 BEGINNINGS = {"!", "--", "do", "if", "then", "until", "while"}
@@ -46,15 +42,23 @@ def test_commands_are_never_shown_without_being_run_or_marked():
     assert found == [], f"call them sh if the page's test can run them, {NOT_RUN} if it can't"
 
 
-def test_every_page_with_code_is_one_that_a_test_runs():
-    run = {f"docs/{name}" for name in [*RUN_PAGES, *OWN_TESTS]}
-    run |= {"docs/tutorial/first-run.md", *RUN_ELSEWHERE}
-    left = {
-        place
-        for place, *_ in (block for block in BLOCKS if block.kind in RUN)
-        if not any(place.startswith(prefix) for prefix in run)
-    }
-    assert left == set()
+def test_every_program_is_one_that_a_test_runs_or_says_that_it_is_not():
+    run = {f"docs/{name}" for name in [*RUN_PAGES, *OWN_TESTS, *NOTEBOOKS]} | RUN_ELSEWHERE
+    left = [
+        block.place
+        for block in BLOCKS
+        if block.kind in RUN
+        and not block.title.startswith(MARKED)
+        and block.place.partition(":")[0] not in run
+    ]
+    assert left == []
+
+
+def test_a_title_is_a_file_or_says_that_the_block_is_not_run():
+    titles = {block.place: block.title for block in BLOCKS if block.kind in RUN and block.title}
+    file = re.compile(r"[\w.]+\.py")
+    wrong = [one for one in titles.items() if not file.fullmatch(one[1]) and MARKED not in one[1]]
+    assert wrong == []
 
 
 @of("sh", NOT_RUN)
@@ -153,4 +157,4 @@ def test_calls_are_found_wherever_they_stand():
 def test_what_is_not_run_is_marked_where_people_read_it(hooks):
     page = f"```{NOT_RUN}\ncairn runs\n```\n"
     marked = hooks.on_page_markdown(page, page=None, config=None, files=None)
-    assert marked.startswith(f'```{NOT_RUN} title="Not run by the tests"\n')
+    assert marked.startswith(f'```{NOT_RUN} title="{MARKED}"\n')
