@@ -82,6 +82,7 @@ class JobContext(ABC):
             at_once: Most that are done at a time, over all workers; None: as many as there are.
 
         Raises:
+            PartsFailedError: One of them failed; it has what the others gave.
             JobInterrupt: The operation was cancelled or the process is stopping.
         """
 
@@ -103,6 +104,8 @@ class JobKind:
         run: Does the work through the context's steps; its return value is the result.
         abandon: Given (roots, request, operation id), removes what a cancelled or failed
             operation left unpublished. Idempotent.
+        leave: The same for one that failed since the store is full: what its next run can go on
+            with stays. None: nothing is of use.
         changed: Given the request, the name of the run whose lists the job changes; None: it
             changes none.
         part: Does one of the parts that `run` hands to `JobContext.parts`, within a step of its
@@ -114,6 +117,7 @@ class JobKind:
     abandon: Callable[[Mapping[str, StoreURI], Request, str], None]
     changed: Callable[[Request], str] | None = None
     part: Callable[[JobContext, Request, Result], Result] | None = None
+    leave: Callable[[Mapping[str, StoreURI], Request, str], None] | None = None
 
 
 def open_run(roots: Mapping[str, StoreURI], request: Request) -> Run:

@@ -3,6 +3,7 @@
 ServiceError
 ├── JobsBusyError                  a second engine in one process, or under one name
 ├── JobFailedError (.data)         what a failed job stores: its problem body
+│   └── PartsFailedError (.done)   one of its parts failed
 └── ProblemError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
@@ -13,11 +14,13 @@ ServiceError
     └── IdempotencyKeyReusedError  422 (.key, .used)
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from cairn.service.errors import ProblemError, ServiceError
 from cairn.service.schemas import Operation
+
+_STORE_FULL: Final = "urn:cairn:problem:store-full"
 
 
 class JobsBusyError(ServiceError):
@@ -30,6 +33,23 @@ class JobFailedError(ServiceError):
     def __init__(self, problem: Mapping[str, Any]) -> None:
         self.data = dict(problem)
         super().__init__(f"{self.data.get('title')}: {self.data.get('detail')}")
+
+    @property
+    def for_want_of_room(self) -> bool:
+        """Whether a store had no space or quota left: with room, the same may succeed."""
+        return self.data.get("type") == _STORE_FULL
+
+
+class PartsFailedError(JobFailedError):
+    """A part of a job failed.
+
+    Attributes:
+        done: What each part gave, in order; None of those that were not done.
+    """
+
+    def __init__(self, problem: Mapping[str, Any], done: Sequence[dict[str, Any] | None]) -> None:
+        super().__init__(problem)
+        self.done = list(done)
 
 
 class OperationNotFoundError(ProblemError):

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from cairn.service.http import problem_from
 from cairn.service.jobs.context import JobCancelled, JobContext, JobsStopping, Result
-from cairn.service.jobs.errors import JobFailedError
+from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.service.jobs.progress import ProgressMeter
 from cairn.service.observing import span
 from cairn.storage.errors import StoreUnavailableError
@@ -32,8 +32,10 @@ class StepRunner(Protocol):
         *,
         at_once: int | None,
         done: Callable[[int], None],
-    ) -> list[Result]:
+    ) -> tuple[list[Result | None], Result | None]:
         """Have other workflows do `parts`; see `JobContext.parts`.
+
+        What each gave, None if it was not done; and the problem of one that failed, if any did.
 
         Args:
             token: As there.
@@ -106,7 +108,7 @@ class Execution(JobContext):
         """Have each of them done once; see `JobContext`.
 
         Raises:
-            JobFailedError: One of them failed.
+            PartsFailedError: One of them failed.
         """
         before = self.progress.done_bytes
 
@@ -119,12 +121,16 @@ class Execution(JobContext):
             total = before + sum(int(part["nbytes"]) for part in parts)
             self.progress.set(total_bytes=total, message=f"writing {len(parts)} files")
             try:
-                found = self._runner.run_parts(token, parts, at_once=at_once, done=done)
+                found, failure = self._runner.run_parts(token, parts, at_once=at_once, done=done)
             finally:
                 self._elsewhere = False
-            return {"parts": found}
+            return {"parts": found, "failure": failure}
 
-        return list(self.step(f"parts {token}", body)["parts"])
+        # A failure is kept as a result: else what the other parts gave would be lost.
+        ended = self.step(f"parts {token}", body)
+        if ended.get("failure"):
+            raise PartsFailedError(ended["failure"], ended["parts"])
+        return list(ended["parts"])
 
     def check(self) -> None:
         """Raise if it is to stop; see `JobContext`."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,15 +18,11 @@ from cairn.state.adapt import PackedParam, QuantizedWeight, adaptable_layers
 from cairn.state.conversion import Array, MemoryLeaf, Rule, RuleTable, float_dtype, match, streams
 from cairn.state.errors import ConversionError
 from cairn.state.hub.pretrained import is_weight
+from cairn.state.hub.whole_folder import WholeFolder
 from cairn.state.paths import named_leaves, too_wide
 from cairn.state.sharding import gather_leaf
 from cairn.state.weights import CONFIG_FILE, INDEX_FILE, hf_config, rule_table
-from cairn.storage.safetensors import (
-    TensorSource,
-    plan_shards,
-    write_index,
-    write_shard,
-)
+from cairn.storage.safetensors import TensorSource, index_bytes, plan_shards
 from cairn.storage.store import Files, StoreURI, open_files, parse_uri
 from cairn.storage.training import processes
 
@@ -94,24 +91,22 @@ def write_folder(
 ) -> list[str]:
     """Weights first, config.json last, so that a folder that has it is complete.
 
+    One that was there goes before the first file is replaced. See `WholeFolder` for two writers.
+
     Raises:
         ConversionError: weights that the family's rules don't know; adapters; or quantized weights
             without a dtype to make of them.
         ConfigError: the family can't express the model's options.
+        CorruptionError: another has written the folder meanwhile.
         StorageError: the store refuses.
     """
     weights = _Weights(model)
     _, rules, sources = _streams(model, weights, float_dtype)
     config = hf_config(model.config, [source.dtype for source in sources])
+    _check_names(model.config.tokenizer_files)
     shards = plan_shards(sources, max_shard_size)
-    files = open_files(parse_uri(save_directory))
+    folder = WholeFolder(open_files(parse_uri(save_directory)), CONFIG_FILE, INDEX_FILE)
     leaves_of = {name: rule.ours for rule in rules for name in rule.theirs}
-    for shard in shards:
-        if jax.process_count() > 1:
-            # Gathering is collective: every process does it, in one order, outside of threads.
-            paths = dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name])
-            weights.fetched = _fetched(weights, paths)
-        _on_first(partial(write_shard, files, shard.file_name, shard))
     small: dict[str, bytes] = dict(model.config.tokenizer_files)
     small[CONFIG_FILE] = (json.dumps(config, indent=2, sort_keys=True) + "\n").encode()
     written = [shard.file_name for shard in shards]
@@ -120,11 +115,21 @@ def write_folder(
 
     def finish() -> None:
         if len(shards) > 1:
-            write_index(files, INDEX_FILE, shards)
-        _remove_stale(files, keep={*written})
-        _write_small(files, small)
+            folder.write(INDEX_FILE, index_bytes(shards))
+        _remove_stale(folder.files, keep={*written})
+        for name, content in small.items():
+            folder.write(name, content)
+        folder.check()
 
-    _on_first(finish)
+    with ExitStack() as held:
+        _on_first(partial(held.enter_context, folder.files.alone()))
+        for shard in shards:
+            if jax.process_count() > 1:
+                # Gathering is collective: every process does it, in one order, outside of threads.
+                paths = dict.fromkeys(p for t in shard.tensors for p in leaves_of[t.name])
+                weights.fetched = _fetched(weights, paths)
+            _on_first(partial(folder.write_shard, shard))
+        _on_first(finish)
     return [*written, *small]
 
 
@@ -188,11 +193,9 @@ def _remove_stale(files: Files, *, keep: set[str]) -> None:
             files.delete_tree(entry.name)
 
 
-def _write_small(files: Files, contents: Mapping[str, bytes]) -> None:
-    for name, content in contents.items():
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
         if "/" in name or name.startswith("."):
             raise ConversionError(
                 path="tokenizer_files", expected="plain file names", found=repr(name)
             )
-        with files.open_write(name) as sink:
-            sink.write(content)

@@ -21,6 +21,7 @@ from cairn.state.adapt import LoraSettings, adaptable_layers
 from cairn.state.conversion import Shape
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.pretrained import put
+from cairn.state.hub.whole_folder import WholeFolder
 from cairn.state.names import TaskType
 from cairn.state.paths import named_leaves
 from cairn.state.sharding import gather_leaf
@@ -39,7 +40,7 @@ from cairn.state.weights import (
     parse_json,
 )
 from cairn.storage.errors import NotFoundError
-from cairn.storage.safetensors import Shard, read_header, read_tensor, write_shard
+from cairn.storage.safetensors import Shard, read_header, read_tensor
 from cairn.storage.store import StoreURI, open_files, parse_uri
 from cairn.storage.training import processes
 
@@ -84,14 +85,16 @@ def write_adapter(
         base_model_name_or_path=base_model_name_or_path,
         path=where,
     )
-    files = open_files(parse_uri(directory))
+    folder = WholeFolder(open_files(parse_uri(directory)), CONFIG_FILE)
 
     def write() -> None:
         sources = tuple(array_source(name, array) for name, array in tensors.items())
         nbytes = sum(source.nbytes for source in sources)
-        write_shard(files, WEIGHTS_FILE, Shard(WEIGHTS_FILE, sources, nbytes))
-        with files.open_write(CONFIG_FILE) as sink:
-            sink.write((json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+        with folder.files.alone():
+            folder.write_shard(Shard(WEIGHTS_FILE, sources, nbytes))
+            content = json.dumps(config, indent=2, sort_keys=True) + "\n"
+            folder.write(CONFIG_FILE, content.encode())
+            folder.check()
 
     processes.agree(write)
     return [WEIGHTS_FILE, CONFIG_FILE]

@@ -25,8 +25,13 @@ from .records.attempts import set_aside as set_aside
 from .records.exports import ExportFile as ExportFile
 from .records.exports import ExportKey as ExportKey
 from .records.exports import ExportManifest as ExportManifest
+from .records.exports import LeftFile as LeftFile
+from .records.exports import LeftTry as LeftTry
+from .records.exports import delete_left as delete_left
 from .records.exports import delete_tries as delete_tries
 from .records.exports import find_export as find_export
+from .records.exports import leave_try as leave_try
+from .records.exports import left_tries as left_tries
 from .records.exports import publish_export as publish_export
 from .records.exports import published_exports as published_exports
 from .records.exports import withdraw_export as withdraw_export

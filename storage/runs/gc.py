@@ -24,12 +24,13 @@ from cairn.storage.errors import (
 from cairn.storage.runs.records import (
     EXPORTS,
     ExportKey,
-    ExportManifest,
     Kept,
     annotation_file,
     begin_attempt,
     find_export,
     is_dead,
+    left_record,
+    left_tries,
     list_attempts,
     manifest_file,
     noted_key,
@@ -59,7 +60,8 @@ class GarbageKind(StrEnum):
 
     trash: a deleted step whose grace time is over.
     abandoned: half a step, of an attempt that can publish no more.
-    export: an export of a step that is gone, or a try beside the one that counts.
+    export: an export of a step that is gone, a try beside the one that counts, or what one that
+        ran out of room has left a day ago.
     """
 
     TRASH = "trash"
@@ -100,7 +102,7 @@ def find_garbage(run: Run, *, clock: Clock = utc_now) -> list[Garbage]:
     return [
         *_trash(run, now),
         *_abandoned(run, _ended_attempts(run, now)),
-        *_exports(run),
+        *_exports(run, now),
     ]
 
 
@@ -143,10 +145,13 @@ def collect_garbage(
             run.objects.delete(annotation_file(*key))
             # Last: until here a repeated call goes on.
             end_removal(run, key, stays=covers_older(key), now=clock())
-        elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage):
+        elif garbage.kind is GarbageKind.EXPORT and not _is_lost_export(run, garbage, clock()):
             continue  # it counts by now
         else:
             files.delete_tree(garbage.name)
+            if garbage.kind is GarbageKind.EXPORT:
+                # After the folder, which would be nobody's without it.
+                files.delete_tree(f"{garbage.name}.json")
         removed.append(garbage)
         if progress is not None:
             progress(garbage)
@@ -201,8 +206,8 @@ def _folders_of(run: Run, info: StepInfo) -> list[str]:
     ]
 
 
-def _exports(run: Run) -> Iterator[Garbage]:
-    """Exports whose step has no manifest, and tries that lost to one that was published."""
+def _exports(run: Run, now: datetime) -> Iterator[Garbage]:
+    """Exports whose step has no manifest, tries that lost to one that was published, old ones."""
     files = run.files
     for steps in files.list(EXPORTS):
         if not steps.is_dir:
@@ -216,20 +221,35 @@ def _exports(run: Run) -> Iterator[Garbage]:
             why = f"step {step} of attempt {attempt} is gone"
             yield Garbage(GarbageKind.EXPORT, folder, nbytes, why, step, attempt)
             continue
-        for entry in files.list(folder):
-            key = _export_key(f"{folder}/{entry.name}")
-            if key is None or entry.is_dir:
-                continue
-            counting = _counting_export(run, key)
-            for one in files.list(key.folder) if counting else ():
-                if counting and one.is_dir and one.name != counting.folder:
-                    lost = f"{key.folder}/{one.name}"
-                    why = f"{counting.folder} is the try that counts"
-                    nbytes = _bytes_below(run, lost)
-                    yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
+        names = {entry.name.removesuffix(".json") for entry in files.list(folder)}
+        for key in filter(None, (_export_key(f"{folder}/{name}.json") for name in sorted(names))):
+            for name, why in _lost_tries(run, key, now).items():
+                lost = key.try_folder(name)
+                nbytes = _bytes_below(run, lost) + _bytes_below(run, left_record(key, name))
+                yield Garbage(GarbageKind.EXPORT, lost, nbytes, why, step, attempt)
 
 
-def _is_lost_export(run: Run, garbage: Garbage) -> bool:
+def _lost_tries(run: Run, key: ExportKey, now: datetime) -> dict[str, str]:
+    """The tries at an export that nobody needs, and why.
+
+    One that has left nothing, and that no other has overtaken, may be under way.
+    """
+    try:
+        counting = find_export(run.objects, key)
+    except (CorruptionError, UnsupportedFormatError):  # damaged: all stays
+        return {}
+    if counting is None:
+        return {
+            name: f"it ran out of room {left.at}, and nobody went on with it"
+            for name, left in left_tries(run.objects, key).items()
+            if left.is_old(now)
+        }
+    tries = {entry.name.removesuffix(".json") for entry in run.files.list(key.folder)}
+    why = f"{counting.folder} is the try that counts"
+    return dict.fromkeys(sorted(tries - {counting.folder}), why)
+
+
+def _is_lost_export(run: Run, garbage: Garbage, now: datetime) -> bool:
     """Judge an export, or a try at one, again."""
     assert garbage.step is not None
     assert garbage.attempt is not None
@@ -237,19 +257,12 @@ def _is_lost_export(run: Run, garbage: Garbage) -> bool:
         return True
     folder, _, name = garbage.name.rpartition("/")
     key = _export_key(f"{folder}.json")
-    counting = None if key is None else _counting_export(run, key)
-    return counting is not None and counting.folder != name
+    return key is not None and name in _lost_tries(run, key, now)
 
 
 def _export_key(manifest: str) -> ExportKey | None:
     parts = parse_export_manifest(manifest)
     return None if parts is None else ExportKey(*parts)
-
-
-def _counting_export(run: Run, key: ExportKey) -> ExportManifest | None:
-    with contextlib.suppress(CorruptionError, UnsupportedFormatError):  # damaged: all stays
-        return find_export(run.objects, key)
-    return None
 
 
 def _numbers(folder: Entry) -> tuple[int | None, int | None]:

@@ -6,7 +6,9 @@ from .reader import read_tensor as read_tensor
 from .sizes import parse_size as parse_size
 from .stream import Shard as Shard
 from .stream import TensorSource as TensorSource
+from .stream import index_bytes as index_bytes
 from .stream import peak_bytes as peak_bytes
 from .stream import plan_shards as plan_shards
+from .stream import shard_header as shard_header
 from .stream import write_index as write_index
 from .stream import write_shard as write_shard

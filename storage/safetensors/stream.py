@@ -28,10 +28,12 @@ __all__ = [
     "BLOCK_BYTES",
     "Shard",
     "TensorSource",
+    "index_bytes",
     "peak_bytes",
     "plan_shards",
     "read_header",
     "read_tensor",
+    "shard_header",
     "write_index",
     "write_shard",
 ]
@@ -169,11 +171,7 @@ def write_shard(
         StoreFullError: no space or quota left.
         StoreUnavailableError: the store gives no answer.
     """
-    tensors: Sequence[TensorSource] = shard.tensors
-    header = shard.header
-    if header is None:
-        tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
-        header = encode_header([(t.name, t.dtype, t.shape) for t in tensors], metadata)
+    tensors, header = _in_order(shard), shard_header(shard, metadata)
     written = 0
     with (
         files.open_write(rel) as sink,
@@ -192,12 +190,44 @@ def write_shard(
     return written
 
 
+def shard_header(shard: Shard, metadata: Mapping[str, str] = PT_METADATA) -> bytes:
+    """What the file that `write_shard` makes of `shard` begins with: all but its tensors.
+
+    Raises:
+        UnsupportedLeafError: a dtype that safetensors has not.
+    """
+    if shard.header is not None:
+        return shard.header
+    return encode_header([(t.name, t.dtype, t.shape) for t in _in_order(shard)], metadata)
+
+
+def _in_order(shard: Shard) -> Sequence[TensorSource]:
+    """The tensors as they lie in the file."""
+    if shard.header is not None:
+        return shard.tensors
+    return sorted(shard.tensors, key=lambda tensor: -tensor.dtype.itemsize)
+
+
 def peak_bytes(shard: Shard) -> int:
     """Most bytes that `write_shard` holds of a file at once, its sources' reading included."""
     held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
     header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
     blocks = BLOCKS_IN_FLIGHT + _GROUPS_AHEAD
     return blocks * BLOCK_BYTES + _READING_BYTES + held + header
+
+
+def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None) -> bytes:
+    """The index that says which file holds which tensor.
+
+    Args:
+        shards: all files.
+        metadata: more entries beside `total_size`.
+    """
+    index = {
+        "metadata": {**(metadata or {}), "total_size": sum(shard.nbytes for shard in shards)},
+        "weight_map": {t.name: shard.file_name for shard in shards for t in shard.tensors},
+    }
+    return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
 
 
 def write_index(
@@ -215,11 +245,7 @@ def write_index(
         StoreFullError: no space or quota left.
         StoreUnavailableError: the store gives no answer.
     """
-    index = {
-        "metadata": {**(metadata or {}), "total_size": sum(shard.nbytes for shard in shards)},
-        "weight_map": {t.name: shard.file_name for shard in shards for t in shard.tensors},
-    }
-    data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+    data = index_bytes(shards, metadata=metadata)
     with files.open_write(rel) as sink:
         sink.write(data)
     return len(data)

@@ -139,6 +139,10 @@ class Files(abc.ABC):
     def walk(self, rel: str = "") -> builtins.list[Entry]:
         """Every file below the folder `rel`, by path; nothing if it does not exist."""
 
+    def room(self) -> int | None:
+        """Bytes that can be written before the store is full; None if it does not tell."""
+        return None
+
     def held(self, rel: str = "") -> builtins.list[Held]:
         """Whatever takes room below the folder `rel`, by path, what no listing shows too."""
         return [Held(entry.name, entry.size, None) for entry in self.walk(rel)]
@@ -166,6 +170,14 @@ class Files(abc.ABC):
     @abc.abstractmethod
     def delete_tree(self, rel: str) -> None:
         """Remove the file or folder `rel` and all below it; fine if there is none."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Write files of this folder that belong together: waits for others that do.
+
+        Who died holds nobody up. Only on a disk that has locks: elsewhere nobody waits.
+        """
+        yield
 
     def sweep(self, rel: str) -> None:
         """Remove what killed writers left directly in the folder `rel`.
@@ -206,6 +218,24 @@ class Files(abc.ABC):
             if isinstance(known, StoreFullError):  # what is full is the target's store
                 known = translate(exc, path=target.uri / target_rel)
             raise known from exc
+
+    def move(self, rel: str, target: "Files", target_rel: str) -> None:
+        """Give the file `rel` another name, `target_rel` of `target`, in place of what has it.
+
+        On a disk it takes no room. Elsewhere it is a copy, whose source goes once it is whole.
+
+        Raises:
+            NotFoundError: there is no such file.
+            StoreFullError: no space or quota left.
+        """
+        if type(self) is type(target) and self._move_within(rel, target, target_rel):
+            return
+        self.copy(rel, target, target_rel)
+        self.delete_tree(rel)
+
+    def _move_within(self, source: str, target: "Files", target_rel: str) -> bool:
+        """Move a file without copying it, if the store can; False if it can't."""
+        return False
 
     def _checked(self, rel: str) -> str:
         for segment in rel.split("/"):

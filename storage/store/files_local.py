@@ -6,11 +6,13 @@ import ctypes
 import errno
 import fcntl
 import functools
+import logging
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
@@ -21,6 +23,8 @@ from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
+
+logger = logging.getLogger(__name__)
 
 SETTLED_NANOSECONDS: Final = 2_500_000_000
 """A change within one tick of a file system's clock leaves no trace in a time that was taken
@@ -76,6 +80,15 @@ class LocalFiles(Files):
         folder = self._folder(rel)
         with mapped(folder, "list"):
             return sorted(self._files_below(folder, PurePosixPath()))
+
+    @override
+    def room(self) -> int | None:
+        folder = self.uri.local_path
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        with mapped(self.uri):
+            found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
 
     @override
     def held(self, rel: str = "") -> builtins.list[Held]:
@@ -142,6 +155,17 @@ class LocalFiles(Files):
                 forget_missing(path)
 
     @override
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        folder = self.uri.local_path
+        with mapped(self.uri):
+            descriptor = _locked_folder(folder)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    @override
     def sweep(self, rel: str) -> None:
         folder = self._folder(rel)
         with mapped(folder):
@@ -165,6 +189,27 @@ class LocalFiles(Files):
             _LocalWriter(target._path(target_rel), target.uri / target_rel) as sink,
         ):
             sink.copy_from(stream.fileno(), os.fstat(stream.fileno()).st_size)
+        return True
+
+    @override
+    def _move_within(self, source: str, target: Files, target_rel: str) -> bool:
+        if not isinstance(target, LocalFiles):
+            return False
+        path, new = self._path(source), target._path(target_rel)
+        with mapped(self.uri / source):
+            os.stat(path)  # before a folder is made for it
+            forget_missing(os.path.dirname(new))
+            os.makedirs(os.path.dirname(new), exist_ok=True)
+            try:
+                os.replace(path, new)
+            except OSError as exc:
+                if exc.errno != errno.EXDEV:  # the folders are on two disks
+                    raise
+                return False
+            with names_held(os.path.dirname(new)):
+                sync_path(os.path.dirname(new))
+            with contextlib.suppress(FileNotFoundError):
+                sync_path(os.path.dirname(path))
         return True
 
     def _path(self, rel: str) -> str:
@@ -217,6 +262,27 @@ def _entry(item: os.DirEntry[str]) -> Entry | None:
         return Entry(item.name, 0 if is_dir else item.stat().st_size, is_dir)
     except FileNotFoundError:
         return None
+
+
+def _locked_folder(folder: str) -> int:
+    """A descriptor of a folder, made if it is not there, that holds a lock if there are locks."""
+    while True:
+        forget_missing(folder)
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if not _locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                logger.warning("%s: waiting, if another writes this folder", folder)
+                _locked(descriptor, fcntl.LOCK_EX)
+            found = os.fstat(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                now = os.stat(folder)
+                if (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was removed, or replaced, meanwhile
 
 
 def _locked(descriptor: int, how: int) -> bool:

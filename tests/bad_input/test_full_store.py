@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError
+from cairn.service.jobs.kinds.export_job import RESERVE_BYTES
 from cairn.storage.errors import StoreFullError
 from cairn.storage.runs.run import Run
 from cairn.storage.training.checkpointer import Checkpointer
@@ -176,3 +177,69 @@ def test_a_convert_on_a_full_disk_fails_leaves_nothing_and_works_once_there_is_r
     tensors = load_file(target)
     embedding = saved["model/embed_tokens/embedding"]
     np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], embedding)
+
+
+@pytest.mark.skipif(not can_mount(), reason="no file system may be mounted here")
+def test_an_export_of_several_files_goes_on_where_the_disk_was_full(tmp_path):
+    command = [sys.executable, "-m", "tests.bad_input.converting_job", str(tmp_path)]
+    ended = subprocess.run(
+        on_small_disk(tmp_path, "160m", *command),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    failed, kept = report["failed"], report["kept"]
+    assert failed["error"]["type"] == "urn:cairn:problem:store-full", failed
+    assert report["published"] == []
+    # No half of a file is left, and its room is free again.
+    assert kept
+    assert all(name.endswith(".safetensors") for name in kept), kept
+    assert failed["error"]["kept_bytes"] == sum(size for size, _ in kept.values())
+    assert report["free"] > RESERVE_BYTES - (1 << 20)  # what the databases took
+    assert failed["error"]["kept_bytes"] > 2 << 20
+    # Without more room, what was whole is as it was.
+    assert report["again"]["error"]["status"] == 507
+    assert {name: report["still"].get(name) for name in kept} == kept
+    assert report["ended"]["state"] == "succeeded", report["ended"]
+    assert report["ended"]["result"]["taken_over"] >= failed["error"]["kept_bytes"]
+    assert {name: report["after"].get(name) for name in kept} == kept
+    assert sorted(report["after"]) == sorted(report["files"])
+    assert report["same"]
+
+
+def test_an_export_of_several_files_goes_on_where_the_quota_was_used_up(gcs, tmp_path):
+    root = f"{gcs.bucket_uri}/runs"
+    leaves = save_llama(f"{root}/llama")[1]
+    before = gcs.names()
+    with (
+        running_plane(root, tmp_path, gcs.env) as (url, _),
+        Client(url) as client,
+    ):
+        start = {"max_shard_size": "20KB"}
+        gcs.set_quota(used(gcs) + 70_000)
+        operation = client.convert("llama", 1, **start)
+        with pytest.raises(ProblemResponseError) as caught:
+            client.wait(operation.id)
+        kept = caught.value.problem["kept_bytes"]
+        held = [name for name in gcs.names() if name not in before]
+        large = [name for name in held if name.endswith(".safetensors")]
+        assert len(held) == len(large) + 1, held  # and the record of them
+        assert kept > 0
+        # What the rest takes, and one file more for as long as it is copied.
+        gcs.set_quota(used(gcs) + 80_000)
+        ended = client.wait(client.convert("llama", 1, **start).id)
+        assert ended.result["taken_over"] == kept
+        artifact = client.artifact(ended.result["artifact_id"])
+        found = {}
+        for file in artifact.files:
+            if file.name.endswith(".safetensors"):
+                client.download(artifact.id, file.name, tmp_path / file.name)
+                found |= load_file(tmp_path / file.name)
+        held = [name for name in gcs.names() if name not in before]
+        assert len(held) == len(artifact.files) + 1, held
+    embedding = leaves["model/embed_tokens/embedding"]
+    np.testing.assert_array_equal(found["model.embed_tokens.weight"], embedding)
+    assert len(found) == 20

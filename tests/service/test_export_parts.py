@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cairn.service.jobs.kinds import export_job
-from cairn.storage.errors import StoreFullError
+from cairn.storage.errors import StorageError
 from cairn.storage.runs.records.manifest import ModelInfo
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
@@ -96,17 +96,17 @@ def test_the_same_export_is_the_same_bytes_in_one_worker_or_another(root, tmp_pa
 def test_a_part_that_fails_fails_the_export_and_leaves_nothing(root, tmp_path, monkeypatch):
     real = export_job.write_shard
 
-    def full(files, rel, shard, **options):
+    def broken(files, rel, shard, **options):
         if "00003" in rel:
-            raise StoreFullError("no space left", path=files.uri)
+            raise StorageError("a tensor's blocks don't add up", path=files.uri)
         return real(files, rel, shard, **options)
 
     with serving(root, tmp_path / "data") as http:
-        monkeypatch.setattr(export_job, "write_shard", full)
+        monkeypatch.setattr(export_job, "write_shard", broken)
         operation = http.post(CONVERT, json=SEVERAL).json()["id"]
         ended = watch(http, operation)
         assert ended["state"] == "failed"
-        assert ended["error"]["status"] == 507
+        assert "a tensor's blocks don't add up" in ended["error"]["detail"]
         assert tries(root, "llama") == []
         monkeypatch.setattr(export_job, "write_shard", real)
         http.post(f"/v1/operations/{operation}:resume")

@@ -17,7 +17,6 @@ from cairn.service.jobs.dbos_engine.database import (
     PROGRESS_EVENT,
     queue_of,
 )
-from cairn.service.jobs.errors import JobFailedError
 from cairn.service.jobs.records import PART, failure_of, part_id, state_of, workflow_name
 from cairn.service.schemas import OperationState
 
@@ -36,6 +35,7 @@ class Parts:
         request: The job's.
         origin: What is kept of the request that started it.
         wake: Has what was just started taken at once.
+        stop: Has those that run in this process stop, and waits until they have.
         interrupted: Set when the job is to stop.
     """
 
@@ -47,12 +47,14 @@ class Parts:
         *,
         origin: dict[str, Any],
         wake: Callable[[], None],
+        stop: Callable[[], None],
         interrupted: threading.Event,
     ) -> None:
         self._operation_id = operation_id
         self._job = {"kind": kind, "operation": operation_id, "request": dict(request)}
         self._origin = origin
         self._wake = wake
+        self._stop = stop
         self._interrupted = interrupted
 
     def run(
@@ -62,12 +64,8 @@ class Parts:
         *,
         at_once: int | None,
         done: Callable[[int], None],
-    ) -> list[Result]:
-        """See `StepRunner.run_parts`.
-
-        Raises:
-            JobFailedError: One of them failed; the others were cancelled.
-        """
+    ) -> tuple[list[Result | None], Result | None]:
+        """See `StepRunner.run_parts`. If one fails, the others are cancelled."""
         ids = [part_id(self._operation_id, token, number) for number in range(len(parts))]
         sizes = {name: int(part["nbytes"]) for name, part in zip(ids, parts, strict=True)}
         most = len(parts) if at_once is None else at_once
@@ -76,10 +74,10 @@ class Parts:
         with ThreadPoolExecutor(1, "cairn-parts") as outside:
             found = outside.submit(_look, ids).result()
             while True:
-                self._raise_failed(found, outside)
+                failure = self._failure(found, outside)
                 ended = [one for one in found.values() if _succeeded(one)]
-                if len(ended) == len(parts):
-                    return outside.submit(_results, ids).result()
+                if failure is not None or len(ended) == len(parts):
+                    return outside.submit(_results, ids).result(), failure
                 waiting = [name for name in ids if name not in found]
                 room = max(0, most - (len(found) - len(ended)))
                 for name in waiting[:room]:
@@ -108,18 +106,22 @@ class Parts:
             {**self._job, "part": part},
         )
 
-    def _raise_failed(self, found: dict[str, WorkflowStatus], outside: ThreadPoolExecutor) -> None:
+    def _failure(
+        self, found: dict[str, WorkflowStatus], outside: ThreadPoolExecutor
+    ) -> Result | None:
+        """The problem of a part that failed, once the others were stopped; None if none did."""
         ended = {name: one for name, one in found.items() if state_of(one.status).final}
         failed = [name for name, one in ended.items() if not _succeeded(one)]
         if not failed:
-            return
+            return None
         others = [name for name in found if name not in ended]
         outside.submit(DBOS.cancel_workflows, others).result()
+        self._stop()
         (row,) = outside.submit(_whole, failed[:1]).result()
         data = getattr(row.error, "data", None)
         instance = f"/v1/operations/{self._operation_id}"
         problem = failure_of(row.status, data, instance)
-        raise JobFailedError(problem.model_dump(mode="json", exclude_none=True))
+        return problem.model_dump(mode="json", exclude_none=True)
 
 
 def _succeeded(one: WorkflowStatus) -> bool:
@@ -135,9 +137,10 @@ def _whole(ids: list[str]) -> list[WorkflowStatus]:
     return DBOS.list_workflows(workflow_ids=ids, load_input=False)
 
 
-def _results(ids: list[str]) -> list[Result]:
-    given = {row.workflow_id: dict(row.output or {}) for row in _whole(ids)}
-    return [given[name] for name in ids]
+def _results(ids: list[str]) -> list[Result | None]:
+    rows = [row for row in _whole(ids) if _succeeded(row)]
+    given = {row.workflow_id: dict(row.output or {}) for row in rows}
+    return [given.get(name) for name in ids]
 
 
 def _written(running: list[WorkflowStatus]) -> int:

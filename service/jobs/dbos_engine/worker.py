@@ -93,7 +93,7 @@ class _Steps:
         *,
         at_once: int | None,
         done: Callable[[int], None],
-    ) -> list[Result]:
+    ) -> tuple[list[Result | None], Result | None]:
         if self._parts is None:
             raise RuntimeError("a part has no parts")
         return self._parts().run(token, parts, at_once=at_once, done=done)
@@ -214,6 +214,7 @@ class Worker:
                 request,
                 origin=dict(origin),
                 wake=self.wake,
+                stop=lambda: self._stop_parts(execution),
                 interrupted=execution.interrupted,
             )
             return self._execute(
@@ -292,23 +293,32 @@ class Worker:
 
             def clean_up() -> Result:
                 execution.progress.set(message="removing what was written")  # only if still ours
-                self._abandon(execution, kind.name, request)
+                self._abandon(execution, kind.name, request, failure)
                 return {}
 
             execution.step("clean up", clean_up)
             self._tell(kind, request)  # it may have done a part
             raise failure from exc
 
-    def _abandon(self, execution: Execution, kind: str, request: Request) -> None:
+    def _abandon(
+        self,
+        execution: Execution,
+        kind: str,
+        request: Request,
+        failure: JobFailedError | None = None,
+    ) -> None:
         """Remove what an operation has left, once its parts here write no more."""
-        operation_id = execution.operation_id
-        parts = [one for one in self._running() if one.operation_id == operation_id]
+        self._stop_parts(execution)
+        abandon(self.kinds[kind], self.roots, request, execution.operation_id, failure)
+
+    def _stop_parts(self, execution: Execution) -> None:
+        """Stop the parts of a job that run here, and wait until they have."""
+        parts = [one for one in self._running() if one.operation_id == execution.operation_id]
         parts = [one for one in parts if one is not execution]
         for part in parts:
             part.interrupted.set()
         for part in parts:
             part.finished.wait(STOP_TIMEOUT_SECONDS)
-        abandon(self.kinds[kind], self.roots, request, operation_id)
 
     def _tell(self, kind: JobKind, request: Request) -> None:
         """Tell of the run that a job has changed, before the operation counts as ended."""
@@ -405,11 +415,17 @@ def launch_worker(
 
 
 def abandon(
-    kind: JobKind, roots: Mapping[str, StoreURI], request: Request, operation_id: str
+    kind: JobKind,
+    roots: Mapping[str, StoreURI],
+    request: Request,
+    operation_id: str,
+    failure: JobFailedError | None = None,
 ) -> None:
     """Remove what a cancelled or failed operation left; what can't be is left to `cairn gc`."""
+    resumable = failure is not None and failure.for_want_of_room
+    remove = (kind.leave if resumable else None) or kind.abandon
     try:
-        kind.abandon(roots, request, operation_id)
+        remove(roots, request, operation_id)
     except Exception:
         logger.exception("operation %s: could not remove what it left", operation_id)
 

@@ -10,6 +10,7 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.kinds.export_job import (
     ExportContent,
     abandon_export,
+    leave_export,
     run_export,
     write_part,
 )
@@ -195,4 +196,4 @@ def _part(context: JobContext, request: Request, part: Result) -> Result:
     return write_part(context, request, part, _plan)
 
 
-CONVERT: Final = JobKind(KIND, _run, abandon_export, part=_part)
+CONVERT: Final = JobKind(KIND, _run, abandon_export, part=_part, leave=leave_export)

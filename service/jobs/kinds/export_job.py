@@ -1,43 +1,65 @@
 """What convert and gather share: plan, one durable step per file, publish.
 
 Several files are parts of the job, which workers share; one alone is written where the job runs.
-A file is read back once it is written, and compared with what was meant.
+A file is read back once it is written, and compared with what was meant. Of an execution that finds
+the store full, such files stay, and the next one of the same export goes on with them.
 
 Every execution plans a folder of its own (`<operation>-<random>`), so that two never write into
 one; what counts is decided by the manifest, created if absent, at the end.
 """
 
+import contextlib
 import dataclasses
 import functools
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import google_crc32c
 import numpy as np
 
+from cairn.installation import installed_version
 from cairn.service.errors import InvalidRequestError
 from cairn.service.jobs.artifacts import ArtifactRef
 from cairn.service.jobs.context import JobContext, Request, Result, step_request
+from cairn.service.jobs.errors import JobFailedError, PartsFailedError
 from cairn.state.conversion import count_nonfinite
-from cairn.storage.errors import CorruptionError, StepNotFoundError
+from cairn.storage.errors import (
+    CorruptionError,
+    NotFoundError,
+    StepNotFoundError,
+    StorageError,
+    StoreFullError,
+)
 from cairn.storage.reading import CheckpointReader
 from cairn.storage.runs import (
     ExportFile,
     ExportKey,
     ExportManifest,
+    LeftFile,
+    LeftTry,
     Manifest,
     Run,
     StepInfo,
     StepState,
+    delete_left,
     delete_tries,
     find_export,
+    leave_try,
+    left_tries,
     publish_export,
     withdraw_export,
 )
-from cairn.storage.safetensors import Shard, TensorSource, peak_bytes, write_shard
+from cairn.storage.safetensors import (
+    Shard,
+    TensorSource,
+    peak_bytes,
+    shard_header,
+    write_shard,
+)
 from cairn.storage.store import (
     Files,
     ObjectStore,
@@ -48,6 +70,13 @@ from cairn.storage.store import (
     rfc3339,
     utc_now,
 )
+
+logger = logging.getLogger(__name__)
+
+RESERVE_BYTES: Final = 64 << 20
+"""An export leaves as much of a disk free: databases and training jobs may be on the same one, and
+an operation whose failure can't be written down would seem to run forever. More than all that
+write at once hand to the disk between two looks."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +134,41 @@ def run_export(
     planned = context.step("plan", job.plan)
     if planned["folder"] is None:
         return {"artifact_id": job.ref.id, "bytes": planned["total_bytes"], "existing": True}
+    written: list[Result] = []
+    try:
+        written += _write_large(context, job, planned)
+        records = written + context.step("finish", lambda: job.write_small(planned))["files"]
+        if check is not None:
+            checked = functools.partial(job.check, planned, list(records), check)
+            records += context.step("check", checked)["files"]
+        return context.step("publish", lambda: job.publish(planned, records))
+    except JobFailedError as failure:
+        if isinstance(failure, PartsFailedError):
+            written += [record for record in failure.done if record is not None]
+        # Another may have been faster; a collection of garbage removes those that were not.
+        if made := context.step("look again", job.find):
+            return made
+        if not failure.for_want_of_room:
+            raise
+        raise _told(
+            failure, context.step("leave", lambda: job.leave(planned, written))
+        ) from failure
+
+
+def _write_large(context: JobContext, job: "_ExportJob", planned: Result) -> list[Result]:
+    """The records of the large files, each written in a step of its own."""
     if planned.get("parts"):
         parts = [
             {**shard, "number": number, "planned": planned}
             for number, shard in enumerate(planned["shards"])
         ]
-        records = context.parts(planned["parts"], parts, at_once=planned["at_once"])
-    else:  # one file; or a job that an older version has begun
-        records, done = [], 0
-        for number, shard in enumerate(planned["shards"]):
-            write = functools.partial(job.write_shard, planned, number, done)
-            records.append(context.step(f"write {shard['name']}", write))
-            done += shard["nbytes"]
-    records += context.step("finish", lambda: job.write_small(planned))["files"]
-    if check is not None:
-        checked = functools.partial(job.check, planned, list(records), check)
-        records += context.step("check", checked)["files"]
-    return context.step("publish", lambda: job.publish(planned, records))
+        return context.parts(planned["parts"], parts, at_once=planned["at_once"])
+    records, done = [], 0  # one file; or a job that an older version has begun
+    for number, shard in enumerate(planned["shards"]):
+        write = functools.partial(job.write_shard, planned, number, done)
+        records.append(context.step(f"write {shard['name']}", write))
+        done += shard["nbytes"]
+    return records
 
 
 def write_part(context: JobContext, request: Request, part: Result, plan: Planner) -> Result:
@@ -143,6 +190,11 @@ def made_by(run: Run, request: Request) -> str | None:
     if _wrong_files(open_files(run.uri / key.try_folder(existing.folder)), existing):
         return None
     return existing.folder.rpartition("-")[0]
+
+
+def leave_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
+    """Remove what an operation wrote that the next run of the same export can't go on with."""
+    delete_tries(_run_uri(roots, request), _key(request), f"{operation_id}-", keep_left=True)
 
 
 def abandon_export(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
@@ -179,37 +231,90 @@ class _ExportJob:
             return {"folder": None, "total_bytes": existing.nbytes, "shards": []}
         self._context.progress.set(message="planning")
         shards = self._content.shards
+        left = self._left()
         token = secrets.token_hex(4)
         return {
             "folder": f"{self._context.operation_id}-{token}",
             "parts": token if len(shards) > 1 else None,
             "at_once": self._at_once(shards),
             "total_bytes": sum(shard.nbytes for shard in shards),
-            "shards": [{"name": shard.file_name, "nbytes": shard.nbytes} for shard in shards],
+            "shards": [
+                {"name": shard.file_name, "nbytes": shard.nbytes, "left": left.get(shard.file_name)}
+                for shard in shards
+            ],
         }
+
+    def find(self) -> Result:
+        """The artifact, if another has made it meanwhile; nothing if nobody has."""
+        with contextlib.suppress(StorageError):
+            existing = find_export(ObjectStore.open(self._uri), self._key)
+            if existing is not None and not _wrong_files(self._files(existing.folder), existing):
+                delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
+                return {"artifact_id": self.ref.id, "bytes": existing.nbytes, "existing": True}
+        return {}
+
+    def leave(self, planned: Result, written: Sequence[Result]) -> Result:
+        """Leave the files that are whole to the next run of the same export."""
+        taken = [shard["left"]["record"] for shard in planned["shards"] if shard.get("left")]
+        whole = {record["name"]: record for record in (*taken, *written)}
+        files = [
+            LeftFile(
+                name=record["name"],
+                size=record["size"],
+                crc32c=record["crc32c"],
+                notes={"nonfinite": record.get("nonfinite", {})},
+            )
+            for _, record in sorted(whole.items())
+        ]
+        objects, folder = ObjectStore.open(self._uri), planned["folder"]
+        while files:
+            left = LeftTry(by=installed_version(), at=rfc3339(utc_now()), files=tuple(files))
+            try:
+                leave_try(objects, self._key, folder, left)
+                break
+            except StoreFullError:  # one of them makes room for the record
+                self._files(folder).delete_tree(files.pop().name)
+        return {"files": len(files), "bytes": sum(file.size for file in files)}
+
+    def _left(self) -> dict[str, Result]:
+        """What earlier tries have left, by name: where a file lies, and the record of it."""
+        found: dict[str, Result] = {}
+        for folder, left in left_tries(ObjectStore.open(self._uri), self._key).items():
+            if left.by != installed_version():
+                continue
+            present = {entry.name: entry.size for entry in self._files(folder).list()}
+            for file in left.files:
+                if file.name not in found and present.get(file.name) == file.size:
+                    record = {name: getattr(file, name) for name in ExportFile.model_fields}
+                    found[file.name] = {"folder": folder, "record": {**record, **file.notes}}
+        return found
 
     def write_shard(self, planned: Result, number: int, done: int) -> Result:
         """Write one large file; `done` bytes were written before it."""
         shard = self._content.shards[number]
         expected = planned["shards"][number]
-        if expected != {"name": shard.file_name, "nbytes": shard.nbytes}:
+        if (expected["name"], expected["nbytes"]) != (shard.file_name, shard.nbytes):
             raise RuntimeError(f"planned {expected}, now {shard.file_name} of {shard.nbytes}")
         progress = self._context.progress
+        if (left := expected.get("left")) and self._take(planned, shard, left, done):
+            return {**left["record"], "taken": True}
         progress.set(
             done_bytes=done,
             total_bytes=planned["total_bytes"],
             message=f"writing {shard.file_name}",
         )
+        files = self._files(planned["folder"])
         checksum = 0
         nonfinite: Counter[str] = Counter()
 
         def on_data(data: memoryview) -> None:
             nonlocal checksum
             self._context.check()
+            _require_room(files, shard.file_name, len(data))
             checksum = google_crc32c.extend(checksum, np.frombuffer(data, np.uint8))
 
         size = write_shard(
-            self._files(planned["folder"]),
+            files,
             shard.file_name,
             _counting(shard, nonfinite),
             on_bytes=lambda count: progress.advance(
@@ -222,6 +327,35 @@ class _ExportJob:
         record = _record(shard.file_name, size, checksum)
         self._compare(planned["folder"], record)
         return {**record, "nonfinite": dict(nonfinite)}
+
+    def _take(self, planned: Result, shard: Shard, left: Result, done: int) -> bool:
+        """Take a file that an earlier try has left; whether it is what would be written now.
+
+        It is moved first: what lies in another's folder, others may take too.
+        """
+        name, files = shard.file_name, self._files(planned["folder"])
+        progress = self._context.progress
+        progress.set(
+            done_bytes=done, total_bytes=planned["total_bytes"], message=f"reading {name} again"
+        )
+        try:
+            if not files.exists(name):  # else this step was begun before
+                self._files(left["folder"]).move(name, files, name)
+            self._compare(planned["folder"], left["record"])
+            header = shard_header(shard, self._content.metadata)
+            if files.read_range(name, 0, len(header)) != header:
+                raise CorruptionError(
+                    "a file of an earlier try holds other tensors",
+                    path=files.uri / name,
+                    expected="the header that is planned now",
+                    found="another",
+                )
+        except (NotFoundError, CorruptionError) as exc:
+            logger.warning("operation %s: written anew: %s", self._context.operation_id, exc)
+            files.delete_tree(name)
+            return False
+        progress.set(done_bytes=done + shard.nbytes)
+        return True
 
     def write_small(self, planned: Result) -> Result:
         """Write all other files."""
@@ -264,6 +398,7 @@ class _ExportJob:
         """Make the artifact visible."""
         self._all_written(planned, "publishing")
         nonfinite = _nonfinite(records)
+        taken = sum(record["size"] for record in records if record.get("taken"))
         manifest = ExportManifest(
             kind=self._key.kind,
             step=self._key.step,
@@ -284,12 +419,14 @@ class _ExportJob:
         counting = publish_export(ObjectStore.open(self._uri), self._key, manifest)
         # Ours, if another was faster; and what an execution left that died in its cleaning up.
         delete_tries(self._uri, self._key, f"{self._context.operation_id}-")
+        delete_left(self._uri, self._key)
         self._context.progress.set(message="done")
         return {
             "artifact_id": self.ref.id,
             "bytes": counting.nbytes,
             "existing": counting.folder != planned["folder"],
             **({"nonfinite": nonfinite} if nonfinite else {}),
+            **({"taken_over": taken} if taken else {}),
             **self._content.notes,
         }
 
@@ -389,6 +526,35 @@ class _ExportJob:
 
     def _files(self, folder: str) -> Files:
         return open_files(self._uri / self._key.try_folder(folder))
+
+
+def _told(failure: JobFailedError, left: Result) -> JobFailedError:
+    """The failure, which says besides what the next run goes on with."""
+    if not left["files"]:
+        return failure
+    files = "1 file" if left["files"] == 1 else f"{left['files']} files"
+    more = (
+        f"{failure.data.get('detail')} {files} of {left['bytes']} bytes are whole and stay for a "
+        "day: resume the operation, or start the same again, and it goes on with them."
+    )
+    return JobFailedError({**failure.data, "detail": more, "kept_bytes": left["bytes"]})
+
+
+def _require_room(files: Files, name: str, nbytes: int) -> None:
+    """Refuse to write so many bytes if that leaves too little.
+
+    Raises:
+        StoreFullError: It does.
+    """
+    room = files.room()
+    if room is not None and room < RESERVE_BYTES + nbytes:
+        raise StoreFullError(
+            "the store is full",
+            path=files.uri / name,
+            expected=f"{RESERVE_BYTES} bytes of the disk that stay free",
+            found=f"{room}, and {nbytes} to write",
+            next_step="Free space, then try again; what was stored before is untouched.",
+        )
 
 
 def _counting(shard: Shard, nonfinite: Counter[str]) -> Shard:

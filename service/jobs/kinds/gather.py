@@ -14,6 +14,7 @@ from cairn.service.jobs.context import JobContext, JobKind, Request, Result
 from cairn.service.jobs.kinds.export_job import (
     ExportContent,
     abandon_export,
+    leave_export,
     run_export,
     write_part,
 )
@@ -101,4 +102,4 @@ def _part(context: JobContext, request: Request, part: Result) -> Result:
     return write_part(context, request, part, _plan)
 
 
-GATHER: Final = JobKind(KIND, _run, abandon_export, part=_part)
+GATHER: Final = JobKind(KIND, _run, abandon_export, part=_part, leave=leave_export)

@@ -19,6 +19,8 @@ from .attempts import told_steps as told_steps
 from .exports import ExportKey as ExportKey
 from .exports import ExportManifest as ExportManifest
 from .exports import find_export as find_export
+from .exports import left_record as left_record
+from .exports import left_tries as left_tries
 from .index_writer import PlacedShard as PlacedShard
 from .index_writer import copy_index as copy_index
 from .index_writer import make_index as make_index

@@ -1,14 +1,16 @@
 """Exports of a step: where one lies, what its manifest says, which try counts.
 
 An export is written into `exports/<step>.<attempt>/<kind>-<digest>/<try>/` and published by one
-object beside that folder, created if absent. Whatever else lies in the folder does not count.
+object beside that folder, created if absent. Whatever else lies in the folder does not count. Of a
+try that ran out of room, `<try>.json` says which of its files are whole: the next try takes them.
 """
 
 import contextlib
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from datetime import datetime, timedelta
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,21 +21,44 @@ from cairn.storage.runs.records.layout import (
     export_manifest,
     export_manifests,
 )
-from cairn.storage.runs.records.placed import read_record, read_records, write_record
-from cairn.storage.store import Moment, ObjectStore, Record, StoreURI, canonical_json, open_files
+from cairn.storage.runs.records.placed import (
+    UNREADABLE,
+    put_record,
+    read_record,
+    read_records,
+    write_record,
+)
+from cairn.storage.store import (
+    Moment,
+    ObjectStore,
+    Record,
+    StoreURI,
+    canonical_json,
+    from_rfc3339,
+    open_files,
+)
 
 __all__ = [
     "ExportFile",
     "ExportKey",
     "ExportManifest",
+    "LeftFile",
+    "LeftTry",
+    "delete_left",
     "delete_tries",
     "find_export",
+    "leave_try",
+    "left_record",
+    "left_tries",
     "publish_export",
     "published_exports",
     "withdraw_export",
 ]
 
 _DIGEST_DIGITS = 32
+
+LEFT_SECONDS: Final = 24 * 3600.0
+"""How long what a try has left waits for the next one, before it is garbage."""
 
 
 class ExportFile(BaseModel):
@@ -83,6 +108,36 @@ class ExportManifest(Record):
     def nbytes(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+
+class LeftFile(ExportFile):
+    """One file of a try that ran out of room: written whole, read back and compared.
+
+    Attributes:
+        notes: what its writer found besides; JSON.
+    """
+
+    notes: dict[str, Any] = {}
+
+
+class LeftTry(Record):
+    """What is whole of a try that ran out of room. Nobody writes that try any more.
+
+    Attributes:
+        by: version of Cairn that wrote it. Another may write other bytes.
+        at: when it was left; RFC 3339 in UTC.
+        files: those that are whole, by name. Who takes one moves it away.
+    """
+
+    FORMAT: ClassVar[str] = "cairn.export-try"
+
+    by: str
+    at: Moment
+    files: tuple[LeftFile, ...]
+
+    def is_old(self, now: datetime) -> bool:
+        """Whether it has waited long enough."""
+        return now >= from_rfc3339(self.at) + timedelta(seconds=LEFT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -181,11 +236,62 @@ def withdraw_export(objects: ObjectStore, key: ExportKey, manifest: ExportManife
         objects.delete_if(key.manifest, generation=found[1])
 
 
-def delete_tries(run: StoreURI, key: ExportKey, prefix: str) -> None:
-    """Remove the tries whose names start with `prefix`, except the one that counts."""
-    counting = find_export(ObjectStore.open(run), key)
-    files = open_files(run)
+def left_record(key: ExportKey, folder: str) -> str:
+    """Name of the record, in the run, of what the try `folder` has left."""
+    return f"{key.try_folder(folder)}.json"
+
+
+def leave_try(objects: ObjectStore, key: ExportKey, folder: str, left: LeftTry) -> None:
+    """Leave the whole files of a try to the next one, and write it no more.
+
+    Raises:
+        StoreFullError: no space or quota left even for the record.
+    """
+    put_record(objects, left_record(key, folder), left)
+
+
+def left_tries(objects: ObjectStore, key: ExportKey) -> dict[str, LeftTry]:
+    """What tries have left, by their folders, the latest first; without what can't be read."""
+    found: dict[str, LeftTry] = {}
+    for name in objects.children(key.folder):
+        if name.endswith(".json"):
+            with contextlib.suppress(*UNREADABLE):  # damaged: its files are written anew
+                read = read_record(objects, name, LeftTry)
+                if read is not None:
+                    folder = name.removeprefix(f"{key.folder}/").removesuffix(".json")
+                    found[folder] = read[0]
+    return dict(sorted(found.items(), key=lambda one: from_rfc3339(one[1].at), reverse=True))
+
+
+def delete_left(run: StoreURI, key: ExportKey) -> None:
+    """Remove what tries have left, except of the one that counts."""
+    for entry in open_files(run).list(key.folder):
+        if entry.name.endswith(".json"):  # also one that can't be read
+            delete_tries(run, key, entry.name.removesuffix(".json"))
+
+
+def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool = False) -> None:
+    """Remove the tries whose names start with `prefix`, except the one that counts.
+
+    Args:
+        run: where.
+        key: of the export.
+        prefix: "": all.
+        keep_left: of those that were left to the next one, keep the files that are whole.
+    """
+    objects, files = ObjectStore.open(run), open_files(run)
+    counting = find_export(objects, key)
+    left = left_tries(objects, key) if keep_left else {}
     for entry in files.list(key.folder):
-        published = counting is not None and counting.folder == entry.name
-        if entry.is_dir and entry.name.startswith(prefix) and not published:
+        folder = entry.name if entry.is_dir else entry.name.removesuffix(".json")
+        published = counting is not None and counting.folder == folder
+        if not entry.name.startswith(prefix) or (entry.is_dir and published):
+            continue
+        if folder not in left:
             files.delete_tree(f"{key.folder}/{entry.name}")
+        elif entry.is_dir:
+            whole = {file.name for file in left[folder].files}
+            files.sweep(f"{key.folder}/{folder}")
+            for one in files.walk(f"{key.folder}/{folder}"):
+                if one.name not in whole:
+                    files.delete_tree(f"{key.folder}/{folder}/{one.name}")

@@ -1,0 +1,95 @@
+"""A folder whose files belong together: written by one at a time, incomplete until all are there.
+
+On a disk the second writer waits for the first. Elsewhere nothing can hold it up: but each writer
+looks at the end whether every file is still its own, and if files of two lie there, the one that
+wrote last finds one that is not.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+
+from cairn.storage.errors import CorruptionError, NotFoundError
+from cairn.storage.safetensors import Shard, shard_header, write_shard
+from cairn.storage.store import Files
+
+
+class WholeFolder:
+    """Writes the files of one folder, within its `Files.alone`.
+
+    Args:
+        files: the folder.
+        last: names of those that say that the folder is complete; old ones go before anything
+            else is replaced.
+    """
+
+    def __init__(self, files: Files, *last: str) -> None:
+        self.files = files
+        self._last = last
+        self._written: dict[str, tuple[int, str | None, str]] = {}
+
+    def write_shard(self, shard: Shard) -> None:
+        """Write one file of weights; see `storage.safetensors.write_shard`."""
+        missing = len(shard_header(shard)) + shard.nbytes
+        checksum = 0
+
+        def on_data(data: memoryview) -> None:
+            nonlocal checksum
+            checksum = google_crc32c.extend(checksum, np.frombuffer(data, np.uint8))
+
+        def on_bytes(count: int) -> None:
+            nonlocal missing
+            missing -= count
+            if not missing:  # all of it fitted, and is about to replace what was there
+                self._begin()
+
+        write_shard(self.files, shard.file_name, shard, on_data=on_data, on_bytes=on_bytes)
+        self._note(shard.file_name, checksum)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file."""
+        self._begin()
+        with self.files.open_write(name) as sink:
+            sink.write(data)
+        self._note(name, google_crc32c.value(data))
+
+    def check(self) -> None:
+        """Make sure that what was written is what lies there.
+
+        Raises:
+            CorruptionError: another has written or removed some of it.
+        """
+        problems = []
+        for name, (size, etag, crc32c) in self._written.items():
+            try:
+                found = self.files.stat(name)
+            except NotFoundError:
+                problems.append(f"{name}: removed")
+                continue
+            same = (found.size, found.etag) == (size, etag)
+            if not same or found.crc32c not in (None, crc32c):
+                problems.append(f"{name}: replaced")
+        if problems:
+            raise self._shared(problems)
+
+    def _begin(self) -> None:
+        if not self._written:
+            for name in self._last:
+                self.files.delete_tree(name)
+
+    def _note(self, name: str, checksum: int) -> None:
+        try:
+            stat = self.files.stat(name)
+        except NotFoundError as exc:
+            raise self._shared([f"{name}: removed"]) from exc
+        self._written[name] = stat.size, stat.etag, f"{checksum:08x}"
+
+    def _shared(self, problems: list[str]) -> CorruptionError:
+        return CorruptionError(
+            "two have written this folder at the same time",
+            path=self.files.uri,
+            expected="the files that were written here",
+            found=f"of another: {', '.join(problems)}",
+            next_step="Write it again, one writer at a time; it may hold files of both.",
+        )

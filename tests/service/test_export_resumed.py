@@ -1,0 +1,303 @@
+"""An export that ran out of room: what is whole of it stays, and the next run goes on with it."""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from cairn.service.jobs.kinds import export_job
+from cairn.storage.errors import StoreFullError
+from cairn.storage.runs.gc import find_garbage
+from cairn.storage.runs.records import exports
+from cairn.storage.runs.run import Run
+from tests.service.jobs import artifact_of, done, save_llama, serving, tries, watch
+from tests.service.test_export_parts import CONVERT, SEVERAL, save_with
+
+
+@pytest.fixture
+def root(tmp_path):
+    save_llama(tmp_path / "store/llama")
+    return tmp_path / "store"
+
+
+class Disk:
+    """Stands in for one with room for so many files more; notes which were written."""
+
+    def __init__(self, monkeypatch):
+        self.room = 1000
+        self.written = []
+        real, changed, begun = export_job.write_shard, threading.Condition(), [0]
+
+        def write(files, rel, shard, **options):
+            with changed:
+                fits, self.room = self.room > 0, self.room - 1
+                if not fits:  # those that do are done by then
+                    assert changed.wait_for(lambda: not begun[0], 20)
+                begun[0] += fits
+            if not fits:
+                with files.open_write(rel) as sink:
+                    sink.write(b"half of it")
+                    raise StoreFullError("the store is full", path=files.uri / rel)
+            try:
+                return real(files, rel, shard, **options)
+            finally:
+                with changed:
+                    begun[0] -= 1
+                    self.written.append(int(rel.split("-")[1]))
+                    changed.notify_all()
+
+        monkeypatch.setattr(export_job, "write_shard", write)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def records(root):
+    return sorted((root / "llama/exports").glob("*/*/*.json"))
+
+
+def kept(root):
+    """The files that the one record of what a try has left names, and their paths."""
+    [record] = records(root)
+    names = [file["name"] for file in json.loads(record.read_bytes())["files"]]
+    return names, record.with_suffix("")
+
+
+def fails(http, body=SEVERAL):
+    operation = http.post(CONVERT, json=body).json()["id"]
+    ended = watch(http, operation)
+    assert (ended["state"], ended["error"]["status"]) == ("failed", 507), ended
+    return ended
+
+
+def whole(root, tmp_path):
+    """What the export is when nothing happens to it."""
+    other = tmp_path / "unhindered"
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns("exports"))
+    with serving(other, tmp_path / "unhindered-data") as http:
+        done(http, CONVERT, SEVERAL)
+    [folder] = tries(other, "llama")
+    return digests(folder)
+
+
+def published(root):
+    [folder] = tries(root, "llama")
+    assert records(root) == []
+    return digests(folder)
+
+
+@pytest.mark.parametrize("how", ["resume", "again", "another server"])
+def test_the_next_run_goes_on_with_the_files_that_are_whole(root, tmp_path, disk, how):
+    disk.room = 3
+    with serving(root, tmp_path / "data") as http:
+        failed = fails(http)
+        names, folder = kept(root)
+        assert [int(name.split("-")[1]) for name in names] == sorted(disk.written)
+        assert len(names) == 3
+        # The half of a file is gone, and so is whatever is not named.
+        assert sorted(path.name for path in folder.iterdir()) == names
+        assert not [*(root / "llama/exports").glob("*/*.json")]
+        size = sum((folder / name).stat().st_size for name in names)
+        assert failed["error"]["kept_bytes"] == size
+        assert f"{len(names)} files of {size} bytes are whole" in failed["error"]["detail"]
+        inodes = {name: (folder / name).stat().st_ino for name in names}
+        disk.room, first = 1000, sorted(disk.written)
+        disk.written.clear()
+        if how == "resume":
+            http.post(f"/v1/operations/{failed['id']}:resume")
+            ended = watch(http, failed["id"])
+        elif how == "again":
+            ended = done(http, CONVERT, SEVERAL)
+            assert ended["id"] != failed["id"]
+    if how == "another server":
+        with serving(root, tmp_path / "other") as http:
+            ended = done(http, CONVERT, SEVERAL)
+    assert ended["state"] == "succeeded", ended
+    assert ended["result"]["taken_over"] == size
+    [folder] = tries(root, "llama")
+    assert not {*first} & {*disk.written}
+    assert {name: (folder / name).stat().st_ino for name in names} == inodes
+    assert published(root) == whole(root, tmp_path)
+
+
+def test_what_is_whole_adds_up_over_runs_that_run_out_of_room(root, tmp_path, disk):
+    with serving(root, tmp_path / "data") as http:
+        for left in (2, 4):
+            disk.room = 2
+            fails(http)
+            folders = [path for path in tries(root, "llama") if path.exists()]
+            assert sum(len(os.listdir(folder)) for folder in folders) == left
+        disk.room = 1000
+        done(http, CONVERT, SEVERAL)
+    assert len(disk.written) == len({*disk.written}), "one was written twice"
+    assert published(root) == whole(root, tmp_path)
+
+
+def flip(path):
+    """One bit changes; size and times stay."""
+    stat = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def swap(root):
+    """Two files change places, and their records with them: each is what its record says."""
+    [record], (names, folder) = records(root), kept(root)
+    one, two = names[:2]
+    (folder / one).rename(folder / "x")
+    (folder / two).rename(folder / one)
+    (folder / "x").rename(folder / two)
+    left = exports.LeftTry.parse(record.read_bytes(), record)
+    by_name = {file.name: file for file in left.files}
+    files = [
+        by_name[{one: two, two: one}.get(name, name)].model_copy(update={"name": name})
+        for name in names
+    ]
+    rewrite(root, files=tuple(files))
+    return 2
+
+
+def rewrite(root, **changes):
+    [record] = records(root)
+    left = exports.LeftTry.parse(record.read_bytes(), record)
+    objects = Run.open(root / "llama").objects
+    exports.put_record(
+        objects, str(record.relative_to(root / "llama")), left.model_copy(update=changes)
+    )
+
+
+def damaged(root):
+    names, folder = kept(root)
+    flip(folder / names[0])
+    return 1
+
+
+def shortened(root):
+    names, folder = kept(root)
+    os.truncate(folder / names[0], 1000)
+    return 1
+
+
+def missing(root):
+    names, folder = kept(root)
+    (folder / names[0]).unlink()
+    return 1
+
+
+def of_another_version(root):
+    names, _ = kept(root)
+    rewrite(root, by="0.0.1")
+    return len(names)
+
+
+def unreadable_record(root):
+    names, _ = kept(root)
+    flip(records(root)[0])
+    return len(names)
+
+
+@pytest.mark.parametrize(
+    "change", [damaged, shortened, missing, swap, of_another_version, unreadable_record]
+)
+def test_a_file_that_is_not_what_would_be_written_now_is_written_anew(root, tmp_path, disk, change):
+    disk.room = 5
+    with serving(root, tmp_path / "data") as http:
+        fails(http)
+        names, _ = kept(root)
+        anew = change(root)
+        disk.room = 1000
+        disk.written.clear()
+        ended = done(http, CONVERT, SEVERAL)
+        total = sum(
+            file["name"].endswith(".safetensors") for file in artifact_of(http, ended)["files"]
+        )
+    assert len(disk.written) == total - len(names) + anew
+    assert published(root) == whole(root, tmp_path)
+
+
+def test_numbers_that_are_not_finite_are_not_forgotten_with_the_run_that_found_them(tmp_path, disk):
+    root = tmp_path / "store"
+    save_with(root / "llama", {"model/embed_tokens/embedding": (0, np.nan)})
+    with serving(root, tmp_path / "data") as http:
+        disk.room = 3
+        fails(http)
+        disk.room = 1000
+        ended = watch(http, http.post(CONVERT, json=SEVERAL).json()["id"])
+        assert ended["error"]["status"] == 422
+        [problem] = ended["error"]["problems"]
+        assert problem.startswith("model.embed_tokens.weight: ")
+    assert not [*(root / "llama/exports").glob("*/*.json")]
+
+
+def test_a_resumed_export_that_is_cancelled_leaves_nothing(root, tmp_path, disk, monkeypatch):
+    with serving(root, tmp_path / "data") as http:
+        disk.room = 3
+        failed = fails(http)
+        stopped, go = threading.Event(), threading.Event()
+        real = export_job.write_shard
+
+        def held(files, rel, shard, *, on_data, **options):
+            stopped.set()
+            while not go.wait(0.01):
+                on_data(memoryview(b""))
+            return real(files, rel, shard, on_data=on_data, **options)
+
+        monkeypatch.setattr(export_job, "write_shard", held)
+        http.post(f"/v1/operations/{failed['id']}:resume")
+        assert stopped.wait(20)
+        cancelled = http.post(f"/v1/operations/{failed['id']}:cancel").json()
+        assert cancelled["state"] == "cancelled"
+    assert tries(root, "llama") == []
+    assert records(root) == []
+
+
+def test_without_room_even_for_the_record_a_file_goes_and_the_others_stay(
+    root, tmp_path, disk, monkeypatch
+):
+    real, refused = export_job.leave_try, []
+
+    def leave(objects, key, folder, left):
+        if not refused:
+            refused.append([file.name for file in left.files])
+            raise StoreFullError("the store is full", path=objects.uri)
+        real(objects, key, folder, left)
+
+    monkeypatch.setattr(export_job, "leave_try", leave)
+    with serving(root, tmp_path / "data") as http:
+        disk.room = 3
+        fails(http)
+        names, folder = kept(root)
+        assert names == refused[0][:-1]
+        assert sorted(path.name for path in folder.iterdir()) == names
+        disk.room = 1000
+        done(http, CONVERT, SEVERAL)
+    assert published(root) == whole(root, tmp_path)
+
+
+def test_what_nobody_goes_on_with_is_garbage_after_a_day(root, tmp_path, disk, monkeypatch):
+    disk.room = 3
+    with serving(root, tmp_path / "data") as http:
+        fails(http)
+        [record], (_, folder) = records(root), kept(root)
+        assert find_garbage(Run.open(root / "llama")) == []
+        monkeypatch.setattr(exports, "LEFT_SECONDS", 0)
+        [garbage] = find_garbage(Run.open(root / "llama"))
+        assert root / "llama" / garbage.name == folder
+        size = sum(path.stat().st_size for path in (record, *folder.iterdir()))
+        assert garbage.nbytes == size
+        collected = done(http, "/v1/roots/default/runs/llama:gc", {"dry_run": False})
+        assert collected["state"] == "succeeded"
+    assert tries(root, "llama") == []
+    assert records(root) == []
