@@ -243,8 +243,7 @@ class _Dequantized:
 
     @property
     def held_bytes(self) -> int:
-        # The scales, and codes and scales of a block as they are multiplied.
-        return math.prod(self.scale.shape) * self.dtype.itemsize + 2 * _WORKING_BYTES
+        return math.prod(self.scale.shape) * self.dtype.itemsize + _computing_bytes(self.dtype)
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
         scale = self.scale.whole()
@@ -283,7 +282,7 @@ class _Merged:
     @property
     def held_bytes(self) -> int:
         sizes = math.prod(self.a.shape) + math.prod(self.b.shape)
-        return self.base.held_bytes + 8 * sizes + 2 * _WORKING_BYTES
+        return self.base.held_bytes + 8 * sizes + _computing_bytes(self.dtype)
 
     def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
         if at is not None:
@@ -300,6 +299,11 @@ class _Merged:
 
 
 _WORKING_BYTES: Final = 8 << 20
+
+
+def _computing_bytes(dtype: np.dtype[Any]) -> int:
+    """What a block of `_WORKING_BYTES` takes as it is computed: three of float32, and indices."""
+    return 4 * _WORKING_BYTES * max(1, 4 // dtype.itemsize)
 
 
 def _rows(blocks: Iterator[Array], shape: Shape) -> Iterator[tuple[slice, Array]]:

@@ -51,8 +51,9 @@ _GROUPS_AHEAD: Final = 1
 """Blocks' worth of small tensors that are read while others are written."""
 _HEADER_BYTES: Final = 512
 """Of an entry, as it lies in memory several times while the header is made; without its name."""
-_READING_BYTES: Final = 64 << 20
-"""What a store's chunks take while blocks are cut of them."""
+_READING_BYTES: Final = 192 << 20
+"""What a store's chunks take while blocks are cut of them: two rows of chunks, one of which is read
+while the other is handed out, and what decoding threads keep of what they freed."""
 
 
 _Reads = deque[Future[list[memoryview]]]

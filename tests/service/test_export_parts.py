@@ -59,7 +59,7 @@ def test_files_are_written_two_at_a_time_and_as_many_as_the_memory_allows(
     monkeypatch.setattr(export_job, "write_shard", counted)
     with serving(root, tmp_path / "data") as http:
         met = False
-        made = done(http, CONVERT, {**SEVERAL, "memory": "200MiB"})
+        made = done(http, CONVERT, {**SEVERAL, "memory": "400MiB"})
         files = artifact_of(http, made)["files"]
         assert most == [1]
         met = sum(file["name"].endswith(".safetensors") for file in files) % 2 == 0

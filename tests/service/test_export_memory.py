@@ -1,0 +1,47 @@
+"""What `memory` says of an export, held against what the process really takes for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MARGIN = 1.25
+"""Of what is allowed: threads of other things in the process, and an allocator's rests."""
+
+EXPORTS = [
+    "plain, one file",
+    "plain, two files at once",
+    "dequantized, one file",
+    "dequantized, two files at once",
+    "gguf",
+    "gguf of quantized",
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exports")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.service.export_memory", str(folder)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_an_export_takes_no_more_memory_than_the_least_that_it_accepts(measured, export):
+    """`allowed` is that, for as many files as are written at a time; and more is refused."""
+    allowed, taken = measured[export]["allowed"], measured[export]["taken"]
+    assert isinstance(taken, int), taken
+    assert taken > 16 << 20, "nothing was measured"
+    assert taken <= MARGIN * allowed, f"{taken >> 20} MiB taken, {allowed >> 20} allowed"
+
+
+def test_every_export_that_is_measured_is_judged(measured):
+    assert sorted(measured) == sorted(EXPORTS)
