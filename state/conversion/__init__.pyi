@@ -1,3 +1,6 @@
+from .box_reads import covering as covering
+from .box_reads import merged as merged
+from .box_reads import read_boxes as read_boxes
 from .finite import count_nonfinite as count_nonfinite
 from .ops import RENAME as RENAME
 from .ops import TRANSPOSE as TRANSPOSE
@@ -11,6 +14,13 @@ from .ops import Shape as Shape
 from .ops import Split as Split
 from .ops import SplitGroups as SplitGroups
 from .ops import Stack as Stack
+from .parts import Box as Box
+from .parts import Part as Part
+from .parts import box_shape as box_shape
+from .parts import common as common
+from .parts import elements as elements
+from .parts import hull as hull
+from .parts import whole_box as whole_box
 from .rules import Rule as Rule
 from .rules import RuleTable as RuleTable
 from .rules import expand as expand

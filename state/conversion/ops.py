@@ -1,7 +1,8 @@
 """Invertible operations between tensors of another format and leaves of ours.
 
 NumPy only. An operation works on the tensors of one rule, so memory is bounded by the largest rule
-and not by the model; shapes are known without touching numbers.
+and not by the model; shapes are known without touching numbers. Each says of which boxes of theirs
+a box of ours is made (`part`), so that a process reads no more than its devices hold.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+
+from cairn.state.conversion.parts import Box, Part, common, runs, shifted, whole_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
@@ -35,6 +38,17 @@ class Op(Protocol):
         """The shapes that `to_theirs` would give; ValueError if ours don't fit."""
         ...
 
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """How a box of one of our leaves is made; of all of theirs where nothing better is known.
+
+        Args:
+            theirs: shapes of their tensors.
+            leaf: number of the leaf among those that `to_ours` gives.
+            box: of that leaf; not empty.
+        """
+        reads = tuple((number, whole_box(shape)) for number, shape in enumerate(theirs))
+        return Part(reads, lambda arrays: self.to_ours(arrays)[leaf][box])
+
 
 @dataclass(frozen=True)
 class Rename:
@@ -55,6 +69,10 @@ class Rename:
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Unchanged."""
         return list(ours)
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The same box."""
+        return Part(((leaf, box),), _first)
 
 
 @dataclass(frozen=True)
@@ -78,6 +96,11 @@ class Transpose:
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Each shape with its last two axes swapped."""
         return self.our_shapes(ours)
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The box with its last two axes swapped."""
+        swapped = (*box[:-2], box[-1], box[-2])
+        return Part(((leaf, swapped),), lambda arrays: np.swapaxes(arrays[0], -1, -2))
 
 
 @dataclass(frozen=True)
@@ -116,6 +139,10 @@ class Split:
         first = ours[0]
         return [(*first[: self.axis], sum(self.sizes), *first[self.axis + 1 :])]
 
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The box, where its piece begins."""
+        return Part(((0, shifted(box, self.axis, sum(self.sizes[:leaf]))),), _first)
+
 
 @dataclass(frozen=True)
 class Fuse:
@@ -139,6 +166,15 @@ class Fuse:
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """One shape for each size."""
         return Split(self.sizes, self.axis).our_shapes(ours)
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """Of each tensor that the box reaches into, what it has of it."""
+        reads, start = [], 0
+        for number, shape in enumerate(theirs):
+            shared = common(shifted(box, self.axis, -start), whole_box(shape))
+            reads += [] if shared is None else [(number, shared)]
+            start += self.sizes[number]
+        return Part(tuple(reads), lambda arrays: np.concatenate(list(arrays), axis=self.axis))
 
 
 @dataclass(frozen=True)
@@ -172,6 +208,12 @@ class Stack:
             f"leading axis {self.count}, found shape {stacked}",
         )
         return [stacked[1:]] * self.count
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The same box of each tensor of its layers."""
+        numbers, inner = box[0], box[1:]
+        reads = tuple((number, inner) for number in range(numbers.start, numbers.stop))
+        return Part(reads, lambda arrays: np.stack(list(arrays)))
 
 
 @dataclass(frozen=True)
@@ -213,6 +255,13 @@ class RotaryRows:
     def their_shapes(self, ours: Sequence[Shape]) -> list[Shape]:
         """Unchanged."""
         return self.our_shapes(ours)
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """All rows between the first and the last that it takes: of whole heads just theirs."""
+        order = self._reorder(np.arange(theirs[leaf][0]), halves=True)[box[0]]
+        first = int(order.min())
+        rows = slice(first, int(order.max()) + 1)
+        return Part(((leaf, (rows, *box[1:])),), lambda arrays: arrays[0][order - first])
 
     def _reorder(self, array: Array, *, halves: bool) -> Array:
         heads = array.reshape(self.heads, -1, *array.shape[1:])
@@ -267,6 +316,14 @@ class SplitGroups:
         )
         return [(sum(wanted), *ours[0][1:])]
 
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """Its rows of each group."""
+        ((total, *_),) = theirs
+        start = sum(self.sizes[:leaf])
+        grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]
+        reads = tuple((0, (rows, *box[1:])) for rows in runs(grouped.reshape(-1)[box[0]]))
+        return Part(reads, lambda arrays: np.concatenate(list(arrays)))
+
 
 @dataclass(frozen=True)
 class Interleaved:
@@ -293,6 +350,11 @@ class Interleaved:
         first, second = ours
         _require(bool(first) and first == second, f"two equal shapes, found {list(ours)}")
         return [(*first[:-1], 2 * first[-1])]
+
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The columns of both, from the first that it takes to the last."""
+        columns = slice(2 * box[-1].start + leaf, 2 * box[-1].stop - 1 + leaf)
+        return Part(((0, (*box[:-1], columns)),), lambda arrays: arrays[0][..., ::2])
 
 
 @dataclass(frozen=True)
@@ -329,9 +391,41 @@ class Chain:
             shapes = op.their_shapes(shapes)
         return shapes
 
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """Back through all operations."""
+        shapes = [list(theirs)]
+        for op in self.ops[:-1]:
+            shapes.append(op.our_shapes(shapes[-1]))
+        return _chained(self.ops, shapes, leaf, box)
+
 
 RENAME = Rename()
 TRANSPOSE = Transpose()
+
+
+def _first(arrays: Sequence[Array]) -> Array:
+    return arrays[0]
+
+
+def _chained(ops: Sequence[Op], shapes: Sequence[Sequence[Shape]], leaf: int, box: Box) -> Part:
+    """`Chain.part`.
+
+    Args:
+        ops: those up to the one that makes the leaf.
+        shapes: what goes into each of them.
+        leaf: number of the leaf.
+        box: of it.
+    """
+    part = ops[-1].part(shapes[-1], leaf, box)
+    if len(ops) == 1:
+        return part
+    before = [_chained(ops[:-1], shapes[:-1], number, inner) for number, inner in part.reads]
+
+    def make(arrays: Sequence[Array]) -> Array:
+        rest = iter(arrays)
+        return part.make([one.make([next(rest) for _ in one.reads]) for one in before])
+
+    return Part(tuple(read for one in before for read in one.reads), make)
 
 
 def _require(condition: bool, expectation: str) -> None:

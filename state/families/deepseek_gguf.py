@@ -27,7 +27,7 @@ _SIGMOID = 2
 
 
 @dataclass(frozen=True)
-class KeysAndValues:
+class KeysAndValues(Op):
     """Theirs are keys [heads, in, content] and values [heads, value, in]; ours is [in, out].
 
     Ours has each head's content of the key, and then its value.

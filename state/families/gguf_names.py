@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import DecoderConfig
-from cairn.state.conversion import TRANSPOSE, Array, Chain, Op, RotaryRows, Shape
+from cairn.state.conversion import TRANSPOSE, Array, Box, Chain, Op, Part, RotaryRows, Shape
 from cairn.state.families.names import Fused, Names
 
 __all__ = ["FUSED_MLP", "FUSED_QKV", "NORMS_PLUS_ONE", "ROTARY_PAIRS", "gguf_names"]
@@ -45,9 +45,13 @@ class Plus:
         """Unchanged."""
         return list(ours)
 
+    def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
+        """The same box."""
+        return Part(((leaf, box),), lambda arrays: self.to_ours(arrays)[0])
+
 
 @dataclass(frozen=True)
-class Column:
+class Column(Op):
     """A layer with one output: ours [in, 1], theirs [in], or [1, in] as newer converters write."""
 
     def to_ours(self, theirs: Sequence[Array]) -> list[Array]:

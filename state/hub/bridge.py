@@ -6,6 +6,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
@@ -20,7 +21,7 @@ from cairn.state.hub.hf_folder import model_streams, write_folder
 from cairn.state.hub.peft_folder import read_adapter, write_adapter
 from cairn.state.hub.pretrained import load_weights, placement
 from cairn.state.saving import LoadArguments, is_run, load_module, say
-from cairn.state.weights import GENERATION_FILE, open_pretrained, parse_json
+from cairn.state.weights import GENERATION_FILE, Pretrained, open_pretrained, parse_json
 from cairn.storage.store import StoreURI
 from cairn.storage.training import processes
 
@@ -61,7 +62,10 @@ class EasyBridgeMixin:
         local_files_only: bool = False,
         verbose: bool = False,
     ) -> Self:
-        """A model with pretrained weights, each one read and placed by itself.
+        """A model with pretrained weights, each slice read and placed by itself.
+
+        A process reads what its devices hold, and a slice that several of them hold once. With
+        several processes all must call this, unless `mesh` has devices of one alone.
 
         Where config.json ties the output head to the embedding, and the files hold two different
         weights, both are loaded, untied, with a warning.
@@ -149,7 +153,8 @@ class EasyBridgeMixin:
             )
             run = str(pretrained_model_name_or_path)
             return cast(Self, load_module(run, arguments, expected_class=cls))
-        found = open_pretrained(
+        find = partial(
+            open_pretrained,
             pretrained_model_name_or_path,
             config_kwargs={**(config_kwargs or {}), **given},
             revision=revision,
@@ -157,6 +162,11 @@ class EasyBridgeMixin:
             local_files_only=local_files_only,
             dequantized_dtype=float_dtype(param_dtype, argument="param_dtype"),
         )
+        if auto_shard_model and (mesh is None or mesh.is_multi_process):
+            # What each process reads follows from what it has found: that has to be the same.
+            found = processes.together(find, same={"from_pretrained": _found}, error=ArgumentError)
+        else:
+            found = find()
         say(verbose, f"loading {len(found.weights.shapes)} tensors from {found.path}")
         place = placement(
             found.config,
@@ -381,6 +391,13 @@ class EasyBridgeMixin:
             else transformers.GenerationConfig.from_dict(parse_json(raw, GENERATION_FILE))
         )
         return model.eval()
+
+
+def _found(pretrained: Pretrained) -> list[Any]:
+    """What processes have to agree on, in JSON."""
+    weights = pretrained.weights
+    dtypes = {name: str(dtype) for name, dtype in weights.dtypes.items()}
+    return [pretrained.config.to_dict(), dict(weights.shapes), dtypes]
 
 
 def _module(name: str) -> Any:

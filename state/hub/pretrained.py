@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,14 @@ from cairn.state.adapt import QuantizationSettings, filled, layers_to_quantize, 
 from cairn.state.config import EDPretrainedConfig
 from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
 from cairn.state.errors import ArgumentError, ConversionError
+from cairn.state.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding import module_plan
-from cairn.state.weights import Pretrained, rule_table
+from cairn.state.weights import Pretrained, WeightSource, rule_table
+from cairn.storage.training import processes
+
+_TOGETHER_BYTES: Final = 1 << 30
+"""Of weights, over all processes, that are read before the processes meet."""
 
 _PASSING = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 
@@ -49,8 +56,10 @@ def load_weights(
 ) -> Model:
     """A model with the weights that were found.
 
-    One tensor at a time is read, cast on the host and put where `place` says; no device ever holds
-    more than its share, and the host holds one rule's tensors.
+    Slice by slice is read, cast on the host and put where `place` says; each process reads what its
+    devices hold. The host holds a slice, or those slices of a rule that share bytes, and the one on
+    its way to a device; a device holds no more than its share, and of one leaf twice that while it
+    is exchanged. With several processes all must call this, if weights go to all of them.
 
     Args:
         model_class: made abstractly first, so that it must not look at its weights in `__init__`.
@@ -92,16 +101,28 @@ def load_weights(
     dtypes = {path: named.leaf.dtype for path, named in leaves.items()}
     _refuse_numbers(rules, dtypes, found)
     shardings = place(weights)
+    stored = _stored_dtypes(rules, found)
+
+    def target(path: str, dtype: np.dtype[Any]) -> Target:
+        wanted = dtype if cast is None else _cast(dtype, leaves[path], cast)
+        return Target(path, shapes[path], wanted, shardings[path])
+
+    targets = [
+        [target(path, dtype) for path in rule.ours]
+        for rule, dtype in zip(rules, stored, strict=True)
+    ]
+    spread = spans_processes(shardings.values())
     placed: dict[str, jax.Array] = {}
-    for rule in rules:
-        made = rule.op.to_ours([found.weights.read(name) for name in rule.theirs])
-        for path, values in zip(rule.ours, made, strict=True):
-            target = values.dtype if cast is None else _cast(values.dtype, leaves[path], cast)
-            array = put(values, target, shardings[path])
-            if path in layers and quantization is not None:
-                quantize_layer(layers[path], array, quantization)
+    for batch in _batches(targets, _TOGETHER_BYTES if spread else 0):
+        read = partial(_read, found.weights, [(rules[n], targets[n]) for n in batch])
+        # What one process can't read fails in all: none waits for it in an exchange.
+        arrays = processes.together(read) if spread else read()
+        for aim in (one for n in batch for one in targets[n]):
+            array = exchanged(arrays.pop(aim.path), aim)
+            if aim.path in layers and quantization is not None:
+                quantize_layer(layers[aim.path], array, quantization)
             else:
-                placed[path] = array
+                placed[aim.path] = array
     if quantization is not None:
         model = filled(model, placed, quantization)
         graphdef, weights, others = nnx.split(model, is_weight, ...)
@@ -113,6 +134,57 @@ def load_weights(
         others = jax.jit(lambda: nnx.split(make(), is_weight, ...)[2])()
     made_of: Model = nnx.merge(graphdef, weights, others)
     return made_of
+
+
+def _read(
+    source: WeightSource, rules: Sequence[tuple[Rule, Sequence[Target]]]
+) -> dict[str, jax.Array]:
+    """The leaves of some rules by path, each where it is read to."""
+    found: dict[str, jax.Array] = {}
+    for rule, targets in rules:
+        arrays = read_rule(source, rule, targets, read_places(source, rule, targets))
+        found |= {target.path: array for target, array in zip(targets, arrays, strict=True)}
+    return found
+
+
+def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[int]]:
+    """Numbers of the rules that are read before the processes meet: leaves of `least` bytes."""
+    batch: list[int] = []
+    size = 0
+    for number, rule in enumerate(targets):
+        batch.append(number)
+        size += sum(math.prod(one.shape) * one.dtype.itemsize for one in rule)
+        if size >= least:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _stored_dtypes(rules: Sequence[Rule], found: Pretrained) -> list[np.dtype[Any]]:
+    """The dtype of each rule's tensors together.
+
+    Raises:
+        ConversionError: those of a rule are of dtypes that have none in common; all are listed.
+    """
+    dtypes: list[np.dtype[Any]] = []
+    problems = []
+    for rule in rules:
+        stored = [found.weights.dtypes[name] for name in rule.theirs]
+        try:
+            dtypes.append(np.result_type(*dict.fromkeys(stored)))
+        except TypeError:
+            told = (f"{name} {one}" for name, one in zip(rule.theirs, stored, strict=True))
+            problems.append(f"{', '.join(rule.ours)}: {', '.join(told)}")
+    if problems:
+        raise ConversionError(
+            path=found.path,
+            expected="one dtype for the tensors of each weight",
+            found=f"{len(problems)} weights whose tensors have several",
+            next_step="save the model in one dtype",
+            problems=problems,
+        )
+    return dtypes
 
 
 def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pretrained) -> None:

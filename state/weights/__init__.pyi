@@ -28,3 +28,4 @@ from .source_folder import SourceFolder as SourceFolder
 from .source_folder import parse_json as parse_json
 from .source_folder import refuse_hub_options as refuse_hub_options
 from .weight_files import INDEX_FILE as INDEX_FILE
+from .weight_source import WeightSource as WeightSource

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from cairn.state import registry
 from cairn.state.config import OURS_ALONE, AutoEasyDeLConfig, DecoderConfig, EDPretrainedConfig
-from cairn.state.conversion import FLOAT_NAMES, Array, RuleTable, Shape, float_dtype
+from cairn.state.conversion import FLOAT_NAMES, Array, Box, RuleTable, Shape, float_dtype
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.families import get_family
 from cairn.state.weights.easydel_folder import (
@@ -336,6 +336,14 @@ class _BaseModel:
     def read(self, name: str) -> Array:
         """One tensor, whole."""
         return self.weights.read(name.removeprefix(self.prefix))
+
+    def cover(self, name: str, box: Box) -> Box:
+        """What is read of a tensor where a box of it is wanted."""
+        return self.weights.cover(name.removeprefix(self.prefix), box)
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor."""
+        return self.weights.boxes(name.removeprefix(self.prefix), wanted)
 
 
 def _of_whole_model(config: EDPretrainedConfig, weights: WeightSource) -> WeightSource:

@@ -11,14 +11,14 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cairn.state.config import DecoderConfig
-from cairn.state.conversion import Array, RuleTable, Shape
+from cairn.state.conversion import Array, Box, RuleTable, Shape, whole_box
 from cairn.state.errors import ArgumentError, ConfigError, ConversionError
 from cairn.state.families import Family, GGUFContent, GGUFForm, get_family, get_gguf_family
 from cairn.state.weights.gguf_tokenizer import as_it_cuts
@@ -96,6 +96,15 @@ class GGUFFile:
         tensor = self._tensors[name]
         values: Array = self._gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         return values.reshape(self.shapes[name])
+
+    def cover(self, name: str, box: Box) -> Box:
+        """All of the tensor."""
+        return whole_box(self.shapes[name])
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor, which is dequantized whole, and once."""
+        values = self.read(name)
+        return [values[box] for box in wanted]
 
     @functools.cached_property
     def metadata(self) -> Mapping[str, Any]:

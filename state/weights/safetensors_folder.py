@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cairn.state.conversion import Array, Shape
+from cairn.state.conversion import Array, Box, Shape, covering, read_boxes, whole_box
 from cairn.state.errors import ConversionError
 from cairn.state.weights.weight_files import WeightFiles
-from cairn.storage.safetensors import DTYPES, SafetensorsHeader, read_header, read_tensor
+from cairn.storage.safetensors import (
+    DTYPES,
+    SafetensorsHeader,
+    read_elements,
+    read_header,
+    read_tensor,
+)
 
 __all__ = ["SafetensorsFolder"]
 
 
 class SafetensorsFolder:
-    """The tensors of a folder's safetensors files."""
+    """The tensors of a folder's safetensors files; any box of them is read by itself."""
 
     def __init__(self, files: WeightFiles) -> None:
         """Reads the headers.
@@ -50,17 +56,35 @@ class SafetensorsFolder:
 
     def read(self, name: str) -> Array:
         """One tensor, whole."""
-        return self._read(name, None)
+        (found,) = self.boxes(name, [whole_box(self.shapes[name])])
+        return found
 
     def rows(self, name: str, low: int, high: int) -> Array:
         """Some rows of a tensor."""
-        return self._read(name, (low, high))
-
-    def _read(self, name: str, rows: tuple[int, int] | None) -> Array:
         file = self._where[name]
         at, rel = self._folder.locate(file)
-        found: Array = read_tensor(at, rel, name, header=self._headers[file], rows=rows)
+        found: Array = read_tensor(at, rel, name, header=self._headers[file], rows=(low, high))
         return found
+
+    def cover(self, name: str, box: Box) -> Box:
+        """The box, or the whole rows of which it is some columns."""
+        return covering(self.shapes[name], self.dtypes[name].itemsize, box)
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor: their bytes alone, or those of the rows that they lie in.
+
+        Some columns of a matrix are a short stretch of each of its rows. Those rows are read, in
+        pieces, and only the columns are kept; stretches with more than 1 MiB between them are read
+        by themselves.
+        """
+        file = self._where[name]
+        at, rel = self._folder.locate(file)
+        header = self._headers[file]
+
+        def read(first: int, last: int) -> Array:
+            return read_elements(at, rel, name, first, last, header=header)
+
+        return read_boxes(self.shapes[name], self.dtypes[name], wanted, read)
 
 
 def _refuse_packed(header: SafetensorsHeader, path: str) -> None:

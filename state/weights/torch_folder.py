@@ -12,14 +12,14 @@ import re
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from packaging.version import Version
 
-from cairn.state.conversion import Array, Shape
+from cairn.state.conversion import Array, Box, Shape
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.weights.source_folder import SourceFolder
 from cairn.state.weights.weight_files import WeightFiles
@@ -78,6 +78,14 @@ class TorchFolder:
     def rows(self, name: str, low: int, high: int) -> Array:
         """Some rows of a tensor."""
         return self._array(name, self._tensors[name][low:high])
+
+    def cover(self, name: str, box: Box) -> Box:
+        """The box: pages of the file that hold nothing of it are not touched."""
+        return box
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor."""
+        return [self._array(name, self._tensors[name][box]) for box in wanted]
 
     def _array(self, name: str, tensor: Any) -> Array:
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()

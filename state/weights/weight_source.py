@@ -1,15 +1,15 @@
-"""What gives pretrained weights: tensors by name, each read when it is asked for. JAX-free."""
+"""What gives pretrained weights: tensors, and boxes of them, read when asked for. JAX-free."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.state.conversion import Array, Shape
+from cairn.state.conversion import Array, Box, Shape
 
 __all__ = ["QuantizedTensor", "RowSource", "WeightSource", "same"]
 
@@ -32,6 +32,17 @@ class WeightSource(Protocol):
 
     def read(self, name: str) -> Array:
         """One tensor, whole; a copy of its own."""
+        ...
+
+    def cover(self, name: str, box: Box) -> Box:
+        """What is read of a tensor where a box of it is wanted."""
+        ...
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor, none of them empty; what several have in common is read once.
+
+        They may be views of one array, which is nobody else's.
+        """
         ...
 
 

@@ -1,6 +1,7 @@
 from .format import DTYPES as DTYPES
 from .format import SafetensorsHeader as SafetensorsHeader
 from .format import encode_header as encode_header
+from .reader import read_elements as read_elements
 from .reader import read_header as read_header
 from .reader import read_tensor as read_tensor
 from .sizes import parse_size as parse_size

@@ -1,4 +1,4 @@
-"""Reads safetensors files from any store: the header, and single tensors by range."""
+"""Reads safetensors files from any store: the header, and tensors or parts of them by range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cairn.storage.safetensors.format import (
 )
 from cairn.storage.store import Files
 
-__all__ = ["read_header", "read_tensor"]
+__all__ = ["read_elements", "read_header", "read_tensor"]
 
 
 def read_header(files: Files, rel: str) -> SafetensorsHeader:
@@ -61,32 +61,76 @@ def read_tensor(
         UnsupportedFormatError: a dtype that NumPy does not have.
         StoreUnavailableError: the store gives no answer.
     """
-    path = f"{files.uri}/{rel}"
+    entry = _entry(files, rel, name, header)
+    shape, first, last = _part(entry, rows, f"{files.uri}/{rel}")
+    # A copy of its own: callers may write into it.
+    return np.array(_numbers(files, rel, entry, first, last)).reshape(shape)
+
+
+def read_elements(
+    files: Files, rel: str, name: str, first: int, last: int, *, header: SafetensorsHeader
+) -> np.ndarray:
+    """Numbers of one tensor that follow each other in C order; nothing else of the file is read.
+
+    Args:
+        files: the store's folder.
+        rel: the file's name in it.
+        name: the tensor's name.
+        first: index of the first number.
+        last: index behind the last one.
+        header: as `read_header` gave it.
+
+    Returns:
+        An array of one axis that can't be written into.
+
+    Raises:
+        NotFoundError: there is no such file (LeafNotFoundError: or tensor).
+        InvalidSliceError: the tensor has not so many.
+        CorruptionError: the file is shorter than its header says.
+        UnsupportedFormatError: a dtype that NumPy does not have.
+        StoreUnavailableError: the store gives no answer.
+    """
+    entry = _entry(files, rel, name, header)
+    count = math.prod(entry.shape)
+    if not 0 <= first <= last <= count:
+        raise InvalidSliceError(
+            "no such numbers",
+            path=f"{files.uri}/{rel}: {name}",
+            expected=f"numbers within {count}",
+            found=f"{first} to {last}",
+            next_step="Correct the range.",
+        )
+    return _numbers(files, rel, entry, first, last)
+
+
+def _entry(files: Files, rel: str, name: str, header: SafetensorsHeader | None) -> TensorEntry:
     known = (header or read_header(files, rel)).tensors
     if name not in known:
         raise LeafNotFoundError(
             "no such tensor",
-            path=path,
+            path=f"{files.uri}/{rel}",
             expected=f"one of its {len(known)} tensors",
             found=repr(name),
             next_step="List the header's tensors.",
         )
-    entry = known[name]
-    dtype = entry.dtype
-    shape, start, end = _part(entry, rows, path)
+    return known[name]
+
+
+def _numbers(files: Files, rel: str, entry: TensorEntry, first: int, last: int) -> np.ndarray:
+    size = entry.dtype.itemsize
+    start, end = entry.start + first * size, entry.start + last * size
     data = files.read_range(rel, start, end) if end > start else b""
     if len(data) != end - start:
-        raise _short(f"{path}: {name}", end - start, len(data))
-    # A copy of its own: callers may write into it.
-    return np.frombuffer(bytearray(data), dtype=np.uint8).view(dtype).reshape(shape)
+        raise _short(f"{files.uri}/{rel}: {entry.name}", end - start, len(data))
+    return np.frombuffer(data, dtype=np.uint8).view(entry.dtype)
 
 
 def _part(
     entry: TensorEntry, rows: tuple[int, int] | None, path: str
 ) -> tuple[tuple[int, ...], int, int]:
-    """Shape, first byte and end of the rows of a tensor."""
+    """Shape of the rows of a tensor, index of their first number, and index behind the last."""
     if rows is None:
-        return entry.shape, entry.start, entry.end
+        return entry.shape, 0, math.prod(entry.shape)
     low, high = rows
     if not entry.shape or not 0 <= low <= high <= entry.shape[0]:
         raise InvalidSliceError(
@@ -96,9 +140,8 @@ def _part(
             found=f"{low} to {high}",
             next_step="Correct the range.",
         )
-    row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
-    shape = (high - low, *entry.shape[1:])
-    return shape, entry.start + low * row_bytes, entry.start + high * row_bytes
+    row = math.prod(entry.shape[1:])
+    return (high - low, *entry.shape[1:]), low * row, high * row
 
 
 def _short(path: str, expected: int, found: int) -> CorruptionError:

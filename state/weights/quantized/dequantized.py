@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cairn.state.conversion import Array, Shape
+from cairn.state.conversion import Array, Box, Shape, whole_box
 from cairn.state.errors import ConfigError, ConversionError
 from cairn.state.weights.quantized.fp8 import FP8
 from cairn.state.weights.quantized.mxfp4 import MXFP4
@@ -137,3 +137,16 @@ class Dequantized:
         if name in self._quantized:
             return self.read(name)[low:high]
         return self._weights.rows(name, low, high)
+
+    def cover(self, name: str, box: Box) -> Box:
+        """Of a quantized tensor all; of another what is read of it where it lies."""
+        if name in self._quantized:
+            return whole_box(self._quantized[name].shape)
+        return self._weights.cover(name, box)
+
+    def boxes(self, name: str, wanted: Sequence[Box]) -> list[Array]:
+        """Boxes of one tensor; a quantized one is dequantized whole, and once."""
+        if name in self._quantized:
+            values = self.read(name)
+            return [values[box] for box in wanted]
+        return self._weights.boxes(name, wanted)

@@ -1,0 +1,148 @@
+"""Boxes of tensors that lie in C order somewhere, read there: what is read for them, and in pieces.
+
+A box is a few long stretches of a tensor's bytes, or many short ones: some columns of a matrix are
+one in each row. What lies between short ones is read along and dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from cairn.state.conversion.ops import Array, Shape
+from cairn.state.conversion.parts import Box, box_shape, common, elements, hull, whole_box
+
+__all__ = ["covering", "merged", "read_boxes"]
+
+GAP_BYTES: Final = 1 << 20
+"""Between two stretches less than this is read along: a request of a store costs more."""
+
+PIECE_BYTES: Final = 16 << 20
+"""Most bytes that are read at a time, and held beside the boxes that they belong to."""
+
+
+def covering(shape: Shape, itemsize: int, box: Box) -> Box:
+    """What is read where a box is wanted: itself, or whole rows of which it is some columns.
+
+    Args:
+        shape: of the tensor.
+        itemsize: bytes of a number.
+        box: of it.
+    """
+    found = list(box)
+    for axis in reversed(range(len(shape))):
+        if found[axis] == slice(0, shape[axis]):
+            continue
+        before = [n for n in range(axis) if found[n].stop - found[n].start > 1]
+        if not before:
+            break
+        inner = itemsize * math.prod(shape[axis + 1 :])
+        step = itemsize * math.prod(shape[before[-1] + 1 :])
+        if step - (found[axis].stop - found[axis].start) * inner > GAP_BYTES:
+            break
+        found[before[-1] + 1 :] = whole_box(shape[before[-1] + 1 :])
+    return tuple(found)
+
+
+def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
+    """What is read where several boxes are wanted: no two of the result have anything in common.
+
+    Args:
+        boxes: of one tensor.
+        cover: what is read for one.
+    """
+    found: list[Box] = []
+    for box in boxes:
+        grown = cover(box)
+        while touching := [other for other in found if common(grown, other) is not None]:
+            if touching == [grown]:
+                break
+            found = [other for other in found if other not in touching]
+            grown = cover(hull([grown, *touching]))
+        if grown not in found:
+            found.append(grown)
+    return found
+
+
+def read_boxes(
+    shape: Shape, dtype: np.dtype[Any], wanted: Sequence[Box], read: Callable[[int, int], Array]
+) -> list[Array]:
+    """Boxes of one tensor; what several have in common is read once.
+
+    Beside them at most `PIECE_BYTES` are held, or one number. Boxes of the same rows may be views
+    of one array, where that is no larger than all of them.
+
+    Args:
+        shape: of the tensor.
+        dtype: of its numbers.
+        wanted: none of them empty.
+        read: its numbers from the first index, in C order, up to, not including, the second.
+    """
+    found: dict[int, Array] = {}
+    for cover in merged(wanted, lambda box: covering(shape, dtype.itemsize, box)):
+        inside = [number for number, box in enumerate(wanted) if common(box, cover) is not None]
+        kept = [wanted[number] for number in inside]
+        if len(kept) > 1 and sum(map(elements, kept)) >= elements(cover):
+            kept = [cover]
+        arrays = [np.empty(box_shape(box), dtype) for box in kept]
+        _fill(
+            arrays, kept, _pieces(shape, cover, max(1, PIECE_BYTES // dtype.itemsize)), shape, read
+        )
+        if len(kept) < len(inside):
+            arrays = [arrays[0][_within(wanted[number], cover)] for number in inside]
+        found |= dict(zip(inside, arrays, strict=True))
+    return [found[number] for number in range(len(wanted))]
+
+
+def _fill(
+    arrays: Sequence[Array],
+    boxes: Sequence[Box],
+    pieces: Iterable[Box],
+    shape: Shape,
+    read: Callable[[int, int], Array],
+) -> None:
+    """Reads those pieces of which some box has a part."""
+    for piece in pieces:
+        places = [
+            (array, box, shared)
+            for array, box in zip(arrays, boxes, strict=True)
+            if (shared := common(piece, box)) is not None
+        ]
+        if not places:
+            continue
+        start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))
+        size = box_shape(piece)
+        values = read(start, start + math.prod(size)).reshape(size)
+        for array, box, shared in places:
+            array[_within(shared, box)] = values[_within(shared, piece)]
+        del values  # before the next one is read
+
+
+def _within(box: Box, outer: Box) -> Any:
+    """A box as a part of one around it; of what has no axes, all."""
+    inner = (
+        slice(part.start - whole.start, part.stop - whole.start)
+        for part, whole in zip(box, outer, strict=True)
+    )
+    return (*inner, ...)
+
+
+def _pieces(shape: Shape, box: Box, limit: int) -> Iterator[Box]:
+    """A box in parts, each of which is one stretch of at most `limit` numbers."""
+    if not shape:
+        yield ()
+        return
+    partial = [axis for axis, part in enumerate(box) if part != slice(0, shape[axis])]
+    axis = partial[-1] if partial else 0
+    while math.prod(shape[axis + 1 :]) > limit:
+        axis += 1
+    rows = max(1, limit // max(1, math.prod(shape[axis + 1 :])))
+    for index in itertools.product(*(range(part.start, part.stop) for part in box[:axis])):
+        fixed = tuple(slice(n, n + 1) for n in index)
+        for low in range(box[axis].start, box[axis].stop, rows):
+            high = min(low + rows, box[axis].stop)
+            yield (*fixed, slice(low, high), *box[axis + 1 :])

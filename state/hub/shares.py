@@ -1,0 +1,199 @@
+"""Which process reads what of pretrained weights, and how it gets to where it belongs.
+
+Each process reads the slices that its devices hold. Where such slices are columns of the tensors
+in the file, so that every process would have to read nearly all rows, the rows are shared out
+instead: each process reads as many as it has devices for, and the devices exchange what they hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from cairn.state.conversion import Array, Box, Rule, is_floating
+from cairn.state.hub.slices import Slice, read_slices, slice_bytes
+from cairn.state.weights import WeightSource
+
+__all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
+
+WORTH_BYTES: Final = 64 << 10
+"""That a process has not to read, for an exchange to be worth its program and its messages."""
+
+
+class Target(NamedTuple):
+    """What a leaf is to be.
+
+    Attributes:
+        path: of the leaf.
+        shape: its shape.
+        dtype: its dtype.
+        place: where it goes.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    place: Sharding
+
+
+def spans_processes(places: Iterable[Sharding]) -> bool:
+    """Whether some leaf has parts on devices of another process."""
+    return any(not place.is_fully_addressable for place in places)
+
+
+def read_places(source: WeightSource, rule: Rule, targets: Sequence[Target]) -> list[Sharding]:
+    """Where each leaf of a rule is read to: its own place, or one from which it gets there.
+
+    The same on every process: it follows from shapes and places alone.
+    """
+    own = [target.place for target in targets]
+    if not spans_processes(own):
+        return own
+    axes = range(max(len(target.shape) for target in targets))
+    choices = [own, *([_along(target, axis) for target in targets] for axis in axes)]
+    costs = [_cost(source, rule, targets, places) for places in choices]
+    best = min(range(len(choices)), key=costs.__getitem__)
+    return choices[best] if costs[0] - costs[best] >= WORTH_BYTES else own
+
+
+def read_rule(
+    source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
+) -> list[jax.Array]:
+    """The leaves of a rule in those places; `exchanged` takes them from there to their own.
+
+    Each slice goes to all local devices that hold it as soon as it is read, and the next one is
+    read meanwhile; when this returns all have arrived.
+    """
+    holders = [_holders(target.shape, place) for target, place in zip(targets, places, strict=True)]
+    wanted = [Slice(leaf, box) for leaf, boxes in enumerate(holders) for box, _ in boxes.values()]
+    held: list[dict[jax.Device, jax.Array]] = [{} for _ in targets]
+    sent: list[jax.Array] = []
+    for one, values in read_slices(source, rule, wanted):
+        target = targets[one.leaf]
+        is_own = places[one.leaf] == target.place
+        ours = _own(values, target.dtype)
+        ready = ours if is_own else ours.view(_bits(target.dtype))
+        _, devices = holders[one.leaf][_key(one.box)]
+        jax.block_until_ready(sent)  # what is on its way is in host memory too
+        sent = [jax.device_put(ready, device) for device in devices]
+        held[one.leaf] |= dict(zip(devices, sent, strict=True))
+        del values, ours, ready
+    leaves = [
+        _assembled(target, place, arrays)
+        for target, place, arrays in zip(targets, places, held, strict=True)
+    ]
+    jax.block_until_ready(leaves)
+    return leaves
+
+
+def exchanged(array: jax.Array, target: Target) -> jax.Array:
+    """A leaf as `read_rule` gave it, in its own place. All processes must call this."""
+    if array.sharding == target.place:
+        return array
+    moved: jax.Array = _exchange(target.place, target.dtype)(array)
+    return moved
+
+
+@functools.lru_cache(maxsize=256)
+def _exchange(place: Sharding, dtype: np.dtype[Any]) -> Callable[[jax.Array], jax.Array]:
+    def exchange(bits: jax.Array) -> jax.Array:
+        # Bits travel, not numbers: a compiler may add zeros to these, or widen them on the way.
+        there = jax.lax.with_sharding_constraint(bits, place)
+        return jax.lax.bitcast_convert_type(there, dtype)
+
+    return jax.jit(exchange, out_shardings=place)
+
+
+def _along(target: Target, axis: int) -> Sharding:
+    """The place with all that divides the leaf dividing this axis; the place itself if it can't."""
+    place = target.place
+    if (
+        not isinstance(place, NamedSharding)
+        or place.is_fully_addressable
+        or axis >= len(target.shape)
+        or not is_floating(target.dtype)
+        or target.dtype.itemsize > np.dtype(np.uint32).itemsize
+    ):
+        return place
+    entries = [
+        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        for entry in place.spec
+    ]
+    before = entries[axis] if axis < len(entries) else ()
+    others = [name for n, entry in enumerate(entries) if n != axis for name in entry]
+    names = (*before, *others)
+    divisor = math.prod(place.mesh.shape[name] for name in names)
+    if not others or target.shape[axis] % divisor:
+        return place
+    spec = PartitionSpec(*(None,) * axis, names)
+    return NamedSharding(place.mesh, spec, memory_kind=place.memory_kind)
+
+
+def _cost(
+    source: WeightSource, rule: Rule, targets: Sequence[Target], places: Sequence[Sharding]
+) -> int:
+    """Bytes that one process reads; those of the others are alike, as their devices are."""
+    wanted = []
+    for leaf, (target, place) in enumerate(zip(targets, places, strict=True)):
+        indices: Mapping[Any, Any] = place.devices_indices_map(target.shape)
+        boxes = [
+            (device.process_index, _box(index, target.shape)) for device, index in indices.items()
+        ]
+        first = min(process for process, _ in boxes)
+        mine = {_key(box): box for process, box in boxes if process == first}
+        wanted += [Slice(leaf, box) for box in mine.values()]
+    return slice_bytes(source, rule, wanted)
+
+
+_Key = tuple[tuple[int, int], ...]
+
+
+def _holders(shape: Sequence[int], place: Sharding) -> dict[_Key, tuple[Box, list[jax.Device]]]:
+    """Every box of a leaf that devices of this process hold, and these."""
+    found: dict[_Key, tuple[Box, list[jax.Device]]] = {}
+    for device, index in place.addressable_devices_indices_map(tuple(shape)).items():
+        box = _box(index, shape)
+        found.setdefault(_key(box), (box, []))[1].append(device)
+    return found
+
+
+def _box(index: tuple[slice, ...] | None, shape: Sequence[int]) -> Box:
+    parts = (part.indices(size) for part, size in zip(index or (), shape, strict=True))
+    return tuple(slice(start, stop) for start, stop, _ in parts)
+
+
+def _key(box: Box) -> _Key:
+    return tuple((part.start, part.stop) for part in box)
+
+
+def _own(values: Array, dtype: np.dtype[Any]) -> Array:
+    """An array in C order that nobody else has: JAX may use its memory as it is."""
+    if values.dtype == dtype and values.flags.c_contiguous and values.flags.owndata:
+        return values
+    return np.array(values, dtype=dtype, order="C")
+
+
+def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+def _assembled(target: Target, place: Sharding, held: dict[jax.Device, jax.Array]) -> jax.Array:
+    """An array of what each local device holds of it."""
+    dtype = target.dtype if place == target.place else _bits(target.dtype)
+    known = jax.dtypes.canonicalize_dtype(dtype)
+    if known != dtype:
+        warnings.warn(
+            f"{target.path}: stored as {dtype}, which JAX holds as {known}; set jax_enable_x64 to "
+            "keep it",
+            stacklevel=2,
+        )
+    devices = place.addressable_devices_indices_map(target.shape)
+    arrays = [held[device] for device in devices]
+    return jax.make_array_from_single_device_arrays(target.shape, place, arrays, dtype=known)

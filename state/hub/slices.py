@@ -1,0 +1,136 @@
+"""Slices of our leaves, each made of the boxes of tensors that it takes and of no more.
+
+Slices that need the same bytes are made together, others one after the other, so that what is read
+is read once, and as little as possible is held.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cairn.state.conversion import Array, Box, Part, Rule, box_shape, elements, merged
+from cairn.state.weights import WeightSource
+
+__all__ = ["Slice", "read_slices", "slice_bytes"]
+
+
+class Slice(NamedTuple):
+    """A box of one leaf of a rule.
+
+    Attributes:
+        leaf: number of the leaf among the rule's.
+        box: of it.
+    """
+
+    leaf: int
+    box: Box
+
+
+class _Read(NamedTuple):
+    """A box of one tensor that a slice takes.
+
+    Attributes:
+        slice: number of the slice.
+        tensor: number of the tensor among the rule's.
+        box: of it.
+    """
+
+    slice: int
+    tensor: int
+    box: Box
+
+
+def read_slices(
+    source: WeightSource, rule: Rule, wanted: Sequence[Slice]
+) -> Iterator[tuple[Slice, Array]]:
+    """Each slice with its numbers, in any order; those may be views of what others are made of.
+
+    What is held are the slices that share bytes, or one, and what it is made of.
+    """
+    empty = [one for one in wanted if 0 in box_shape(one.box)]
+    for one in empty:
+        yield one, np.empty(box_shape(one.box), source.dtypes[rule.theirs[0]])
+    filled = [one for one in wanted if one not in empty]
+    parts = _parts(source, rule, filled)
+    for numbers in _batches(source, rule, parts):
+        arrays = _arrays(source, rule, parts, numbers)
+        while numbers:
+            number = numbers.pop()
+            yield filled[number], parts[number].make(arrays.pop(number))
+
+
+def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> int:
+    """How many bytes `read_slices` reads, as the tensors' dtypes count them."""
+    filled = [one for one in wanted if 0 not in box_shape(one.box)]
+    covers = _covers(source, rule, _reads(_parts(source, rule, filled)))
+    return sum(
+        elements(cover) * source.dtypes[rule.theirs[tensor]].itemsize
+        for tensor, boxes in covers.items()
+        for cover in boxes
+    )
+
+
+def _parts(source: WeightSource, rule: Rule, wanted: Iterable[Slice]) -> list[Part]:
+    shapes = [source.shapes[name] for name in rule.theirs]
+    return [rule.op.part(shapes, one.leaf, one.box) for one in wanted]
+
+
+def _reads(parts: Sequence[Part], numbers: Iterable[int] | None = None) -> list[_Read]:
+    chosen = range(len(parts)) if numbers is None else numbers
+    return [_Read(n, tensor, box) for n in chosen for tensor, box in parts[n].reads]
+
+
+def _covers(source: WeightSource, rule: Rule, reads: Sequence[_Read]) -> dict[int, list[Box]]:
+    """What is read of each tensor."""
+    boxes: dict[int, list[Box]] = {}
+    for read in reads:
+        boxes.setdefault(read.tensor, []).append(read.box)
+    return {
+        tensor: merged(wanted, functools.partial(source.cover, rule.theirs[tensor]))
+        for tensor, wanted in boxes.items()
+    }
+
+
+def _batches(source: WeightSource, rule: Rule, parts: Sequence[Part]) -> list[list[int]]:
+    """Numbers of the slices; those of one batch share bytes, those of two don't."""
+    reads = _reads(parts)
+    covers = _covers(source, rule, reads)
+    batch_of = {number: {number} for number in range(len(parts))}
+    first_at: dict[tuple[int, int], int] = {}
+    for read in reads:
+        at = next(n for n, cover in enumerate(covers[read.tensor]) if _lies_in(read.box, cover))
+        first = first_at.setdefault((read.tensor, at), read.slice)
+        if batch_of[first] is not batch_of[read.slice]:
+            batch_of[first] |= batch_of[read.slice]
+            batch_of |= dict.fromkeys(batch_of[first], batch_of[first])
+    return [sorted(batch) for number, batch in batch_of.items() if number == min(batch)]
+
+
+def _arrays(
+    source: WeightSource, rule: Rule, parts: Sequence[Part], numbers: Sequence[int]
+) -> dict[int, list[Array]]:
+    """By the number of the slice the boxes that it takes, read."""
+    reads = _reads(parts, numbers)
+    found: list[Any] = [None] * len(reads)
+    for tensor, name in enumerate(rule.theirs):
+        places = [n for n, read in enumerate(reads) if read.tensor == tensor]
+        if not places:
+            continue
+        arrays = source.boxes(name, [reads[n].box for n in places])
+        for place, array in zip(places, arrays, strict=True):
+            found[place] = array
+    by_slice: dict[int, list[Array]] = {number: [] for number in numbers}
+    for read, array in zip(reads, found, strict=True):
+        by_slice[read.slice].append(array)
+    return by_slice
+
+
+def _lies_in(box: Box, cover: Box) -> bool:
+    return all(
+        whole.start <= part.start and part.stop <= whole.stop
+        for part, whole in zip(box, cover, strict=True)
+    )
