@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +22,11 @@ __all__ = ["covering", "merged", "read_boxes"]
 GAP_BYTES: Final = 1 << 20
 """Between two stretches less than this is read along: a request of a store costs more."""
 
-PIECE_BYTES: Final = 16 << 20
-"""Most bytes that are read at a time, and held beside the boxes that they belong to."""
+PIECE_BYTES: Final = 8 << 20
+"""Most bytes that a thread reads at a time, and holds beside the boxes that they belong to."""
+
+READERS: Final = 4
+"""Threads that read pieces of one tensor."""
 
 
 def covering(shape: Shape, itemsize: int, box: Box) -> Box:
@@ -73,14 +77,15 @@ def read_boxes(
 ) -> list[Array]:
     """Boxes of one tensor; what several have in common is read once.
 
-    Beside them at most `PIECE_BYTES` are held, or one number. Boxes of the same rows may be views
-    of one array, where that is no larger than all of them.
+    Beside them each of `READERS` threads holds at most `PIECE_BYTES`, or one number. Boxes of the
+    same rows may be views of one array, where that is no larger than all of them.
 
     Args:
         shape: of the tensor.
         dtype: of its numbers.
         wanted: none of them empty.
-        read: its numbers from the first index, in C order, up to, not including, the second.
+        read: its numbers from the first index, in C order, up to, not including, the second. Called
+            from several threads.
     """
     found: dict[int, Array] = {}
     for cover in merged(wanted, lambda box: covering(shape, dtype.itemsize, box)):
@@ -106,20 +111,23 @@ def _fill(
     read: Callable[[int, int], Array],
 ) -> None:
     """Reads those pieces of which some box has a part."""
-    for piece in pieces:
-        places = [
-            (array, box, shared)
-            for array, box in zip(arrays, boxes, strict=True)
-            if (shared := common(piece, box)) is not None
-        ]
-        if not places:
-            continue
+
+    def fill(piece: Box) -> None:
         start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))
         size = box_shape(piece)
         values = read(start, start + math.prod(size)).reshape(size)
-        for array, box, shared in places:
-            array[_within(shared, box)] = values[_within(shared, piece)]
-        del values  # before the next one is read
+        for array, box in zip(arrays, boxes, strict=True):
+            shared = common(piece, box)
+            if shared is not None:
+                array[_within(shared, box)] = values[_within(shared, piece)]
+
+    needed = [one for one in pieces if any(common(one, box) is not None for box in boxes)]
+    if len(needed) == 1:
+        fill(needed[0])
+        return
+    with ThreadPoolExecutor(READERS, "cairn-pieces") as pool:
+        for _ in pool.map(fill, needed):
+            pass  # what one raises is raised here, and those that wait are given up
 
 
 def _within(box: Box, outer: Box) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cairn.state.conversion.parts import Box, Part, common, runs, shifted, whole_box
+from cairn.state.conversion.parts import Box, Part, common, shifted, whole_box
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Shape = tuple[int, ...]
@@ -258,10 +258,8 @@ class RotaryRows:
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
         """All rows between the first and the last that it takes: of whole heads just theirs."""
-        order = self._reorder(np.arange(theirs[leaf][0]), halves=True)[box[0]]
-        first = int(order.min())
-        rows = slice(first, int(order.max()) + 1)
-        return Part(((leaf, (rows, *box[1:])),), lambda arrays: arrays[0][order - first])
+        order = self._reorder(np.arange(theirs[leaf][0]), halves=True)
+        return _of_rows(leaf, order[box[0]], box)
 
     def _reorder(self, array: Array, *, halves: bool) -> Array:
         heads = array.reshape(self.heads, -1, *array.shape[1:])
@@ -317,12 +315,11 @@ class SplitGroups:
         return [(sum(wanted), *ours[0][1:])]
 
     def part(self, theirs: Sequence[Shape], leaf: int, box: Box) -> Part:
-        """Its rows of each group."""
+        """All rows between the first and the last that it takes: other leaves take the rest."""
         ((total, *_),) = theirs
         start = sum(self.sizes[:leaf])
         grouped = np.arange(total).reshape(self.groups, -1)[:, start : start + self.sizes[leaf]]
-        reads = tuple((0, (rows, *box[1:])) for rows in runs(grouped.reshape(-1)[box[0]]))
-        return Part(reads, lambda arrays: np.concatenate(list(arrays)))
+        return _of_rows(0, grouped.reshape(-1)[box[0]], box)
 
 
 @dataclass(frozen=True)
@@ -405,6 +402,13 @@ TRANSPOSE = Transpose()
 
 def _first(arrays: Sequence[Array]) -> Array:
     return arrays[0]
+
+
+def _of_rows(tensor: int, rows: Array, box: Box) -> Part:
+    """A box of some rows of a tensor, in their order; what lies between these is read along."""
+    first = int(rows.min())
+    between = slice(first, int(rows.max()) + 1)
+    return Part(((tensor, (between, *box[1:])),), lambda arrays: arrays[0][rows - first])
 
 
 def _chained(ops: Sequence[Op], shapes: Sequence[Sequence[Shape]], leaf: int, box: Box) -> Part:

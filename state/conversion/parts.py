@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ __all__ = [
     "common",
     "elements",
     "hull",
-    "runs",
     "shifted",
     "whole_box",
 ]
@@ -70,13 +68,6 @@ def common(one: Box, other: Box) -> Box | None:
         slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
     ]
     return None if any(part.start >= part.stop for part in both) else tuple(both)
-
-
-def runs(rows: Array) -> list[slice]:
-    """Ascending numbers of rows, as stretches of neighbours."""
-    ends = np.flatnonzero(np.diff(rows) != 1) + 1
-    cuts = [0, *ends.tolist(), len(rows)]
-    return [slice(int(rows[a]), int(rows[b - 1]) + 1) for a, b in itertools.pairwise(cuts)]
 
 
 def elements(box: Box) -> int:

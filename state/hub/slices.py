@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from cairn.state.conversion import Array, Box, Part, Rule, box_shape, elements, 
 from cairn.state.weights import WeightSource
 
 __all__ = ["Slice", "read_slices", "slice_bytes"]
+
+READERS: Final = 4
+"""Threads that read tensors of one batch, such as experts."""
 
 
 class Slice(NamedTuple):
@@ -115,17 +119,25 @@ def _arrays(
 ) -> dict[int, list[Array]]:
     """By the number of the slice the boxes that it takes, read."""
     reads = _reads(parts, numbers)
-    found: list[Any] = [None] * len(reads)
-    for tensor, name in enumerate(rule.theirs):
-        places = [n for n, read in enumerate(reads) if read.tensor == tensor]
-        if not places:
-            continue
-        arrays = source.boxes(name, [reads[n].box for n in places])
-        for place, array in zip(places, arrays, strict=True):
-            found[place] = array
+    places: dict[int, list[int]] = {}
+    for place, one in enumerate(reads):
+        places.setdefault(one.tensor, []).append(place)
+
+    def read(tensor: int) -> list[Array]:
+        return source.boxes(rule.theirs[tensor], [reads[n].box for n in places[tensor]])
+
+    with ThreadPoolExecutor(READERS, "cairn-tensors") as pool:
+        # One is read in this thread: no other is started for it.
+        made = map(read, places) if len(places) == 1 else pool.map(read, places)
+        by_tensor = dict(zip(places, made, strict=True))
+    found = {
+        place: array
+        for tensor, arrays in by_tensor.items()
+        for place, array in zip(places[tensor], arrays, strict=True)
+    }
     by_slice: dict[int, list[Array]] = {number: [] for number in numbers}
-    for read, array in zip(reads, found, strict=True):
-        by_slice[read.slice].append(array)
+    for place, one in enumerate(reads):
+        by_slice[one.slice].append(found[place])
     return by_slice
 
 

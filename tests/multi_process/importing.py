@@ -88,7 +88,8 @@ def run(
         model: the folder.
         meshes: by the name of a copy the mesh that it is loaded onto.
         quantized: the copy that is quantized while it is loaded.
-        damaged: by the name of a copy the files that the second process finds changed.
+        damaged: by the name of a copy the files that the second process finds changed; of one
+            without any it can read the headers alone.
     """
     with ExitStack() as stack:
         servers = []
@@ -100,6 +101,11 @@ def run(
                 for path in model.iterdir():
                     _put(server, f"{copy}/{path.name}", changes.get(path.name, path.read_bytes()))
             servers.append(server)
+        heads = 2 * len(list(model.glob("*.safetensors")))
+        for copy in (name for name, changes in damaged.items() if not changes):
+            name = rf"{BUCKET}/{copy}/.*\.safetensors$"
+            reads = {"operation": r"media\.get", "name": name, "skip": heads}
+            servers[1].faults.add("status", status=403, count=None, **reads)
         arguments = {
             "urls": [server.url for server in servers],
             "meshes": dict(meshes),

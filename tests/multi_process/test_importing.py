@@ -44,7 +44,11 @@ def imported(launch, folder, tmp_path_factory):
         folder,
         MESHES,
         quantized="quantized",
-        damaged={"header": {first.name: headless}, "other": {"config.json": other(folder)}},
+        damaged={
+            "header": {first.name: headless},
+            "other": {"config.json": other(folder)},
+            "refused": {},
+        },
     )
 
 
@@ -90,6 +94,16 @@ def test_what_one_process_can_not_read_fails_in_all(imported, folder):
         assert "CorruptionError" in found["header"]["kinds"]
         assert f"header/{name}" in found["header"]["text"]
         assert "a header of at most" in found["header"]["text"]
+
+
+def test_a_weight_that_one_process_can_not_read_fails_in_all(imported, folder):
+    for number, found in enumerate(imported.results):
+        assert "StoreUnavailableError" in found["refused"]["kinds"]
+        assert "gs://models/refused/model-0000" in found["refused"]["text"]
+        assert found["refused"]["text"].startswith("process 1: ") == (number == 0)
+    first, second = (read["refused"] for read in imported.read)
+    _, shared = sizes(folder)
+    assert second < shared < first
 
 
 def test_processes_that_found_different_models_are_told(imported):
