@@ -24,7 +24,8 @@ from cairn.service.access import (
 )
 from cairn.service.actions import ControlPlane, Scheduler
 from cairn.service.catalog import Catalog, Index, Roots, Scanner
-from cairn.service.dashboard import pages, sign_in
+from cairn.service.dashboard import OPEN_ROUTERS, ErrorPages, static_files
+from cairn.service.dashboard import ROUTERS as PAGES
 from cairn.service.errors import SettingsError
 from cairn.service.events import Sender
 from cairn.service.http import (
@@ -121,6 +122,7 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         app.add_middleware(KeysGuard, settings=settings)
     else:
         app.add_middleware(LoopbackGuard)
+    app.add_middleware(ErrorPages)
     app.state.metrics = ServerMetrics(version=installed_version())
     app.add_middleware(
         ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
@@ -134,9 +136,9 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         )
     app.include_router(health.router, responses=problem_responses())
     app.include_router(metrics.router, responses=problem_responses())
-    app.include_router(pages.router)
-    app.include_router(sign_in.router)
-    app.mount("/static", pages.static_files)
+    for router in (*PAGES, *OPEN_ROUTERS):
+        app.include_router(router)
+    app.mount("/static", static_files)
     describe_api(app, needs_keys=settings.auth == "keys")
     return app
 

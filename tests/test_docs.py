@@ -17,7 +17,7 @@ from cairn import state, storage
 from cairn.service.app import ROUTERS
 from cairn.service.command.cli import app as command
 from cairn.service.command.failures import MEANINGS
-from cairn.service.dashboard import pages
+from cairn.service.dashboard import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
 from tests.programs.commands import commands
@@ -89,7 +89,7 @@ def test_every_route_is_in_the_reference(generated):
     ]
     assert len(routes) > 20
     assert [route for route in routes if f"\n{route}\n" not in page] == []
-    shown = [route.path for route in pages.router.routes]
+    shown = [route.path for router in PAGES for route in router.routes if "GET" in route.methods]
     assert [path for path in shown if f"`{path}`" not in page] == []
 
 

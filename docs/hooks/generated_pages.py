@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from command_page import command_page
+from fastapi.routing import APIRoute
 from http_page import http_page
 from results_tables import plots, with_results
 from settings_page import settings_page
 
 from cairn.service.app import create_app
 from cairn.service.command.cli import app as command
+from cairn.service.dashboard import ROUTERS as PAGES
 from cairn.service.settings import Settings
 
 
@@ -25,10 +27,20 @@ def generated_pages() -> dict[str, str]:
     document = app.openapi()
     return {
         "reference/service/command.md": command_page(command),
-        "reference/service/http.md": http_page(document),
+        "reference/service/http.md": http_page(document, _pages()),
         "reference/service/openapi.json": json.dumps(document, indent=2) + "\n",
         "reference/service/settings.md": settings_page(Settings),
     }
+
+
+def _pages() -> list[tuple[str, str]]:
+    """Each page of the dashboard that can be looked at: its path, and its first sentence."""
+    return [
+        (route.path, route.description.splitlines()[0])
+        for router in PAGES
+        for route in router.routes
+        if isinstance(route, APIRoute) and "GET" in route.methods
+    ]
 
 
 def on_config(config: Any) -> Any:

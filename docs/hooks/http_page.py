@@ -1,13 +1,12 @@
 """The HTTP API as a page, from its OpenAPI document."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HEAD = """# HTTP
 
 The control plane answers under `/v1`; `/healthz` and `/readyz` are for probes, `/metrics` is for
-Prometheus; `/` is the page for
-people, with one page a run below it (`/ui/{root}/{run}`). A running server hands out this
+Prometheus; [pages](#pages) for people begin at `/`. A running server hands out this
 description at `/openapi.json`; the one of this version is [here](openapi.json), complete enough to
 generate a client from.
 
@@ -28,8 +27,8 @@ JSON = ("application/json", "application/problem+json")
 BAD_REQUEST = 400
 
 
-def http_page(document: Mapping[str, Any]) -> str:
-    """Returns the page of an OpenAPI document."""
+def http_page(document: Mapping[str, Any], pages: Sequence[tuple[str, str]]) -> str:
+    """Returns the page of an OpenAPI document, and of the dashboard's pages: path and what."""
     parts = [HEAD]
     tag = None
     for method, path, operation in operations(document):
@@ -37,6 +36,8 @@ def http_page(document: Mapping[str, Any]) -> str:
             tag = operation["tags"][0]
             parts.append(f"\n## {tag.capitalize()}\n")
         parts.append(_operation(method, path, operation))
+    parts.append("\n## Pages\n\nFor people, from the functions of the API.\n\n")
+    parts += ["| page | what |\n|---|---|\n", *(f"| `{path}` | {what} |\n" for path, what in pages)]
     parts.append("\n## Bodies\n")
     for name, schema in sorted(document["components"]["schemas"].items()):
         parts.append(_schema(name, schema))

@@ -15,6 +15,7 @@ from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file
 from .exports import gather_checkpoint as gather_checkpoint
 from .exports import get_artifact as get_artifact
+from .exports import list_artifacts as list_artifacts
 from .keys import create_key as create_key
 from .keys import list_keys as list_keys
 from .keys import revoke_key as revoke_key
@@ -27,11 +28,19 @@ from .listing import list_checkpoints as list_checkpoints
 from .listing import list_runs as list_runs
 from .looked_into import OpenStep as OpenStep
 from .looked_into import OpenSteps as OpenSteps
+from .looking.activity import Activity as Activity
+from .looking.activity import Holder as Holder
+from .looking.activity import run_activity as run_activity
+from .looking.activity import run_holder as run_holder
 from .looking.diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .looking.diffs import Side as Side
 from .looking.diffs import Wanted as Wanted
 from .looking.diffs import diff_steps as diff_steps
+from .looking.lineage import RunLineage as RunLineage
+from .looking.lineage import run_lineage as run_lineage
 from .looking.plans import plan_step as plan_step
+from .looking.root_health import RootHealth as RootHealth
+from .looking.root_health import root_health as root_health
 from .looking.tensors import list_tensors as list_tensors
 from .looking.tensors import open_step as open_step
 from .looking.tensors import statistics_of as statistics_of

@@ -15,7 +15,7 @@ from cairn.service.schemas import (
     OperationKind,
 )
 from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
-from cairn.storage.runs import ExportFile, ExportManifest
+from cairn.storage.runs import ExportFile, ExportKey, ExportManifest, Run, published_exports
 from cairn.storage.safetensors import parse_size
 from cairn.storage.store import Files, StoreURI, from_rfc3339, open_files
 
@@ -108,6 +108,11 @@ def get_artifact(plane: ControlPlane, ref: ArtifactRef) -> Artifact:
         ArtifactNotFoundError: There is no such artifact (any more).
     """
     manifest, folder = ref.open(plane.roots)
+    return artifact_body(ref, manifest, folder)
+
+
+def artifact_body(ref: ArtifactRef, manifest: ExportManifest, folder: StoreURI) -> Artifact:
+    """An artifact as the API gives it out."""
     return Artifact(
         id=ref.id,
         kind=OperationKind(manifest.kind),
@@ -176,3 +181,35 @@ def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:
         expected=", ".join(file.name for file in manifest.files[:20]),
         found=repr(name[:200]),
     )
+
+
+def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[Artifact]:
+    """What was made of a listed step and is there, newest first; read from the store.
+
+    Raises:
+        RunNotFoundError, StepNotFoundError, StepInFlightError: There is no such listed step.
+        UnsupportedFormatError, CorruptionError: A manifest of an export can't be read.
+        StoreUnavailableError: The store does not answer.
+    """
+    found = plane.run(root, run)
+    info = found.step(step)
+    manifests = [
+        manifest
+        for kind in (convert.KIND, gather.KIND)
+        for manifest in published_exports(found.objects, info.step, info.attempt, kind)
+    ]
+    manifests.sort(key=lambda one: one.created, reverse=True)
+    return [_artifact(root, found, manifest) for manifest in manifests]
+
+
+def _artifact(root: str, run: Run, manifest: ExportManifest) -> Artifact:
+    key = ExportKey.of(
+        step=manifest.step,
+        attempt=manifest.attempt,
+        kind=manifest.kind,
+        source=manifest.source,
+        options=manifest.options,
+        rule_version=manifest.rule_version,
+    )
+    folder = run.uri / key.try_folder(manifest.folder)
+    return artifact_body(ArtifactRef(root, run.uri.name, key), manifest, folder)

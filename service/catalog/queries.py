@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection, Select, bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from cairn.service.catalog.entries import text_entry
 from cairn.service.catalog.events.outbox import EventColumns, event_columns
 from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RootRow, RunRow
 from cairn.service.catalog.searching import CHECKPOINTS, RUNS, Key, searched_page
@@ -26,6 +27,7 @@ class RootSums(NamedTuple):
         problem: Why the last one did not.
         runs: That are listed.
         checkpoints: That are listed.
+        nbytes: Of those.
     """
 
     uri: str
@@ -33,6 +35,7 @@ class RootSums(NamedTuple):
     problem: str | None
     runs: int
     checkpoints: int
+    nbytes: int
 
     def lag(self, uri: StoreURI) -> float | None:
         """How far behind it is, in seconds; None: it was never looked at where it is now."""
@@ -48,16 +51,19 @@ def root_sums(session: Session) -> dict[str, RootSums]:
             RunRow.root,
             func.count().label("runs"),
             func.sum(RunRow.checkpoint_count).label("checkpoints"),
+            func.sum(RunRow.nbytes).label("nbytes"),
         )
         .group_by(RunRow.root)
         .subquery()
     )
-    query = select(RootRow, counted.c.runs, counted.c.checkpoints).outerjoin(
+    query = select(RootRow, counted.c.runs, counted.c.checkpoints, counted.c.nbytes).outerjoin(
         counted, counted.c.root == RootRow.name
     )
     return {
-        root.name: RootSums(root.uri, root.scanned, root.problem, runs or 0, checkpoints or 0)
-        for root, runs, checkpoints in session.execute(query)
+        root.name: RootSums(
+            root.uri, root.scanned, root.problem, runs or 0, checkpoints or 0, int(nbytes or 0)
+        )
+        for root, runs, checkpoints, nbytes in session.execute(query)
     }
 
 
@@ -98,6 +104,16 @@ class CheckpointColumns(NamedTuple):
     deletion: dict[str, Any] | None
 
 
+class RecentStep(NamedTuple):
+    """What the catalog has of a step, as far as a run's pace shows by it."""
+
+    step: int
+    attempt: int
+    state: str
+    created: datetime | None
+    nbytes: int | None
+
+
 # Plain columns by statements made once: a page of rows as objects takes three times as long.
 _RUNS: Final = select(*(getattr(RunRow, name) for name in RunColumns._fields))
 _RUN: Final = _RUNS.where(
@@ -108,6 +124,13 @@ _CHECKPOINTS: Final = select(
 ).where(CheckpointRow.run_id == bindparam("run"))
 _IN_STATE: Final = CheckpointRow.state == bindparam("in_state")
 _STEP: Final = _CHECKPOINTS.where(CheckpointRow.step == bindparam("of_step"))
+_RECENT: Final = (
+    select(*(getattr(CheckpointRow, name) for name in RecentStep._fields))
+    .join(RunRow, RunRow.id == CheckpointRow.run_id)
+    .where(RunRow.root == bindparam("root_name"), RunRow.name == bindparam("run_name"))
+    .order_by(CheckpointRow.step.desc(), CheckpointRow.attempt.desc())
+    .limit(bindparam("limit"))
+)
 _ALIAS_NAMES: Final = (
     select(AliasRow.step, AliasRow.attempt, AliasRow.alias)
     .where(
@@ -127,6 +150,27 @@ def find_run(connection: Connection, root: str, name: str) -> RunColumns | None:
     """One run."""
     found = connection.execute(_RUN, {"root_name": root, "run_name": name}).first()
     return None if found is None else RunColumns._make(found)
+
+
+def forks(connection: Connection, roots: Iterable[str], uri: str, limit: int) -> list[RunColumns]:
+    """Runs that were forked from the run at `uri`, by root and name."""
+    parent = text_entry(RunRow.lineage, "run", connection.dialect.name)
+    query = _RUNS.where(RunRow.root.in_(list(roots)), parent == uri)
+    page = query.order_by(RunRow.root, RunRow.name).limit(limit)
+    return [RunColumns._make(row) for row in connection.execute(page)]
+
+
+def run_at(connection: Connection, roots: Iterable[str], uri: str) -> RunColumns | None:
+    """The run of some roots that lies at a URI."""
+    query = _RUNS.where(RunRow.root.in_(list(roots)), RunRow.uri == uri).limit(1)
+    found = connection.execute(query).first()
+    return None if found is None else RunColumns._make(found)
+
+
+def recent_steps(connection: Connection, root: str, name: str, limit: int) -> list[RecentStep]:
+    """The last steps of a run, whatever their state, highest first."""
+    given = {"root_name": root, "run_name": name, "limit": limit}
+    return [RecentStep._make(row) for row in connection.execute(_RECENT, given)]
 
 
 def runs(

@@ -5,6 +5,7 @@ where there is no value it is false, and `NOT` makes it true.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
@@ -81,16 +82,15 @@ class Searched(NamedTuple):
         columns: By the name of the field; one of names is not there.
         last: By name, what settles the order in the end: no two entries are equal in them.
         present: Fields of which every entry has a value.
-        named: By what aliases name an entry.
-        aliases: The same of every alias.
+        sets: Of each field of names, what has them: an entry's own, the same of all that have a
+            name, and that name.
     """
 
     fields: Mapping[str, Field]
     columns: Mapping[str, Any]
     last: Mapping[str, SortKey]
     present: frozenset[str]
-    named: Any = None
-    aliases: Any = select(AliasRow.run_id)
+    sets: Mapping[str, tuple[Any, Any, Any]] = MappingProxyType({})
 
 
 CHECKPOINTS: Final = Searched(
@@ -113,9 +113,14 @@ CHECKPOINTS: Final = Searched(
         "attempt": SortKey(CheckpointRow.attempt, descending=True),
     },
     frozenset({"step", "attempt", "state"}),
-    tuple_(CheckpointRow.step, CheckpointRow.attempt),
-    # Of the one run that is meant, all at once: a look for each step takes far longer.
-    select(AliasRow.step, AliasRow.attempt).where(AliasRow.run_id == bindparam("run")),
+    {
+        "aliases": (
+            tuple_(CheckpointRow.step, CheckpointRow.attempt),
+            # Of the one run that is meant, all at once: a look for each step takes far longer.
+            select(AliasRow.step, AliasRow.attempt).where(AliasRow.run_id == bindparam("run")),
+            AliasRow.alias,
+        )
+    },
 )
 RUNS: Final = Searched(
     RUN_FIELDS,
@@ -130,7 +135,10 @@ RUNS: Final = Searched(
     },
     {"root": SortKey(RunRow.root), "name": SortKey(RunRow.name)},
     frozenset({"root", "name", "created", "bytes", "checkpoint_count"}),
-    RunRow.id,
+    {
+        "aliases": (RunRow.id, select(AliasRow.run_id), AliasRow.alias),
+        "states": (RunRow.id, select(CheckpointRow.run_id), CheckpointRow.state),
+    },
 )
 AUDIT: Final = Searched(
     AUDIT_FIELDS,
@@ -227,12 +235,15 @@ def _holds(expression: Expression, of: Searched, dialect: str) -> ColumnElement[
 def _has(of: Searched, path: Path, member: str | None, dialect: str) -> ColumnElement[bool]:
     field = of.fields[path.field]
     if field.kind is Kind.NAMES:
-        aliases = of.aliases
+        own, all_named, name = of.sets[path.field]
         if member is not None:
-            aliases = aliases.where(AliasRow.alias == _bound(member))
-        named: ColumnElement[bool] = of.named.in_(aliases)
+            all_named = all_named.where(name == _bound(member))
+        named: ColumnElement[bool] = own.in_(all_named)
         return named
     column = of.columns[path.field]
+    if member is not None:  # databases differ in what `LIKE` makes of capitals
+        within = func.lower(column).contains(member.lower(), autoescape=True)
+        return func.coalesce(within, false())
     if not field.keyed:
         present: ColumnElement[bool] = column.is_not(None)
         return and_(present, column != "") if field.kind is Kind.TEXT else present

@@ -1,4 +1,4 @@
-"""Pages for people: server-rendered, with one small script that follows operations."""
+"""Pages for people, rendered here; what they ask and change goes through the actions alone."""
 
 import lazy_loader
 

@@ -1,2 +1,4 @@
-from . import pages as pages
-from . import sign_in as sign_in
+from .error_pages import ErrorPages as ErrorPages
+from .rendering import static_files as static_files
+from .routers import OPEN_ROUTERS as OPEN_ROUTERS
+from .routers import ROUTERS as ROUTERS

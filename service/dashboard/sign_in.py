@@ -17,7 +17,7 @@ from cairn.service.access import (
     require_own_page,
     set_cookie,
 )
-from cairn.service.dashboard.pages import page
+from cairn.service.dashboard.rendering import page
 from cairn.service.errors import ProblemError, TooManyRequestsError, UnauthenticatedError
 from cairn.service.settings import Settings
 

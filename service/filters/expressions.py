@@ -45,7 +45,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Has:
-    """A field has a value; one that has several has `member` among them, or any for None."""
+    """A field has a value; one that has several has `member` among them, or any for None.
+
+    Text has `member` within it, in capitals or not.
+    """
 
     path: Path
     member: str | None = None

@@ -74,6 +74,7 @@ RUN_FIELDS: Final[Mapping[str, Field]] = {
     "latest_step": Field(Kind.INTEGER),
     "checkpoint_count": Field(Kind.INTEGER),
     "aliases": Field(Kind.NAMES),
+    "states": Field(Kind.NAMES),
     "labels": Field(Kind.TEXT, keyed=True),
 }
 AUDIT_FIELDS: Final[Mapping[str, Field]] = {

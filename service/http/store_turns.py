@@ -37,7 +37,6 @@ ANSWER_SECONDS: Final = 30.0
 """How long the store may take for all that one request needs."""
 
 _READS: Final = frozenset({"GET", "HEAD"})
-_SEARCHES: Final = frozenset({"filter", "order_by"})
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "t", "y"})
 
 
@@ -104,6 +103,8 @@ class StoreRoute(APIRoute):
     """
 
     needs_store: ClassVar[bool] = False
+    searches: ClassVar[frozenset[str]] = frozenset({"filter", "order_by"})
+    """Parameters of which one is enough for the database to look at all of a list."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of FastAPI, with a turn and a deadline for what it asks of the store."""
@@ -113,7 +114,7 @@ class StoreRoute(APIRoute):
             with within(ANSWER_SECONDS):
                 looks = request.query_params.get("refresh", "").lower() in _TRUE
                 if request.method in _READS and not looks and not self.needs_store:
-                    searches = not _SEARCHES.isdisjoint(request.query_params)
+                    searches = not self.searches.isdisjoint(request.query_params)
                     state = request.app.state
                     known: CatalogTurns = state.search_turns if searches else state.catalog_turns
                     with suppress(StoreNeededError):

@@ -61,7 +61,7 @@ def list_all_runs(
     """Runs of every root, by root and name, or in the order that is asked for.
 
     Fields: `root`, `name`, `created`, `bytes`, `latest_step`, `checkpoint_count`, `labels.NAME`; in
-    filters also `aliases`.
+    filters also `aliases` and `states`.
     """
     search = Search.parse(filter, order_by, RUN_FIELDS)
     roots = caller.visible(plane.roots)

@@ -1,76 +1,71 @@
 "use strict";
-// Starts an export where a button asks for it and shows its progress from the event stream.
+// Follows operations that a page shows, from the event stream, to their end.
+
+const ENDED = ["succeeded", "failed", "cancelled"];
 
 function sizeText(bytes) {
-  return bytes >= 1e9 ? `${(bytes / 1e9).toFixed(2)} GB` : `${(bytes / 1e6).toFixed(1)} MB`;
+  let value = bytes;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (value < 999.95) return unit === "B" ? `${value} B` : `${value.toFixed(1)} ${unit}`;
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} TB`;
 }
 
 function timeLeft(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  return seconds < 90 ? `, ${Math.ceil(seconds)} s left` : `, ${Math.round(seconds / 60)} min left`;
+  return seconds < 90 ? ` · ${Math.ceil(seconds)} s left` : ` · ${Math.round(seconds / 60)} min left`;
 }
 
 function show(place, operation) {
   const bar = place.querySelector("progress");
-  const message = place.querySelector(".message");
-  const { done_bytes: done, total_bytes: total } = operation.progress;
-  place.hidden = false;
+  const { done_bytes: done, total_bytes: total, message } = operation.progress;
   place.dataset.state = operation.state;
   if (total) {
     bar.max = total;
     bar.value = done;
   }
-  if (operation.state === "succeeded") {
-    bar.value = bar.max;
-    const link = document.createElement("a");
-    link.href = `/v1/artifacts/${encodeURIComponent(operation.result.artifact_id)}`;
-    link.textContent = "files";
-    message.replaceChildren("succeeded: ", link);
-  } else if (operation.state === "failed" || operation.state === "cancelled") {
-    place.classList.add("failed");
-    message.textContent = operation.error ? `${operation.state}: ${operation.error.detail}` : operation.state;
-  } else {
-    message.textContent = total ? `${operation.state} ${sizeText(done)} of ${sizeText(total)}${timeLeft(operation.progress.seconds_left)}` : operation.state;
-  }
-  return ["succeeded", "failed", "cancelled"].includes(operation.state);
+  const text = total ? `${sizeText(done)} of ${sizeText(total)}${timeLeft(operation.progress.seconds_left)}` : message;
+  place.querySelector(".message").textContent = text || "waiting for a worker";
 }
 
-function follow(place, id, finished) {
-  const source = new EventSource(`/v1/operations/${encodeURIComponent(id)}/events`);
+// The end is drawn by the server, as after a reload: with files, a reason, or a way to go on.
+async function redraw(place) {
+  const answer = await fetch(`/operations/${encodeURIComponent(place.dataset.operation)}/card`, { headers: { "HX-Request": "true" } });
+  if (!answer.ok) return;
+  const next = document.createElement("template");
+  next.innerHTML = await answer.text();
+  const card = next.content.firstElementChild;
+  const within = place.contains(document.activeElement);
+  place.replaceWith(card);
+  htmx.process(card);
+  if (within) {
+    card.tabIndex = -1;
+    card.focus({ preventScroll: true });
+  }
+  announce(`${card.dataset.name}: ${card.dataset.state}`);
+}
+
+function follow(place) {
+  if (place.dataset.followed || ENDED.includes(place.dataset.state)) return;
+  place.dataset.followed = "yes";
+  const source = new EventSource(`/v1/operations/${encodeURIComponent(place.dataset.operation)}/events`);
   source.onmessage = (event) => {
-    if (show(place, JSON.parse(event.data))) {
+    const operation = JSON.parse(event.data);
+    if (!place.isConnected) {
       source.close();
-      finished();
+    } else if (ENDED.includes(operation.state)) {
+      source.close();
+      redraw(place);
+    } else {
+      show(place, operation);
     }
   };
 }
 
-async function convert(button) {
-  const place = button.parentElement.querySelector(".operation");
-  button.disabled = true;
-  place.classList.remove("failed");
-  const answer = await fetch(button.dataset.convert, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...csrfHeaders() },
-    body: JSON.stringify({ format: "huggingface" }),
-  });
-  const body = await answer.json();
-  if (!answer.ok) {
-    show(place, { state: "failed", progress: {}, error: body });
-    button.disabled = false;
-    return;
-  }
-  show(place, body);
-  follow(place, body.id, () => { button.disabled = false; });
+function followAll(within) {
+  within.querySelectorAll("[data-operation]").forEach(follow);
 }
 
-document.addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-convert]");
-  if (button) {
-    convert(button).catch((error) => {
-      const place = button.parentElement.querySelector(".operation");
-      show(place, { state: "failed", progress: {}, error: { detail: String(error) } });
-      button.disabled = false;
-    });
-  }
-});
+document.addEventListener("DOMContentLoaded", () => followAll(document));
+document.addEventListener("htmx:afterSwap", () => followAll(document));

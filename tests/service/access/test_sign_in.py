@@ -45,7 +45,7 @@ def test_page_without_a_session_leads_to_the_sign_in_and_back(http, keys, root):
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/default/run")
     page = http.get("/ui/default/run", headers=HTML)
     assert page.status_code == 200
-    assert "ci <button" in page.text
+    assert "ci · read</span> <button" in page.text
 
 
 def test_programs_are_answered_401_and_not_led_to_a_page(http):

@@ -28,7 +28,7 @@ def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
             executable_path=executable,
             args=["--no-sandbox", "--disable-background-networking", "--disable-gpu"],
         )
-        page = browser.new_page()
+        page = browser.new_page(locale="en-US")
         problems = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda line: line.type == "error" and problems.append(line.text))
@@ -37,11 +37,13 @@ def test_browser_signs_in_exports_by_button_and_signs_out(tmp_path):
         page.get_by_label("Key").fill(made.stdout.strip())
         page.get_by_role("button", name="Sign in").click()
         expect(page).to_have_url(f"{url}/ui/default/tiny")
-        row = page.locator("tr[data-step='2']")
-        row.get_by_role("button", name="Export to PyTorch").click()
-        expect(row.get_by_role("status")).to_have_attribute(
-            "data-state", "succeeded", timeout=30_000
-        )
+        page.goto(f"{url}/ui/default/tiny/steps/2")
+        page.get_by_role("button", name="Export to PyTorch").click()
+        card = page.locator(".operation").first
+        expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
+        page.get_by_role("button", name="Promote").click()
+        expect(page.get_by_role("alert")).to_contain_text("production points at step 2 now")
+        expect(page.get_by_role("link", name="Keys")).to_have_count(0)
         assert page.evaluate("document.cookie") == ""
         page.get_by_role("button", name="Sign out").click()
         expect(page).to_have_url(f"{url}/sign-in")

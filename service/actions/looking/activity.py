@@ -1,0 +1,99 @@
+"""How runs are going, by their last steps as the catalog has them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import queries
+from cairn.service.catalog.queries import RecentStep
+from cairn.service.schemas import CheckpointState, Run
+from cairn.storage.runs import Lease, read_lease
+from cairn.storage.runs import Run as StoredRun
+from cairn.storage.store import utc_now
+
+RECENT: Final = 24
+"""Steps of a run that its pace is told by."""
+
+_DAY: Final = 86_400.0
+_STALLED: Final = frozenset({CheckpointState.ABANDONED, CheckpointState.UNJUDGED})
+
+
+@dataclass(frozen=True)
+class Activity:
+    """How a run is going.
+
+    Attributes:
+        saved: Its last listed steps, oldest first.
+        writing: Number of the step that is being written; None: none is.
+        stalled: Number of a step whose writer is gone, if nothing was saved after it.
+        seconds_apart: Between two steps, as a rule; None: there are too few.
+        bytes_per_day: That they add, at that pace.
+    """
+
+    saved: tuple[RecentStep, ...] = ()
+    writing: int | None = None
+    stalled: int | None = None
+    seconds_apart: float | None = None
+    bytes_per_day: float | None = None
+
+    @property
+    def last_saved(self) -> datetime | None:
+        """When its highest listed step was saved."""
+        return self.saved[-1].created if self.saved else None
+
+
+def run_activity(plane: ControlPlane, runs: Sequence[Run]) -> list[Activity]:
+    """How each of some runs is going, from the catalog alone."""
+    with plane.catalog.query() as connection:
+        recent = [queries.recent_steps(connection, run.root, run.name, RECENT) for run in runs]
+    return [activity_of(steps) for steps in recent]
+
+
+def activity_of(steps: Sequence[RecentStep]) -> Activity:
+    """How a run is going that has these steps last, highest first; pure."""
+    saved = [one for one in reversed(steps) if one.state == CheckpointState.LISTED]
+    highest = saved[-1].step if saved else -1
+    later = [one for one in steps if one.step > highest]
+    writing = [one.step for one in later if one.state == CheckpointState.IN_FLIGHT]
+    stalled = [one.step for one in later if one.state in _STALLED]
+    moments = [one.created for one in saved if one.created is not None]
+    apart = [(after - before).total_seconds() for before, after in pairwise(moments)]
+    pace = median(apart) if len(apart) > 1 else None
+    sizes = [one.nbytes for one in saved if one.nbytes is not None]
+    return Activity(
+        saved=tuple(saved),
+        writing=writing[0] if writing else None,
+        stalled=stalled[0] if stalled and not writing else None,
+        seconds_apart=pace,
+        bytes_per_day=_DAY / pace * median(sizes) if pace and sizes else None,
+    )
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who may write a run.
+
+    Attributes:
+        lease: What they hold, or held last.
+        alive: They hold it now.
+    """
+
+    lease: Lease
+    alive: bool
+
+
+def run_holder(plane: ControlPlane, root: str, run: str) -> Holder | None:
+    """Who writes a run, asked of the store now; None: nobody ever has.
+
+    Raises:
+        UnknownRootError, RunNotFoundError: There is no such run.
+        CorruptionError, UnsupportedFormatError: The lease can't be read.
+        StoreUnavailableError: The store does not answer.
+    """
+    found: StoredRun = plane.run(root, run)
+    lease = read_lease(found.objects)
+    return None if lease is None else Holder(lease, lease.is_alive(utc_now()))

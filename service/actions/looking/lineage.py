@@ -1,0 +1,45 @@
+"""Where a run comes from, and what was made of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import queries
+from cairn.service.schemas import Run
+from cairn.storage.store import StoreURI
+
+MOST_FORKS: Final = 100
+MOST_PARENTS: Final = 20
+
+
+@dataclass(frozen=True)
+class RunLineage:
+    """The family of a run.
+
+    Attributes:
+        parents: Runs that it comes from, the nearest first, as far as the catalog knows them.
+        forks: Runs that were forked from it, `MOST_FORKS` at most.
+        unknown: URI of the parent of the last one of `parents`, which is nowhere here; None: it
+            has none.
+    """
+
+    parents: tuple[Run, ...]
+    forks: tuple[Run, ...]
+    unknown: str | None = None
+
+
+def run_lineage(plane: ControlPlane, roots: Mapping[str, StoreURI], run: Run) -> RunLineage:
+    """The family of a run, as far as it is in some roots; from the catalog alone."""
+    parents: list[Run] = []
+    child, unknown = run, None
+    with plane.catalog.query() as connection:
+        while child.lineage is not None and len(parents) < MOST_PARENTS:
+            found = queries.run_at(connection, roots, child.lineage.run)
+            if found is None:
+                unknown = child.lineage.run
+                break
+            child = queries.run(found)
+            parents.append(child)
+        forks = queries.forks(connection, roots, run.uri, MOST_FORKS)
+    return RunLineage(tuple(parents), tuple(map(queries.run, forks)), unknown)

@@ -1,0 +1,52 @@
+"""How the roots of this server are: what the index knows of each, and how old that is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cairn.service.access import Caller
+from cairn.service.actions.making.roots import list_roots
+from cairn.service.actions.plane import ControlPlane
+from cairn.service.catalog import queries
+
+
+@dataclass(frozen=True)
+class RootHealth:
+    """A root.
+
+    Attributes:
+        name, uri, source: As of the root.
+        runs, checkpoints, nbytes: That are listed.
+        seconds: How long ago the index was brought up to date; None: never yet.
+        problem: Why the last look at it failed; None: it did not.
+    """
+
+    name: str
+    uri: str
+    source: Literal["settings", "catalog"]
+    runs: int
+    checkpoints: int
+    nbytes: int
+    seconds: float | None
+    problem: str | None
+
+
+def root_health(plane: ControlPlane, caller: Caller) -> list[RootHealth]:
+    """The roots that a caller may use, from the catalog alone."""
+    with plane.catalog.read() as session:
+        known = queries.root_sums(session)
+    found = []
+    for root in list_roots(plane, caller):
+        sums = known.get(root.name)
+        found.append(
+            RootHealth(
+                name=root.name,
+                uri=root.uri,
+                source=root.source,
+                runs=0 if sums is None else sums.runs,
+                checkpoints=0 if sums is None else sums.checkpoints,
+                nbytes=0 if sums is None else sums.nbytes,
+                seconds=None if sums is None else sums.lag(plane.root(root.name)),
+                problem=None if sums is None else sums.problem,
+            )
+        )
+    return found

@@ -1,0 +1,1 @@
+"""What forms of pages ask for: each calls the action that the API's route calls."""

@@ -1,0 +1,115 @@
+"""What forms for administrators ask for: keys, webhooks, roots, dead workers."""
+
+from http import HTTPStatus
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Administrator
+from cairn.service.dashboard.forms import FormDependency, body_of
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency
+from cairn.service.routes import keys, webhooks
+from cairn.service.schemas import AddRootRequest, KeyRequest, WebhookRequest
+
+_DAY: Final = 86_400.0
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+
+@router.post("/keys")
+def create_key_form(
+    request: Request, caller: Administrator, plane: PlaneDependency, form: FormDependency
+) -> HTMLResponse:
+    """Make a key, and show it this once."""
+    days = form.decimal("expires_days")
+    wanted = body_of(
+        KeyRequest,
+        name=form.text("name"),
+        scope=form.text("scope") or "read",
+        roots=form.texts("roots") or None,
+        expires_seconds=None if days is None else days * _DAY,
+    )
+    made = actions.create_key(plane, caller, wanted)
+    return page(request, "administration/new_key.html", made=made)
+
+
+@router.post("/keys/{key}/revoke")
+def revoke_key_form(caller: Administrator, key: keys.KeyId, plane: PlaneDependency) -> Response:
+    """Have a key count no more."""
+    actions.revoke_key(plane, caller, key)
+    return _to("/keys")
+
+
+@router.post("/webhooks")
+def create_webhook_form(
+    request: Request, caller: Administrator, plane: PlaneDependency, form: FormDependency
+) -> HTMLResponse:
+    """Have somebody told of events, and show the secret this once."""
+    wanted = body_of(
+        WebhookRequest,
+        url=form.text("url"),
+        kinds=form.texts("kinds") or None,
+        roots=form.texts("roots") or None,
+        runs=form.text("runs") or "*",
+    )
+    made = actions.create_webhook(plane, caller, wanted)
+    return page(request, "administration/new_webhook.html", made=made)
+
+
+@router.post("/webhooks/{webhook}/delete")
+def delete_webhook_form(
+    caller: Administrator, webhook: webhooks.WebhookId, plane: PlaneDependency
+) -> Response:
+    """Tell somebody no more."""
+    actions.delete_webhook(plane, caller, webhook)
+    return _to("/webhooks")
+
+
+@router.post("/webhooks/{webhook}/test")
+def send_test_form(
+    caller: Administrator, webhook: webhooks.WebhookId, plane: PlaneDependency
+) -> Response:
+    """Tell this one of a test."""
+    actions.send_test(plane, caller, webhook)
+    return _to(f"/webhooks/{webhook}")
+
+
+@router.post("/webhooks/{webhook}/deliveries/{delivery}/redeliver")
+def redeliver_form(
+    caller: Administrator,
+    webhook: webhooks.WebhookId,
+    delivery: webhooks.DeliveryId,
+    plane: PlaneDependency,
+) -> Response:
+    """Try a delivery again."""
+    actions.redeliver(plane, caller, webhook, delivery)
+    return _to(f"/webhooks/{webhook}")
+
+
+@router.post("/health/roots")
+def add_root_form(caller: Administrator, plane: PlaneDependency, form: FormDependency) -> Response:
+    """Add a root while the server runs."""
+    wanted = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
+    actions.add_root(plane, caller, wanted.name, wanted.uri)
+    return _to("/health")
+
+
+@router.post("/workers/{worker}/take-over")
+def take_over_form(
+    caller: Administrator,
+    worker: Annotated[str, Path(max_length=128)],
+    plane: PlaneDependency,
+) -> Response:
+    """Give what a dead worker had to the others."""
+    actions.take_over_worker(plane, caller, worker)
+    return _to("/operations")
+
+
+def _to(path: str) -> Response:
+    return Response(status_code=HTTPStatus.OK, headers={"HX-Redirect": path})

@@ -1,0 +1,56 @@
+"""How a run grew: bytes that it took, over time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from cairn.service.schemas import StepUsage
+
+WIDTH: Final = 1000
+HEIGHT: Final = 140
+_TOP: Final = 18
+_FLOOR: Final = 118
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A drawing: an area under stairs.
+
+    Attributes:
+        path: Of the area, as SVG has it.
+        first, last: When it begins and ends.
+        nbytes: At the end.
+        per_day: Bytes a day on average; None: it is younger than that tells.
+    """
+
+    path: str
+    first: datetime
+    last: datetime
+    nbytes: int
+    per_day: float | None
+    width: int = WIDTH
+    height: int = HEIGHT
+    floor: int = _FLOOR
+
+
+def growth(steps: Sequence[StepUsage]) -> Growth | None:
+    """Of steps by when they were saved; None if there are fewer than two."""
+    saved = [(one.created, one.added) for one in steps if one.created is not None]
+    if len(saved) < 2:
+        return None
+    saved.sort(key=lambda one: one[0])
+    first, last = saved[0][0], saved[-1][0]
+    span = (last - first).total_seconds()
+    total = sum(size for _, size in saved)
+    if span <= 0 or total <= 0:
+        return None
+    together, path = 0, f"M0 {_FLOOR}"
+    for when, size in saved:
+        x = WIDTH * (when - first).total_seconds() / span
+        path += f"H{x:.1f}"
+        together += size
+        path += f"V{_FLOOR - (_FLOOR - _TOP) * together / total:.1f}"
+    path += f"V{_FLOOR}Z"
+    per_day = (total - saved[0][1]) / span * 86_400
+    return Growth(path, first, last, total, per_day)

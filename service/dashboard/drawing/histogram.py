@@ -1,0 +1,59 @@
+"""How many elements lie where: bars of one height scale; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cairn.service.schemas import Histogram
+
+WIDTH: Final = 400
+HEIGHT: Final = 160
+_FLOOR: Final = 138
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bin."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The drawing, and the ends of its axis."""
+
+    bars: tuple[Bar, ...]
+    first: float
+    last: float
+    most: int
+    floor: int = _FLOOR
+    full_width: int = WIDTH
+    full_height: int = HEIGHT
+
+
+def bars_of(found: Histogram) -> Bars | None:
+    """The drawing of a histogram; None if its numbers are beyond float64."""
+    if isinstance(found.start, str):
+        return None
+    counts: Sequence[int] = found.counts
+    most = max(counts, default=0)
+    if most == 0:
+        return None
+    wide = WIDTH / len(counts)
+    bars = [
+        Bar(
+            round(at * wide, 2),
+            round(_FLOOR - high, 2),
+            round(max(1.0, wide - 1), 2),
+            round(high, 2),
+            f"{left:.4g} to {left + found.width:.4g}: {count}",
+        )
+        for at, count in enumerate(counts)
+        for left in [found.start + at * found.width]
+        for high in [max(1.0, (_FLOOR - 10) * count / most) if count else 0.0]
+    ]
+    return Bars(tuple(bars), found.start, found.start + len(counts) * found.width, most)

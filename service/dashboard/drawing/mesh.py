@@ -1,0 +1,94 @@
+"""How a partition spec splits a tensor over a mesh: its parts, drawn as a grid; pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+MOST_PARTS: Final = 64
+_WIDTH: Final = 360
+_HEIGHT: Final = 200
+
+Spec = Sequence[str | Sequence[str] | None]
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """What becomes of a tensor on a mesh.
+
+    Attributes:
+        parts: Into how many each dimension is split.
+        part: Shape of what a device holds; rounded up where it does not divide.
+        copies: Devices that hold the same part.
+        devices: Of the mesh.
+        whole: Every dimension divides.
+        axes: Of each dimension, the axes that split it, in words.
+        columns, rows: Lines of the grid, in its picture; empty: too many to draw.
+    """
+
+    parts: tuple[int, ...]
+    part: tuple[int, ...]
+    copies: int
+    devices: int
+    whole: bool
+    axes: tuple[str, ...]
+    columns: tuple[float, ...]
+    rows: tuple[float, ...]
+    width: int = _WIDTH
+    height: int = _HEIGHT
+
+    @property
+    def count(self) -> int:
+        """How many parts there are."""
+        return math.prod(self.parts)
+
+    @property
+    def part_width(self) -> float:
+        """Of one part, in the picture."""
+        return round(self.width / (self.parts[-1] if self.parts else 1), 1)
+
+    @property
+    def part_height(self) -> float:
+        """Of one part, in the picture."""
+        return round(self.height / (self.parts[-2] if len(self.parts) > 1 else 1), 1)
+
+
+def splitting(shape: Sequence[int], spec: Spec | None, mesh: Mapping[str, int]) -> Splitting:
+    """Of a tensor of this shape; without a spec it is whole everywhere."""
+    padded = [*(spec or ()), *([None] * len(shape))][: len(shape)]
+    named = [_axes(one) for one in padded]
+    parts = tuple(math.prod(mesh.get(axis, 1) for axis in axes) for axes in named)
+    devices = math.prod(mesh.values())
+    across, down = (parts[-1] if parts else 1), (parts[-2] if len(parts) > 1 else 1)
+    drawn = across <= MOST_PARTS and down <= MOST_PARTS
+    return Splitting(
+        parts=parts,
+        part=tuple(math.ceil(size / count) for size, count in zip(shape, parts, strict=True)),
+        copies=max(1, devices // math.prod(parts)),
+        devices=devices,
+        whole=all(size % count == 0 for size, count in zip(shape, parts, strict=True)),
+        axes=tuple(" × ".join(axes) or "–" for axes in named),
+        columns=tuple(_WIDTH * at / across for at in range(1, across)) if drawn else (),
+        rows=tuple(_HEIGHT * at / down for at in range(1, down)) if drawn else (),
+    )
+
+
+def mesh_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """The mesh that a model's configuration names, if all of its sizes are known."""
+    names = config.get("sharding_axis_names")
+    sizes = config.get("sharding_axis_dims")
+    if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
+        return {}
+    known = all(isinstance(size, int) and size > 0 for size in sizes)
+    return {str(name): size for name, size in zip(names, sizes, strict=True)} if known else {}
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """As it is typed: `fsdp=4,tp=2`."""
+    return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def _axes(entry: str | Sequence[str] | None) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)

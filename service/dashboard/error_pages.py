@@ -1,0 +1,82 @@
+"""Errors as pages: whoever asks with a browser reads sentences, and programs the same as JSON."""
+
+import json
+from typing import Any, Final, cast
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cairn.service.dashboard.rendering import page
+from cairn.service.http import answer
+
+_PROBLEM: Final = "application/problem+json"
+_API: Final = "/v1/"
+
+
+class ErrorPages:
+    """Turns problems into pages where a browser asked for one, whoever answered with them.
+
+    It is around everything else, the guards included, so that no error of a page is JSON.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and look at the answer's kind."""
+        if scope["type"] != "http" or scope["path"].startswith(_API) or not _wants_page(scope):
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = b""
+
+        async def look(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start":
+                if Headers(raw=message["headers"]).get("content-type") == _PROBLEM:
+                    start = message
+                    return
+            elif start is not None and message["type"] == "http.response.body":
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    await _answer_page(scope, receive, send, start, body)
+                return
+            await send(message)
+
+        begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await look(message)
+
+        try:
+            await self.app(scope, receive, begin)
+        except Exception as exc:  # nothing above answers it as a page
+            if begun:
+                raise
+            response = answer(exc, method=scope["method"], path=scope["path"])
+            await response(scope, receive, look)
+
+
+def _wants_page(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    return "text/html" in headers.get("accept", "") or "hx-request" in headers
+
+
+async def _answer_page(
+    scope: Scope, receive: Receive, send: Send, start: Message, body: bytes
+) -> None:
+    problem = cast(dict[str, Any], json.loads(body))
+    part = "hx-request" in Headers(scope=scope)
+    template = "parts/problem.html" if part else "error.html"
+    scope.setdefault("state", {})
+    request = Request(scope)
+    told_page = page(request, template, status=start["status"], problem=problem)
+    told = Headers(raw=start["headers"])
+    kept = MutableHeaders(raw=told_page.raw_headers)
+    for name in ("retry-after", "allow", "www-authenticate", "x-request-id"):
+        if name in told:
+            kept[name] = told[name]
+    await told_page(scope, receive, send)

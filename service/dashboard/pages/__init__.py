@@ -1,0 +1,1 @@
+"""The pages, one subject a file."""

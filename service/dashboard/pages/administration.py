@@ -1,0 +1,96 @@
+"""For administrators of all roots: `/audit`, `/webhooks`, `/keys`."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Administrator
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import Filter, PageToken, PlaneDependency
+from cairn.service.errors import UnknownWebhookError
+from cairn.service.filters import AUDIT_FIELDS, Search
+from cairn.service.http import decode_token, encode_token
+from cairn.service.routes import webhooks
+from cairn.service.schemas import DeliveryState, EventKind, Scope
+
+ROWS: Final = 50
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+
+@router.get("/audit")
+def audit_page(
+    request: Request,
+    caller: Administrator,
+    plane: PlaneDependency,
+    filter: Filter = "",
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """What was asked of this control plane, newest first."""
+    search = Search.parse(filter, "", AUDIT_FIELDS)
+    listing = f"audit events{search.mark}"
+    after = decode_token(listing, page_token, kinds=(int,))
+    found, more = actions.list_audit_events(plane, caller, search, after=after, limit=ROWS)
+    return page(
+        request,
+        "administration/audit.html",
+        events=found,
+        next_page_token=encode_token(listing, (found[-1].id,)) if more else None,
+        filter=filter,
+    )
+
+
+@router.get("/webhooks")
+def webhooks_page(request: Request, caller: Administrator, plane: PlaneDependency) -> HTMLResponse:
+    """Who is told of events."""
+    return page(
+        request,
+        "administration/webhooks.html",
+        webhooks=actions.list_webhooks(plane, caller),
+        kinds=[one.value for one in EventKind if one is not EventKind.WEBHOOK_TEST],
+        roots=list(plane.roots),
+    )
+
+
+@router.get("/webhooks/{webhook}")
+def webhook_page(
+    request: Request,
+    caller: Administrator,
+    webhook: webhooks.WebhookId,
+    plane: PlaneDependency,
+    state: Annotated[str, Query(max_length=16)] = "",
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """One webhook, and what became of each event that it was told of."""
+    wanted = DeliveryState(state) if state in list(DeliveryState) else None
+    found = webhooks.list_deliveries(caller, webhook, plane, wanted, ROWS, page_token)
+    known = [one for one in actions.list_webhooks(plane, caller) if one.id == webhook]
+    if not known:
+        raise UnknownWebhookError(f"webhook {webhook!r}: expected one that is entered, found none")
+    return page(
+        request,
+        "administration/webhook.html",
+        webhook=known[0],
+        deliveries=found.deliveries,
+        next_page_token=found.next_page_token,
+        state=wanted,
+        states=list(DeliveryState),
+    )
+
+
+@router.get("/keys")
+def keys_page(request: Request, caller: Administrator, plane: PlaneDependency) -> HTMLResponse:
+    """Who else may ask, and what they may."""
+    return page(
+        request,
+        "administration/keys.html",
+        keys=actions.list_keys(plane, caller),
+        scopes=list(Scope),
+        roots=list(plane.roots),
+        needed=plane.settings.auth == "keys",
+    )

@@ -1,0 +1,209 @@
+"""Two steps side by side: `/compare` asks which, `/ui/{root}/{run}/steps/{step}/compare` tells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+
+from cairn.service import actions
+from cairn.service.access import Caller, Reader, Scope
+from cairn.service.actions import ControlPlane, Side, Wanted
+from cairn.service.dashboard import addresses
+from cairn.service.dashboard.page_routes import CatalogPage, StorePage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import MAX_STEP, PlaneDependency, RootName, RunName, StepNumber
+from cairn.service.http import LongRead
+from cairn.service.routes import page_of_runs
+from cairn.service.schemas import NAME_PATTERN, PLAIN_PATTERN, LeafDifference
+
+ROWS: Final = 150
+AT_ONCE_BYTES: Final = 256 << 20
+"""Differing leaves of so many bytes together are compared without being asked."""
+_RUNS: Final = 200
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+Name = Annotated[str, Query(pattern=rf"^$|{NAME_PATTERN}", max_length=128)]
+Number = Annotated[str, Query(pattern=r"^([0-9]{1,15})?$", max_length=16)]
+Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
+
+
+@router.get("/compare")
+def compare_page(
+    request: Request,
+    caller: Reader,
+    plane: PlaneDependency,
+    root: Name = "",
+    run: Name = "",
+    step: Number = "",
+    other_root: Name = "",
+    other_run: Name = "",
+    other: Number = "",
+    pick: Annotated[list[int] | None, Query()] = None,
+) -> Response:
+    """Which two steps to compare."""
+    picked = sorted(set(pick or ()))
+    if len(picked) == 2:
+        step, other = str(picked[0]), str(picked[1])
+    if root and run and step and other:
+        wanted = {"other_root": other_root or root, "other_run": other_run or run, "other": other}
+        target = addresses.step(root, run, int(step), "compare")
+        return RedirectResponse(addresses.with_query(target, wanted), HTTPStatus.SEE_OTHER)
+    roots = caller.visible(plane.roots)
+    known = page_of_runs(plane, roots, _RUNS, None).runs
+    first = next(iter(roots), "")
+    return page(
+        request,
+        "compare/choose.html",
+        runs=sorted({one.name for one in known}),
+        roots=list(roots),
+        picked=pick is not None,
+        asked={
+            "root": root or first,
+            "run": run,
+            "step": step or (str(picked[0]) if picked else ""),
+            "other_root": other_root or root or first,
+            "other_run": other_run or run,
+            "other": other,
+        },
+    )
+
+
+OtherStep = Annotated[int, Query(ge=0, le=MAX_STEP)]
+
+
+def comparison_page(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    other: OtherStep,
+    other_root: Name = "",
+    other_run: Name = "",
+    prefix: Text = "",
+) -> HTMLResponse:
+    """What differs between two steps, by digests: none of their values is read."""
+    this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
+    wanted = Wanted(item=None, prefix=prefix, values=False, after=0, limit=ROWS)
+    found, more = actions.diff_steps(this, that, wanted)
+    changed = [one for one in found.differences if one.change == "values"]
+    nbytes = sum(one.this.bytes for one in changed if one.this is not None)
+    kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(other)}
+    return page(
+        request,
+        "compare/comparison.html",
+        diff=found,
+        more=more,
+        rows=ROWS,
+        prefix=prefix,
+        metrics=_metrics(this, that),
+        comparable=len(changed),
+        at_once=nbytes <= AT_ONCE_BYTES,
+        nbytes=nbytes,
+        values_url=addresses.with_query(
+            addresses.step(root, run, step, "compare/values"), kept, prefix=prefix
+        ),
+        kept=kept,
+    )
+
+
+def values_part(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    other: OtherStep,
+    other_root: Name = "",
+    other_run: Name = "",
+    prefix: Text = "",
+) -> Response:
+    """How far apart the leaves are that differ: their values are read."""
+    this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
+    most = actions.MOST_COMPARED_BYTES
+    wanted = Wanted(None, prefix, values=True, after=0, limit=ROWS, most_bytes=most)
+
+    def answer() -> Response:
+        found, more = actions.diff_steps(this, that, wanted)
+        return page(request, "compare/bars.html", bars=bars_of(found.differences), more=more)
+
+    return LongRead(answer, request, root)
+
+
+for _path, _endpoint in (
+    ("/ui/{root}/{run}/steps/{step}/compare", comparison_page),
+    ("/ui/{root}/{run}/steps/{step}/compare/values", values_part),
+):
+    router.add_api_route(
+        _path,
+        _endpoint,
+        methods=["GET"],
+        response_class=HTMLResponse,
+        response_model=None,
+        route_class_override=StorePage,
+    )
+
+
+@dataclass(frozen=True)
+class ChangeBar:
+    """How much a leaf changed.
+
+    Attributes:
+        leaf: What differs.
+        relative: Norm of the difference by that of this step's elements.
+        share: Of the largest one among those that are shown.
+    """
+
+    leaf: LeafDifference
+    relative: float
+    share: float
+
+
+def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
+    """Leaves whose values were compared, those that changed most first; pure."""
+    known = [
+        (one, one.values.relative)
+        for one in differences
+        if one.values is not None and one.values.relative is not None
+    ]
+    known.sort(key=lambda one: -one[1])
+    most = known[0][1] if known else 0.0
+    return [ChangeBar(one, value, value / most if most else 0.0) for one, value in known]
+
+
+def _sides(
+    plane: ControlPlane,
+    caller: Caller,
+    this: tuple[str, str, int],
+    that: tuple[str, str, int],
+) -> tuple[Side, Side]:
+    root, run, step = this
+    other_root, other_run, other = that
+    caller.require(Scope.READ, other_root or root)
+    return (
+        Side.open(plane, root, run, step),
+        Side.open(plane, other_root or root, other_run or run, other),
+    )
+
+
+def _metrics(this: Side, that: Side) -> list[dict[str, Any]]:
+    """Every metric of either, with which of the two is better where somebody said."""
+    ours, theirs = this.noted.metrics, that.noted.metrics
+    better = {**that.noted.better, **this.noted.better}
+    rows = []
+    for name in sorted({*ours, *theirs}):
+        left, right = ours.get(name), theirs.get(name)
+        change = None if left is None or right is None else right - left
+        good = None
+        if change and name in better:
+            good = (change < 0) == (better[name] == "min")
+        rows.append({"name": name, "this": left, "other": right, "change": change, "good": good})
+    return rows

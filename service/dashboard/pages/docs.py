@@ -1,0 +1,17 @@
+"""The API's description, to read and to try out: `/docs`."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service.access import Reader
+from cairn.service.dashboard.rendering import page
+
+router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+@router.get("/docs")
+def docs_page(request: Request, caller: Reader) -> HTMLResponse:
+    """Every operation of the API."""
+    return page(request, "docs.html")

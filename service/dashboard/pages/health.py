@@ -1,0 +1,38 @@
+"""Whether the service can do its work, and how its stores are: `/health`."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency
+from cairn.service.errors import NotReadyError
+from cairn.service.routes import health
+
+router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+@router.get("/health")
+def health_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
+    """Parts of the service, stores, schedules and automations, and what is wrong with them."""
+    problems: dict[str, str] = {}
+    checks: dict[str, str] = {}
+    try:
+        checks = health.ready(request, plane).checks
+    except NotReadyError as exc:
+        problems = {one["field"]: one["detail"] for one in exc.errors or ()}
+        problems = problems or {"service": exc.detail}
+    everywhere = caller.roots is None
+    return page(
+        request,
+        "administration/health.html",
+        problems=problems,
+        parts=[name for name, state in checks.items() if state == "ok"],
+        roots=actions.root_health(plane, caller),
+        schedules=actions.list_schedules(plane) if everywhere else [],
+        automations=actions.list_automations(plane) if everywhere else [],
+        version=request.app.version,
+    )

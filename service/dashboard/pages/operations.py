@@ -1,0 +1,97 @@
+"""Jobs, one job, and what an export made: `/operations`, `/artifacts`."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Operator, Reader, Scope
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PageToken, PlaneDependency
+from cairn.service.jobs import ARTIFACT_PATTERN, ArtifactRef
+from cairn.service.routes import operations
+from cairn.service.schemas import OperationState
+
+ROWS: Final = 30
+
+router: Final = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+State = Annotated[OperationState | None, Query()]
+OperationId = Annotated[str, Path(pattern=operations.OPERATION_PATTERN)]
+ArtifactId = Annotated[str, Path(pattern=ARTIFACT_PATTERN)]
+
+
+@router.get("/operations")
+def operations_page(
+    request: Request,
+    caller: Reader,
+    plane: PlaneDependency,
+    state: Annotated[str, Query(max_length=16)] = "",
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """Every job, newest first, and the workers that execute them."""
+    wanted = OperationState(state) if state in list(OperationState) else None
+    found = operations.list_operations(caller, plane, wanted, ROWS, page_token)
+    return page(
+        request,
+        "operations/operations.html",
+        operations=found.operations,
+        next_page_token=found.next_page_token,
+        state=wanted,
+        states=list(OperationState),
+        workers=actions.list_workers(plane),
+    )
+
+
+@router.get("/operations/{operation}")
+def operation_page(
+    request: Request, caller: Reader, operation: OperationId, plane: PlaneDependency
+) -> HTMLResponse:
+    """One job: how far it is, what was asked, and what came of it."""
+    found = actions.get_operation(plane, caller, operation)
+    return page(request, "operations/operation.html", operation=found)
+
+
+@router.get("/operations/{operation}/card")
+def operation_card(
+    request: Request, caller: Reader, operation: OperationId, plane: PlaneDependency
+) -> HTMLResponse:
+    """One job as lists show it."""
+    found = actions.get_operation(plane, caller, operation)
+    return page(request, "operations/card.html", operation=found)
+
+
+@router.post("/operations/{operation}/cancel")
+def cancel_form(
+    request: Request, caller: Operator, operation: OperationId, plane: PlaneDependency
+) -> HTMLResponse:
+    """Stop a job."""
+    found = actions.cancel_operation(plane, caller, operation)
+    return page(request, "operations/card.html", operation=found)
+
+
+@router.post("/operations/{operation}/resume")
+def resume_form(
+    request: Request, caller: Operator, operation: OperationId, plane: PlaneDependency
+) -> HTMLResponse:
+    """Run a job again that failed or was cancelled."""
+    found = actions.resume_operation(plane, caller, operation)
+    return page(request, "operations/card.html", operation=found)
+
+
+@router.get("/artifacts/{artifact}")
+def artifact_page(
+    request: Request, caller: Reader, artifact: ArtifactId, plane: PlaneDependency
+) -> HTMLResponse:
+    """What an export made: its files with their checksums, to download, and how to load them."""
+    ref = ArtifactRef.parse(artifact)
+    caller.require(Scope.READ, ref.root)
+    found = actions.get_artifact(plane, ref)
+    return page(
+        request,
+        "operations/artifact.html",
+        artifact=found,
+        is_gguf=any(file.name.endswith(".gguf") for file in found.files),
+        origin=str(request.base_url).rstrip("/"),
+    )

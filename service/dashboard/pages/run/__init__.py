@@ -1,0 +1,1 @@
+"""The pages of one run: its steps and curves, aliases, family, and what it takes."""

@@ -1,0 +1,132 @@
+"""A run's steps and how its metrics went: `/ui/{root}/{run}`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.actions import ControlPlane
+from cairn.service.dashboard.drawing.timeline import kind_of, timeline
+from cairn.service.dashboard.page_routes import CatalogPage, StorePage
+from cairn.service.dashboard.rendering import HEADERS, page
+from cairn.service.dependencies import (
+    Filter,
+    OrderBy,
+    PageToken,
+    PlaneDependency,
+    RootName,
+    RunName,
+)
+from cairn.service.filters import CHECKPOINT_FIELDS, Search, quote
+from cairn.service.routes import page_of_checkpoints
+from cairn.service.schemas import Checkpoint, CheckpointState
+
+ROWS: Final = 40
+MARKS: Final = 150
+COLUMNS: Final = 6
+CURVES: Final = 12
+POINTS: Final = 1000
+_MOST_READ: Final = 20_000
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+States = Annotated[CheckpointState | Literal["all"], Query(alias="state")]
+
+
+@router.get("/ui/{root}/{run}")
+def run_page(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    plane: PlaneDependency,
+    state: States = "all",
+    filter: Filter = "",
+    order_by: OrderBy = "",
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """Steps of one run, and how its metrics went."""
+    search = Search.parse(filter, order_by, CHECKPOINT_FIELDS)
+    found = page_of_checkpoints(plane, root, run, state, ROWS, page_token, search=search)
+    last = page_of_checkpoints(plane, root, run, "all", MARKS, None).checkpoints
+    known = actions.get_run(plane, root, run, refresh=False)
+    names = metric_names([*found.checkpoints, *last])
+    better = {name: mode for one in reversed(last) for name, mode in one.better.items()}
+    return page(
+        request,
+        "run/steps.html",
+        run=known,
+        activity=actions.run_activity(plane, [known])[0],
+        checkpoints=found.checkpoints,
+        next_page_token=found.next_page_token,
+        timeline=timeline(last),
+        kind_of=kind_of,
+        columns=[(name, f"metrics.{quote(name)}") for name in names[:COLUMNS]],
+        curves=names[:CURVES],
+        better=better,
+        states=list(CheckpointState),
+        asked={"filter": filter, "order_by": order_by, "state": state},
+    )
+
+
+def writer_part(
+    request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
+) -> HTMLResponse:
+    """Who writes the run now, as the store says."""
+    return page(request, "run/writer.html", holder=actions.run_holder(plane, root, run))
+
+
+router.add_api_route(
+    "/ui/{root}/{run}/writer", writer_part, methods=["GET"], route_class_override=StorePage
+)
+
+
+@router.get("/ui/{root}/{run}/curves")
+def curves(caller: Reader, root: RootName, run: RunName, plane: PlaneDependency) -> JSONResponse:
+    """Metrics of the run's listed steps, and where its aliases point, as numbers to draw."""
+    steps = sorted(_listed(plane, root, run), key=lambda one: one.step)
+    names = metric_names(reversed(steps))
+    shown = thinned(steps, POINTS)
+    series = {name: [_finite(one.metrics.get(name)) for one in shown] for name in names[:CURVES]}
+    aliases = [[one.step, name] for one in steps for name in one.aliases]
+    drawn = {"steps": [one.step for one in shown], "series": series, "aliases": aliases}
+    return JSONResponse(drawn, headers=HEADERS)
+
+
+def metric_names(checkpoints: Any) -> list[str]:
+    """Names of metrics, those that steps have first and most first; pure."""
+    counted: dict[str, int] = {}
+    for one in checkpoints:
+        for name in one.metrics:
+            counted[name] = counted.get(name, 0) + 1
+    return sorted(counted, key=lambda name: (-counted[name], name))
+
+
+def thinned(steps: Sequence[Checkpoint], most: int) -> list[Checkpoint]:
+    """So many steps at most, evenly; those with aliases, the first and the last stay."""
+    if len(steps) <= most:
+        return list(steps)
+    apart = math.ceil(len(steps) / most)
+    last = len(steps) - 1
+    return [one for at, one in enumerate(steps) if at % apart == 0 or at == last or one.aliases]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _listed(plane: ControlPlane, root: str, run: str) -> Iterator[Checkpoint]:
+    token, read = None, 0
+    while read < _MOST_READ:
+        found = page_of_checkpoints(plane, root, run, CheckpointState.LISTED, 1000, token)
+        yield from found.checkpoints
+        read += len(found.checkpoints)
+        token = found.next_page_token
+        if token is None:
+            return

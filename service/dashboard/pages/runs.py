@@ -1,0 +1,84 @@
+"""All runs: `/`."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
+from cairn.service.filters import RUN_FIELDS, Search, quote
+from cairn.service.routes import page_of_runs
+from cairn.service.schemas import PLAIN_PATTERN
+
+ROWS: Final = 50
+
+STATES: Final = (
+    ("", "Any"),
+    ("in_flight", "Writing now"),
+    ("abandoned", "Has a stalled step"),
+    ("set_aside", "Has steps set aside"),
+    ("trashed", "Has steps in trash"),
+)
+ORDERS: Final = (
+    ("", "Name"),
+    ("created desc", "Newest first"),
+    ("bytes desc", "Largest first"),
+    ("checkpoint_count desc", "Most steps first"),
+    ("latest_step desc", "Highest step first"),
+)
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+Asked = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
+
+
+@router.get("/")
+def runs_page(
+    request: Request,
+    caller: Reader,
+    plane: PlaneDependency,
+    q: Asked = "",
+    owner: Asked = "",
+    label: Asked = "",
+    state: Asked = "",
+    order_by: OrderBy = "",
+    page_token: PageToken = None,
+) -> HTMLResponse:
+    """Runs of every root."""
+    roots = caller.visible(plane.roots)
+    search = Search.parse(run_filter(q, owner, label, state), order_by, RUN_FIELDS)
+    found = page_of_runs(plane, roots, ROWS, page_token, search=search)
+    activities = actions.run_activity(plane, found.runs)
+    asked: dict[str, Any] = {"q": q, "owner": owner, "label": label, "state": state}
+    return page(
+        request,
+        "runs/runs.html",
+        runs=list(zip(found.runs, activities, strict=True)),
+        next_page_token=found.next_page_token,
+        roots={name: str(uri) for name, uri in roots.items()},
+        several_roots=len(roots) > 1,
+        searched=search.filter is not None or page_token is not None,
+        asked=asked | {"order_by": order_by},
+        states=STATES,
+        orders=ORDERS,
+    )
+
+
+def run_filter(q: str, owner: str, label: str, state: str) -> str:
+    """What a form's fields ask for, in the language of the API's filters; pure."""
+    name, _, value = label.partition("=")
+    parts = [
+        f"name:{quote(q.strip())}" if q.strip() else "",
+        f"labels.owner = {quote(owner.strip())}" if owner.strip() else "",
+        f"states:{quote(state)}" if state else "",
+    ]
+    if name.strip():
+        key = f"labels.{quote(name.strip())}"
+        parts.append(f"{key} = {quote(value.strip())}" if value.strip() else f"{key}:*")
+    return " AND ".join(part for part in parts if part)

@@ -1,0 +1,50 @@
+"""A step's configuration and model card: `/ui/{root}/{run}/steps/{step}/config`."""
+
+import math
+from typing import Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
+from cairn.storage.runs import LeafRecord
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
+)
+
+
+@router.get("/ui/{root}/{run}/steps/{step}/config")
+def config_page(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+) -> HTMLResponse:
+    """The model of one step: what it is, its configuration, and where it was saved."""
+    found = actions.open_step(plane, root, run, step)
+    model = [leaf for leaf in found.leaves if leaf.item == "model"]
+    return page(
+        request,
+        "step/config.html",
+        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        manifest=found.manifest,
+        model=found.manifest.model,
+        parameters=sum(math.prod(leaf.shape) for leaf in model),
+        dtypes=_dtypes(model),
+        model_bytes=sum(leaf.nbytes for leaf in model),
+    )
+
+
+def _dtypes(leaves: list[LeafRecord]) -> dict[str, int]:
+    """How many elements there are of each dtype."""
+    found: dict[str, int] = {}
+    for leaf in leaves:
+        found[leaf.dtype] = found.get(leaf.dtype, 0) + math.prod(leaf.shape)
+    return dict(sorted(found.items(), key=lambda one: -one[1]))

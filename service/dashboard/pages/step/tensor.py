@@ -1,0 +1,161 @@
+"""One tensor: `/ui/{root}/{run}/steps/{step}/tensor`."""
+
+import math
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.actions import OpenStep
+from cairn.service.dashboard import addresses
+from cairn.service.dashboard.drawing.histogram import bars_of
+from cairn.service.dashboard.drawing.mesh import mesh_of, mesh_text, splitting
+from cairn.service.dashboard.drawing.picture import png_of
+from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.pages.step.meshes import parse_mesh
+from cairn.service.dashboard.rendering import HEADERS, page
+from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
+from cairn.service.errors import InvalidRequestError
+from cairn.service.http import LongRead
+from cairn.service.schemas import PLAIN_PATTERN
+from cairn.storage.errors import LeafNotFoundError
+from cairn.storage.reading import MOST_READ_BYTES, TensorPart
+from cairn.storage.runs import LeafRecord
+
+SIDE: Final = 128
+"""Elements along a side of a picture, at most."""
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
+)
+
+Text = Annotated[str, Query(max_length=4000, pattern=PLAIN_PATTERN)]
+Part = Annotated[str, Query(alias="slice", max_length=1000, pattern=PLAIN_PATTERN)]
+
+
+@router.get("/ui/{root}/{run}/steps/{step}/tensor")
+def tensor_page(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    item: Text,
+    path: Text,
+    mesh: Text = "",
+    part: Part = "",
+) -> HTMLResponse:
+    """Shape, sharding, statistics and values of one tensor of a step."""
+    found = actions.open_step(plane, root, run, step)
+    leaf = _leaf(found, item, path)
+    model = found.manifest.model
+    axes = parse_mesh(mesh) if mesh else mesh_of(model.config if model else {})
+    named = {"item": item, "path": path}
+    shown = part or _corner(leaf)
+    return page(
+        request,
+        "step/tensor.html",
+        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        leaf=leaf,
+        mesh=mesh_text(axes),
+        split=splitting(leaf.shape, leaf.spec, axes) if axes else None,
+        drawable=leaf.shape and math.prod(leaf.shape) > 0 and not leaf.is_key,
+        part=shown,
+        statistics_url=f"{addresses.step(root, run, step, 'tensor/statistics')}?{urlencode(named)}",
+        picture_url=f"{addresses.step(root, run, step, 'tensor/picture')}?"
+        + urlencode({**named, "slice": shown}),
+        values_url=f"/v1/roots/{root}/runs/{run}/checkpoints/{step}/tensors/{quote(path, safe='')}"
+        f"?{urlencode({'item': item})}",
+    )
+
+
+@router.get("/ui/{root}/{run}/steps/{step}/tensor/statistics")
+def statistics_part(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    item: Text,
+    path: Text,
+) -> Response:
+    """What the elements of a tensor are like."""
+    found = actions.open_step(plane, root, run, step)
+    asked = TensorPart.of(found.reader(), item, path)
+
+    def answer() -> Response:
+        statistics = actions.tensor_statistics(plane, found, asked)
+        bars = None if statistics.histogram is None else bars_of(statistics.histogram)
+        return page(request, "step/statistics.html", statistics=statistics, bars=bars)
+
+    return LongRead(answer, request, root)
+
+
+@router.get("/ui/{root}/{run}/steps/{step}/tensor/picture")
+def picture(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    item: Text,
+    path: Text,
+    part: Part = "",
+) -> Response:
+    """A part of a tensor as a picture, one pixel an element."""
+    found = actions.open_step(plane, root, run, step)
+    asked = TensorPart.of(found.reader(), item, path, part)
+
+    def answer() -> Response:
+        values = matrix_of(asked)
+        return Response(png_of(values), headers=HEADERS, media_type="image/png")
+
+    return LongRead(answer, request, root)
+
+
+def matrix_of(part: TensorPart) -> np.ndarray[Any, Any]:
+    """The elements of a part of two dimensions at most, as floats.
+
+    Raises:
+        InvalidRequestError: It has more, or is too large to look at.
+    """
+    if len(part.shape) > 2 or math.prod(part.shape) > SIDE * SIDE:
+        raise InvalidRequestError(
+            f"slice: expected two dimensions and {SIDE * SIDE} elements at most, found a part of "
+            f"shape {part.shape}"
+        )
+    if part.stored_bytes > MOST_READ_BYTES:
+        raise InvalidRequestError(
+            f"slice: expected a part in chunks of {MOST_READ_BYTES} bytes, found "
+            f"{part.stored_bytes}. Ask for less of it."
+        )
+    values = np.asarray(part.values(), np.float64)
+    return values.reshape(1, -1) if values.ndim < 2 else values
+
+
+def _leaf(step: OpenStep, item: str, path: str) -> LeafRecord:
+    leaf = step.leaf(item, path)
+    if leaf is None:
+        raise LeafNotFoundError(
+            "no such leaf",
+            path=step.uri,
+            expected=f"a leaf of {item!r}",
+            found=repr(path)[:200],
+            next_step="Search in the step's tensors.",
+        )
+    return leaf
+
+
+def _corner(leaf: LeafRecord) -> str:
+    """The part that is shown first: the corner, of the first matrix of several."""
+    if not leaf.shape:
+        return ""
+    ends = [f"0:{min(size, SIDE)}" for size in leaf.shape[-2:]]
+    return ",".join(["0"] * (len(leaf.shape) - len(ends)) + ends)

@@ -1,0 +1,75 @@
+"""The leaves of a step: `/ui/{root}/{run}/steps/{step}/tensors`."""
+
+import math
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service import actions
+from cairn.service.access import Reader
+from cairn.service.dashboard.drawing.tensor_tree import branches
+from cairn.service.dashboard.page_routes import StorePage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
+from cairn.service.schemas import PLAIN_PATTERN
+
+MOST_ROWS: Final = 150
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
+)
+
+Text = Annotated[str, Query(max_length=2000, pattern=PLAIN_PATTERN)]
+
+
+@router.get("/ui/{root}/{run}/steps/{step}/tensors")
+def tensors_page(
+    request: Request,
+    caller: Reader,
+    root: RootName,
+    run: RunName,
+    step: StepNumber,
+    plane: PlaneDependency,
+    item: Text = "",
+    prefix: Text = "",
+    q: Text = "",
+) -> HTMLResponse:
+    """The tensor tree of one step, a level at a time, or what a search finds in it."""
+    found = actions.open_step(plane, root, run, step)
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    for leaf in found.leaves:
+        sizes[leaf.item] = sizes.get(leaf.item, 0) + leaf.nbytes
+        counts[leaf.item] = counts.get(leaf.item, 0) + 1
+    shown = item or ("model" if "model" in sizes else next(iter(sizes), ""))
+    own = [leaf for leaf in found.leaves if leaf.item == shown]
+    words = q.lower().split()
+    matches = [leaf for leaf in own if all(word in leaf.path.lower() for word in words)]
+    rows = branches(own, prefix) if not words else []
+    if not prefix and len(rows) == 1 and rows[0].leaf is None:  # nothing to choose from yet
+        prefix = rows[0].prefix
+        rows = branches(own, prefix)
+    elements = sum(math.prod(leaf.shape) for leaf in own)
+    return page(
+        request,
+        "step/tensors.html",
+        checkpoint=actions.get_checkpoint(plane, root, run, step, refresh=False),
+        items=[(name, counts[name], sizes[name]) for name in sorted(sizes)],
+        item=shown,
+        prefix=prefix,
+        trail=_trail(prefix),
+        q=q,
+        branches=rows[:MOST_ROWS],
+        matches=matches[:MOST_ROWS] if words else [],
+        found_count=len(matches) if words else len(rows),
+        most=MOST_ROWS,
+        total=max(1, sizes.get(shown, 0)),
+        elements=elements,
+    )
+
+
+def _trail(prefix: str) -> list[tuple[str, str]]:
+    """Each part of a prefix, and the prefix up to it."""
+    parts = [part for part in prefix.split("/") if part]
+    return [(part, "/".join(parts[: at + 1]) + "/") for at, part in enumerate(parts)]

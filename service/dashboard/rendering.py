@@ -1,0 +1,71 @@
+"""From a template to a page, with what all pages have."""
+
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from fastapi.templating import Jinja2Templates
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from cairn.service.access import Scope
+from cairn.service.dashboard import addresses, wording
+from cairn.service.dashboard.drawing import marks
+from cairn.service.sizes import size_text
+
+FOLDER: Final = Path(__file__).parent
+# Nothing on a page comes from elsewhere, no inline script runs, and no other site frames it.
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; "
+    "form-action 'self'; base-uri 'none'; object-src 'none'",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+
+static_files: Final = StaticFiles(directory=FOLDER / "static")
+
+_environment = Environment(
+    loader=FileSystemLoader(FOLDER / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(
+    size=size_text,
+    ago=wording.ago,
+    apart=wording.apart,
+    count=wording.count,
+    figure=wording.figure,
+    moment=wording.moment,
+    percent=wording.percent,
+    pretty=wording.pretty,
+    shape=wording.shape,
+    spec=wording.spec,
+    words=wording.words,
+)
+_environment.globals.update(at=addresses, sparkline=marks.sparkline)
+_templates = Jinja2Templates(env=_environment)
+
+
+def page(
+    request: Request, template: str, *, status: int = HTTPStatus.OK, **values: Any
+) -> HTMLResponse:
+    """A page or a part of one, with what all have: who is signed in, and what their changes say."""
+    state = request.state
+    caller = getattr(state, "caller", None)
+    shared = {
+        "caller": caller,
+        "csrf": getattr(state, "csrf", None),
+        "may_operate": caller is not None and caller.scope.includes(Scope.OPERATE),
+        "may_administer": caller is not None and caller.scope.includes(Scope.ADMIN),
+        "everywhere": caller is not None and caller.roots is None,
+        "path": request.url.path,
+        "query": request.query_params,
+    }
+    return _templates.TemplateResponse(
+        request, template, shared | values, status_code=status, headers=HEADERS
+    )

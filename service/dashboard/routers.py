@@ -1,0 +1,39 @@
+"""Every router of pages."""
+
+from typing import Final
+
+from fastapi import APIRouter
+
+from cairn.service.dashboard import sign_in
+from cairn.service.dashboard.acting import administration as administration_forms
+from cairn.service.dashboard.acting import runs as run_forms
+from cairn.service.dashboard.acting import steps as step_forms
+from cairn.service.dashboard.pages import administration, compare, docs, health, operations, runs
+from cairn.service.dashboard.pages.run import aliases, lineage, steps, storage
+from cairn.service.dashboard.pages.step import config, files, overview, plan, tensor, tensors
+
+ROUTERS: Final[tuple[APIRouter, ...]] = (
+    runs.router,
+    steps.router,
+    aliases.router,
+    lineage.router,
+    storage.router,
+    run_forms.router,
+    overview.router,
+    tensors.router,
+    tensor.router,
+    config.router,
+    files.router,
+    plan.router,
+    step_forms.router,
+    compare.router,
+    operations.router,
+    health.router,
+    docs.router,
+    administration.router,
+    administration_forms.router,
+)
+"""Those whose routes ask for a permission."""
+
+OPEN_ROUTERS: Final[tuple[APIRouter, ...]] = (sign_in.router,)
+"""Those that ask for none: whoever signs in has none yet."""

@@ -1,0 +1,51 @@
+"use strict";
+// Small things that pages do by themselves: copying, a key for the search, what was chosen last.
+
+function announce(text) {
+  const place = document.getElementById("announcer");
+  place.textContent = text;
+  clearTimeout(announce.timer);
+  announce.timer = setTimeout(() => { place.textContent = ""; }, 2500);
+}
+
+async function copy(button) {
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    announce("Copied");
+  } catch {
+    // Without https, browsers lend the clipboard to nobody: the text is marked for a key to copy.
+    const range = document.createRange();
+    range.selectNodeContents(code);
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    announce("Marked: press Ctrl+C");
+  }
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-copy]");
+  if (button) copy(button);
+});
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select, [contenteditable]");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const wanted = document.querySelector(`[data-shortcut="${CSS.escape(event.key)}"]`);
+  if (wanted) {
+    event.preventDefault();
+    wanted.focus();
+    wanted.select();
+  }
+});
+
+// What answers a form is read out, and seen.
+document.addEventListener("htmx:afterSwap", (event) => {
+  const told = event.detail.target.querySelector("[role='alert'], [data-focus]");
+  if (told) {
+    told.tabIndex = -1;
+    told.focus({ preventScroll: false });
+  }
+});
+
+document.addEventListener("htmx:sendError", () => announce("The server does not answer. Try again."));

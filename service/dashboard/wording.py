@@ -1,0 +1,86 @@
+"""How pages say numbers, times and states; pure, but for the clock."""
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from cairn.storage.store import utc_now
+
+_UNITS: Final = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_STATES: Final = {"in_flight": "being written", "set_aside": "set aside", "trashed": "in trash"}
+_LARGE: Final = 1e6
+_SMALL: Final = 1e-3
+
+
+def apart(seconds: float) -> str:
+    """A length of time, in its largest unit: `12 min`."""
+    for unit, name in _UNITS:
+        if seconds >= unit:
+            value = seconds / unit
+            return f"{value:.0f} {name}" if value >= 10 else f"{value:.2g} {name}"
+    return f"{seconds * 1000:.0f} ms" if seconds > 0 else "0 s"
+
+
+def ago(moment: datetime) -> str:
+    """How long since a time, or how long until then."""
+    seconds = (utc_now() - moment).total_seconds()
+    if abs(seconds) < 1:
+        return "just now"
+    return f"{apart(seconds)} ago" if seconds > 0 else f"in {apart(-seconds)}"
+
+
+def moment(when: datetime) -> str:
+    """A time, to the second, in UTC."""
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def count(number: int) -> str:
+    """A whole number, in groups of three digits: `12 345`, with thin spaces."""
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def figure(value: float | int | str | None, digits: int = 4) -> str:
+    """A number to a few digits; what is none as it is."""
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return count(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value != 0 and not _SMALL <= abs(value) < _LARGE:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{digits}g}"
+
+
+def percent(part: float) -> str:
+    """A share: `3.2 %`; what is not nothing is never `0 %`."""
+    if 0 < part < 0.001:
+        return "<0.1 %"
+    return f"{100 * part:.3g} %"
+
+
+def pretty(value: Any) -> str:
+    """JSON, for reading."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def shape(lengths: Sequence[int]) -> str:
+    """Of an array: `4 × 128`; `scalar` without dimensions."""
+    return " \N{MULTIPLICATION SIGN} ".join(map(str, lengths)) if lengths else "scalar"
+
+
+def words(name: str) -> str:
+    """A state as people say it."""
+    return _STATES.get(name, name.replace("_", " "))
+
+
+def spec(entries: Sequence[str | Sequence[str] | None] | None) -> str:
+    """A partition spec: axes of each dimension, `–` where it is whole."""
+    if not entries or not any(entries):
+        return "\N{EN DASH}"
+    axes = [(one,) if isinstance(one, str) else tuple(one or ()) for one in entries]
+    return ", ".join("\N{MULTIPLICATION SIGN}".join(one) or "\N{EN DASH}" for one in axes)

@@ -1,0 +1,308 @@
+"""What people do with the dashboard, in headless Chromium against a running control plane."""
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.service.dashboard.conftest import opened
+from tests.service.planes import running_plane
+
+STEP = "/ui/default/tiny/steps/2"
+
+
+def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
+    page.goto("/")
+    page.get_by_role("link", name="tiny", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("tiny")
+    row = page.locator("tr[data-step='2']")
+    expect(row).to_contain_text("listed")
+    row.get_by_role("link", name="2", exact=True).click()
+    page.get_by_role("link", name="Tensors").click()
+    page.get_by_label("Search in paths").fill("layers 0 gate")
+    link = page.get_by_role("link", name="layers/0/mlp/gate_proj/kernel")
+    expect(page.get_by_role("table").get_by_role("link")).to_have_count(1)
+    link.click()
+    expect(page.get_by_text("32 × 64", exact=True)).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Histogram from"))).to_be_visible()
+    picture = page.get_by_role("img", name=re.compile("Values of"))
+    expect(picture).to_have_js_property("naturalWidth", 64)
+    page.get_by_label("Devices along each axis").fill("fsdp=8")
+    page.get_by_role("button", name="Draw").click()
+    expect(page.get_by_text("4 × 64, 1.0 kB")).to_be_visible()
+
+
+def test_runs_are_searched_while_typing_and_the_address_says_what_for(page):
+    page.goto("/")
+    rows = page.locator("#runs tbody tr")
+    expect(rows).to_have_count(4)
+    page.keyboard.press("/")
+    page.keyboard.type("TINY")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Owner").fill("ana")
+    expect(rows).to_have_count(2)  # a fork has its parent's labels
+    page.get_by_label("Search").fill("")
+    page.get_by_label("Owner").fill("")
+    page.get_by_label("State").select_option("in_flight")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("writing step 300")
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.get_by_label("Search").fill("nothing")
+    expect(page.get_by_role("heading", name="No run is like that")).to_be_visible()
+
+
+def test_metrics_are_drawn_and_steps_sorted_and_filtered(page):
+    page.goto("/ui/default/tiny")
+    charts = page.locator("[data-metric] canvas")
+    expect(charts).to_have_count(2)
+    steps = page.locator("#steps tbody tr td.title")
+    expect(steps).to_have_text(["2", "1"])
+    page.get_by_role("link", name="loss", exact=True).click()
+    expect(steps).to_have_text(["1", "2"])
+    page.get_by_label("Filter", exact=True).fill("metrics.loss < 1.5")
+    page.get_by_role("button", name="Filter").click()
+    expect(steps).to_have_text(["2"])
+
+
+def test_two_steps_are_ticked_and_compared(page):
+    page.goto("/ui/default/tiny")
+    page.get_by_label("Compare step 1").check()
+    page.get_by_label("Compare step 2").check()
+    page.get_by_role("button", name="Compare the two").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("step 1 and step 2")
+    loss = page.get_by_role("row", name=re.compile("^loss"))
+    expect(loss).to_contain_text("-1")
+    expect(loss).to_contain_text("better")
+    bars = page.locator("table.bars tbody tr")
+    expect(bars.first).to_be_visible()
+    shares = page.locator("table.bars rect").evaluate_all(
+        "all => all.map(one => +one.getAttribute('width'))"
+    )
+    assert shares[0] == 200
+    assert shares == sorted(shares, reverse=True)
+    assert page.get_by_role("link", name="Swap").get_attribute("href").endswith("other=1")
+
+
+def test_equal_leaves_of_two_runs_are_told_from_digests(page):
+    page.goto("/ui/default/tiny/steps/1/compare?other_run=tiny-fork&other=1")
+    expect(page.get_by_text("tensors are equal")).to_be_visible()
+
+
+def test_one_ticked_step_is_not_enough_and_the_other_is_asked_for(page):
+    page.goto("/ui/default/tiny")
+    page.get_by_label("Compare step 1").check()
+    page.get_by_role("button", name="Compare the two").click()
+    expect(page.get_by_role("alert")).to_contain_text("exactly two")
+
+
+def test_step_is_promoted_with_a_reason_that_its_history_keeps(page):
+    page.goto(STEP)
+    page.get_by_label("Alias").fill("production")
+    page.get_by_label("Why", exact=True).first.fill("best so far")
+    page.get_by_role("button", name="Promote").click()
+    expect(page.get_by_role("alert")).to_contain_text("production points at step 2 now")
+    expect(page.locator("#badges")).to_contain_text("production")
+    page.get_by_role("link", name="Its history").click()
+    section = page.get_by_role("region", name="Alias production")
+    expect(section).to_contain_text("best so far")
+    expect(section).to_contain_text("loopback")
+
+
+def test_promotion_after_somebody_else_says_who_was_faster(browser, plane):
+    with opened(browser, plane, "412 (Precondition Failed)") as page:
+        page.goto(STEP)
+        api = f"{plane}/v1/roots/default/runs/tiny"
+        now = httpx.get(f"{api}/aliases/staging")
+        faster = httpx.post(
+            f"{api}/checkpoints/2:promote",
+            json={"alias": "staging", "reason": "I am quick"},
+            headers={"If-Match": now.headers["ETag"]},
+        )
+        assert faster.status_code == 200
+        page.get_by_label("Alias").fill("staging")
+        page.get_by_role("button", name="Promote").click()
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("Somebody was faster")
+        expect(alert).to_contain_text("I am quick")
+        expect(alert).to_be_focused()
+        assert httpx.get(f"{api}/aliases/staging").json()["sequence"] == faster.json()["sequence"]
+        page.get_by_role("button", name="all the same").click()
+        expect(alert).to_contain_text("staging points at step 2 now")
+
+
+def test_export_shows_progress_to_its_end_and_its_files_after_a_reload(page, tmp_path):
+    page.goto(STEP)
+    page.get_by_role("button", name="Export to PyTorch").click()
+    card = page.locator(".operation").first
+    high = card.bounding_box()["height"]
+    expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
+    assert card.bounding_box()["height"] == pytest.approx(high, abs=1)
+    assert card.locator("progress").evaluate("bar => bar.value === bar.max && bar.max > 1000")
+    page.reload()
+    page.locator(".operation").first.get_by_role("link", name="Files").click()
+    expect(page.get_by_role("link", name="config.json")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="model.safetensors").click()
+    target = tmp_path / "model.safetensors"
+    download.value.save_as(target)
+    assert target.stat().st_size > 100_000
+    expect(page.get_by_text("AutoModelForCausalLM.from_pretrained")).to_be_visible()
+
+
+def test_job_that_nobody_runs_yet_is_cancelled_and_resumed(browser, root, tmp_path_factory):
+
+    folder = tmp_path_factory.mktemp("idle")
+    with (
+        running_plane(root, folder, {"CAIRN_WORKER": "false"}) as (url, _),
+        opened(browser, url) as page,
+    ):
+        page.goto(STEP)
+        page.get_by_label("Numbers").select_option("float16")
+        page.get_by_role("button", name="Export to PyTorch").click()
+        card = page.locator(".operation").first
+        expect(card).to_have_attribute("data-state", "pending")
+        page.reload()
+        expect(card).to_contain_text("waiting for a worker")
+        card.get_by_role("button", name="Cancel").click()
+        expect(card).to_have_attribute("data-state", "cancelled")
+        card.get_by_role("button", name="Resume").click()
+        expect(card).to_have_attribute("data-state", "pending")
+
+
+def test_labels_and_metrics_are_set_where_they_are_shown(page):
+    page.goto("/ui/default/tiny-fork/steps/1")
+    notes = page.locator("#notes")
+    notes.get_by_text("Change").click()
+    notes.get_by_label("Name").fill("eval")
+    notes.get_by_label("Value").fill("passed")
+    notes.get_by_role("button", name="Set").click()
+    expect(notes).to_contain_text("passed")
+    notes.get_by_text("Change").click()
+    notes.get_by_label("Kind").select_option("metric")
+    notes.get_by_label("Name").fill("bleu")
+    notes.get_by_label("Value").fill("31.5")
+    notes.get_by_role("button", name="Set").click()
+    expect(notes.get_by_role("row", name=re.compile("bleu"))).to_contain_text("31.5")
+
+
+def test_step_goes_to_the_trash_and_comes_back(page):
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto("/ui/default/writing/steps/100")
+    page.get_by_text("More to do").click()
+    page.locator("form[action$='/delete']").get_by_label("Why").fill("too old")
+    page.get_by_role("button", name="Move to trash").click()
+    expect(page.get_by_text("In the trash.")).to_be_visible()
+    expect(page.get_by_text("too old")).to_be_visible()
+    page.get_by_role("button", name="Take the deletion back").click()
+    expect(page.get_by_role("button", name="Promote")).to_be_visible()
+
+
+def test_fork_is_made_and_the_graph_shows_it(page):
+    page.goto(STEP)
+    page.get_by_text("More to do").click()
+    page.get_by_label("Name of the new run").fill("tiny-next")
+    page.get_by_role("button", name="Fork", exact=True).click()
+    card = page.locator("#more-result .operation")
+    expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
+    card.get_by_role("link", name="Open tiny-next").click()
+    page.get_by_role("link", name="Lineage").click()
+    expect(page.get_by_role("link", name="tiny", exact=True)).to_be_visible()
+    page.goto("/ui/default/tiny/lineage")
+    expect(page.get_by_role("link", name="tiny-next")).to_be_visible()
+
+
+def test_rollback_names_the_aliases_that_it_would_strand(browser, plane):
+    with opened(browser, plane, "409 (Conflict)") as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.goto("/ui/default/tiny/steps/1")
+        page.get_by_text("More to do").click()
+        form = page.locator("form[action$='/rollback']")
+        expect(form).to_contain_text("production (step 2)")
+        form.get_by_role("button", name="Roll back").click()
+        expect(page.locator("#more-result").get_by_role("alert")).to_contain_text("production")
+
+
+def test_retention_is_previewed_before_anything_is_deleted(page):
+    page.goto("/ui/default/writing/storage")
+    page.get_by_label("Last steps").fill("1")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_text("It would delete 1 of 2 steps")).to_be_visible()
+    page.goto("/ui/default/writing")
+    expect(page.locator("tr[data-step='100']")).to_contain_text("listed")
+
+
+def test_plan_for_another_mesh_says_what_a_device_holds(page):
+    page.goto(f"{STEP}/plan")
+    page.get_by_label("Devices along each axis").fill("fsdp=4")
+    page.get_by_role("button", name="Plan").click()
+    expect(page.get_by_text("It can be loaded so.")).to_be_visible()
+    expect(page.get_by_role("button", name="Copy Python that loads it so")).to_be_visible()
+
+
+def test_key_is_made_shown_once_and_revoked(page):
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto("/keys")
+    page.get_by_label("Name, for the audit trail").fill("ci")
+    page.get_by_role("button", name="Make key").click()
+    expect(page.get_by_role("alert")).to_contain_text("ck_")
+    page.get_by_role("link", name="All keys").click()
+    expect(page.locator("main")).not_to_contain_text(re.compile(r"ck_[a-z2-7]{12}_"))
+    page.get_by_role("row", name=re.compile("^ci")).get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("row", name=re.compile("^ci"))).to_contain_text("revoked")
+
+
+def test_what_was_done_is_in_the_audit_trail(page):
+    page.goto("/audit")
+    page.get_by_label("Filter", exact=True).fill('action = "alias.promote"')
+    page.get_by_role("button", name="Filter").click()
+    rows = page.locator("#audit tbody tr")
+    expect(rows.first).to_contain_text("tiny")
+    expect(rows.first).to_contain_text("alias.promote")
+
+
+def test_api_is_described_by_a_viewer_of_our_own(page):
+    page.goto("/")
+    page.get_by_role("link", name="API").click()
+    # A megabyte and a half of script, on a machine that may have much else to do.
+    operations = page.get_by_role("link", name="checkpoints", exact=True)
+    expect(operations).to_be_visible(timeout=30_000)
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/ui/default/none", "/ui/default/tiny/steps/77"])
+def test_error_is_a_page_that_leads_back(browser, plane, path):
+    with opened(browser, plane, "404 (Not Found)") as page:
+        answer = page.goto(path)
+        assert answer.status == 404
+        assert answer.headers["content-type"].startswith("text/html")
+        page.get_by_role("link", name="All runs").click()
+        expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+
+
+def test_runs_are_reached_and_a_step_promoted_by_keys_alone(page):
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    _tab_to(page, page.get_by_role("link", name="tiny", exact=True))
+    page.keyboard.press("Enter")
+    _tab_to(page, page.locator("tr[data-step='2'] td.title a"))
+    page.keyboard.press("Enter")
+    _tab_to(page, page.get_by_label("Alias"))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("candidate")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("candidate points at step 2 now")
+    expect(page.get_by_role("alert")).to_be_focused()
+
+
+def _tab_to(page, wanted):
+    expect(wanted).to_be_visible()
+    for _ in range(60):
+        if wanted.evaluate("one => one === document.activeElement"):
+            return
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", page.evaluate("document.activeElement.outerHTML")
+    raise AssertionError("60 times Tab did not lead there")
