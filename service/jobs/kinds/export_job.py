@@ -66,7 +66,7 @@ from cairn.storage.store import (
     StoreURI,
     confine,
     open_files,
-    read_files,
+    read_crc32c,
     rfc3339,
     utc_now,
 )
@@ -459,10 +459,10 @@ class _ExportJob:
         stat = files.stat(record["name"])
         found = {"size": stat.size, "crc32c": stat.crc32c}
         if stat.crc32c is None and stat.size == record["size"]:
-            (read,) = read_files(
-                files.uri, [record["name"]], threads=1, progress=lambda _: self._context.check()
+            size, crc = read_crc32c(
+                files, record["name"], stat.size, progress=lambda _: self._context.check()
             )
-            found = {"size": read.size, "crc32c": read.crc32c}
+            found = {"size": size, "crc32c": crc}
         if found != {name: record[name] for name in found}:
             raise CorruptionError(
                 "a file is not what was written",
