@@ -58,6 +58,7 @@ from .storage.errors import FencedError as FencedError
 from .storage.errors import InvalidSliceError as InvalidSliceError
 from .storage.errors import InvalidURIError as InvalidURIError
 from .storage.errors import IteratorMismatchError as IteratorMismatchError
+from .storage.errors import LateProcessError as LateProcessError
 from .storage.errors import LeafNotFoundError as LeafNotFoundError
 from .storage.errors import LeaseHeldError as LeaseHeldError
 from .storage.errors import NotACheckpointError as NotACheckpointError

@@ -6,6 +6,7 @@ from .errors import FencedError as FencedError
 from .errors import InvalidSliceError as InvalidSliceError
 from .errors import InvalidURIError as InvalidURIError
 from .errors import IteratorMismatchError as IteratorMismatchError
+from .errors import LateProcessError as LateProcessError
 from .errors import LeafNotFoundError as LeafNotFoundError
 from .errors import LeaseHeldError as LeaseHeldError
 from .errors import NotACheckpointError as NotACheckpointError

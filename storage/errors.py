@@ -24,6 +24,7 @@ StorageError
 ├── StepChangedError                        a promotion of a step that was deleted meanwhile
 ├── LeaseHeldError                          another writer holds the run
 ├── FencedError                             a later attempt took the run over
+├── LateProcessError (TimeoutError)         a process of the job that does not come; named
 ├── UnsoundStoreError                       a store that runs can't rest on; lists why
 ├── SaveError                               a save failed in the background
 │   └── StoreFullError (OSError)            no space or quota left
@@ -42,6 +43,7 @@ __all__ = [
     "InvalidSliceError",
     "InvalidURIError",
     "IteratorMismatchError",
+    "LateProcessError",
     "LeafNotFoundError",
     "LeaseHeldError",
     "NotACheckpointError",
@@ -243,6 +245,10 @@ class LeaseHeldError(StorageError):
 
 class FencedError(StorageError):
     """A later attempt took the run over; this writer must stop."""
+
+
+class LateProcessError(StorageError, TimeoutError):
+    """Processes of a job that did not come to where the others wait, or are somewhere else."""
 
 
 class UnsoundStoreError(StorageError):

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from cairn.state.errors import ArgumentError
 from cairn.storage.errors import RunNotFoundError
@@ -126,7 +125,4 @@ def _stored(uri: StoreURI, policy: SavePolicy) -> list[float]:
 
 def votes(*values: int) -> np.ndarray[Any, Any]:
     """Small numbers of every process, one row each. All of them must call this."""
-    mine = np.asarray([int(value) for value in values], np.int32)
-    if jax.process_count() == 1:
-        return mine[None]
-    return np.asarray(multihost_utils.process_allgather(mine))
+    return np.asarray(processes.collect([int(value) for value in values]), np.int32)

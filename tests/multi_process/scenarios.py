@@ -72,7 +72,7 @@ def error_of(call: Callable[[], object]) -> dict[str, Any]:
     started = time.monotonic()
     try:
         call()
-    except Exception as exc:
+    except (Exception, KeyboardInterrupt) as exc:
         names = [kind.__name__ for kind in type(exc).__mro__]
         return {"kinds": names, "text": str(exc), "seconds": time.monotonic() - started}
     raise AssertionError("the call raised nothing")

@@ -28,6 +28,7 @@ STATUSES = {
     "InvalidURIError": 422,
     "InvalidSliceError": 422,
     "IteratorMismatchError": 422,
+    "LateProcessError": 503,
     "LeafNotFoundError": 404,
     "LeaseHeldError": 409,
     "NotACheckpointError": 422,

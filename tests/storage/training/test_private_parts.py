@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from cairn.storage.training import exit_guard
-from cairn.storage.training.coordination import coordination
+from cairn.storage.training.processes.coordination import coordination
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
@@ -22,7 +22,7 @@ PUBLIC = {"os._exit"}
 ALLOWED = {
     # And `dbos._background_jobs_stop_event`: ADR 26, and `tests/service/test_waking.py`.
     "service/jobs/dbos_engine/waking.py": {"event.__class__ = _Wakeable"},
-    "storage/training/coordination.py": {"orbax.checkpoint._src.futures"},
+    "storage/training/processes/coordination.py": {"orbax.checkpoint._src.futures"},
     "storage/training/exit_guard.py": {"threading._register_atexit", "atexit._run_exitfuncs"},
 }
 

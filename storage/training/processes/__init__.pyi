@@ -1,0 +1,13 @@
+from .agreement import agree as agree
+from .agreement import collect as collect
+from .agreement import together as together
+from .background import MEET_SECONDS as MEET_SECONDS
+from .background import OUTCOME_SECONDS as OUTCOME_SECONDS
+from .background import meet as meet
+from .background import report_failure as report_failure
+from .background import save_key as save_key
+from .background import share_outcome as share_outcome
+from .background import wait_for as wait_for
+from .exchange import LATE_SECONDS as LATE_SECONDS
+from .exchange import POLL_SECONDS as POLL_SECONDS
+from .exchange import is_primary as is_primary

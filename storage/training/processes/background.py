@@ -1,0 +1,181 @@
+"""What the processes of a job tell each other in the background, where no device may be used.
+
+Unlike rounds of talk, these have names of their own: several may go on at a time.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Final, TypeVar
+
+import jax
+
+from cairn.storage.errors import SaveError
+from cairn.storage.training.processes.agreement import as_json, from_json
+from cairn.storage.training.processes.coordination import Coordination, coordination
+from cairn.storage.training.processes.exchange import (
+    LATE_SECONDS,
+    POLL_SECONDS,
+    absent,
+    is_primary,
+    is_set,
+    named,
+)
+
+__all__ = [
+    "MEET_SECONDS",
+    "OUTCOME_SECONDS",
+    "meet",
+    "report_failure",
+    "save_key",
+    "share_outcome",
+    "wait_for",
+]
+
+OUTCOME_SECONDS: Final = 1200
+"""How long the other processes wait for process 0 to publish a step."""
+
+MEET_SECONDS: Final = LATE_SECONDS
+"""How long the processes wait for one that is alive, has not failed, and does not come."""
+
+R = TypeVar("R")
+
+
+def wait_for(work: Callable[[], R], key: str) -> R:
+    """What `work` gives, done in the background; gives up on it once another process has failed.
+
+    Args:
+        work: waits for the other processes at some point.
+        key: of the failure, see `report_failure`.
+
+    Raises:
+        StorageError: another process reported a failure; `work` goes on in a thread of its own.
+        BaseException: what `work` raised.
+    """
+    if jax.process_count() == 1:
+        return work()
+    outcome: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as exc:
+            outcome.set_exception(exc)
+
+    threading.Thread(target=run, name=f"wait {key}", daemon=True).start()
+    client = coordination()
+    while not wait([outcome], POLL_SECONDS).done:
+        _raise_reported(client, key)
+    return outcome.result()
+
+
+def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
+    """Wait until every process is at `place`; give up once one has failed. Uses no device.
+
+    One that dies is noticed by JAX's coordination service, which then ends the others.
+
+    Args:
+        key: of the failure, see `report_failure`.
+        place: the same on all processes, met at once only.
+        seconds: how long to wait for one that neither comes nor fails.
+
+    Raises:
+        StorageError: another process reported a failure.
+        SaveError: some did not come in time.
+    """
+    if jax.process_count() == 1:
+        return
+    client = coordination()
+    arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
+    client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
+    deadline = time.monotonic() + seconds
+    while not _all_met(client, arrivals, all_there):
+        _raise_reported(client, key)
+        if time.monotonic() > deadline:
+            raise SaveError(
+                "some processes did not come",
+                path=key,
+                expected=f"all {jax.process_count()} at {place!r} within {seconds:.0f} s",
+                found=named(absent(client, arrivals)) + " missing",
+                next_step="See their logs.",
+            )
+
+
+def _all_met(client: Coordination, arrivals: str, all_there: str) -> bool:
+    """Whether all have come, after at most `POLL_SECONDS`. Process 0 counts, and tells the rest."""
+    if not is_primary():
+        return is_set(client, all_there)
+    missing = absent(client, arrivals)
+    if missing and is_set(client, f"{arrivals}/{missing[0]}"):
+        missing = absent(client, arrivals)
+    if missing:
+        return False
+    client.key_value_set(all_there, "here")
+    client.key_value_delete(f"{arrivals}/")
+    return True
+
+
+def _raise_reported(client: Coordination, key: str) -> None:
+    """Raise what another process, or this one, has reported under `key`."""
+    said = client.key_value_try_get(_failure_key(key))
+    if said is not None:
+        heard = json.loads(said)
+        raise from_json(heard, process=heard["process"])
+
+
+def save_key(step_folder: object, save: str) -> str:
+    """Under what the processes of a job meet for a save; each is used once.
+
+    Args:
+        step_folder: where to; another run may have had it, which was deleted since.
+        save: tells this save from all others.
+    """
+    return f"cairn/{step_folder}/{save}"
+
+
+def report_failure(key: str, error: BaseException) -> None:
+    """Let those that `wait_for` this know that it will not come. The first report stays."""
+    if jax.process_count() == 1:
+        return
+    said = {**json.loads(as_json(error)), "process": int(jax.process_index())}
+    try:
+        coordination().key_value_set(_failure_key(key), json.dumps(said))
+    except Exception:
+        return  # another process has failed too and said so, or nobody can be told any more
+
+
+def share_outcome(key: str, error: BaseException | None) -> None:
+    """Tell the others how publishing ended (process 0), or wait to be told (the others).
+
+    Args:
+        key: the same on all processes, used once.
+        error: on process 0, what went wrong, if anything.
+
+    Raises:
+        StorageError: on the other processes, what went wrong on process 0.
+        SaveError: process 0 said nothing for `OUTCOME_SECONDS`.
+    """
+    if jax.process_count() == 1:
+        return
+    client = coordination()
+    if is_primary():
+        client.key_value_set(key, as_json(error))
+        return
+    try:
+        heard = json.loads(client.blocking_key_value_get(key, OUTCOME_SECONDS))
+    except Exception as exc:
+        raise SaveError(
+            "process 0 did not say whether the step was published",
+            path=key,
+            expected=f"an answer within {OUTCOME_SECONDS} s",
+            found=f"{type(exc).__name__}: {exc}",
+            next_step="See the log of process 0.",
+        ) from exc
+    if "error" in heard:
+        raise from_json(heard)
+
+
+def _failure_key(key: str) -> str:
+    return f"{key}/failed"

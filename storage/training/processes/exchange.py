@@ -1,0 +1,215 @@
+"""One round of talk between the processes of a job: each says something, process 0 answers all.
+
+It goes through JAX's coordination service, and so needs no device: a round does not wait for the
+training steps that devices still work on. Process 0 waits for the others up to a deadline, and then
+names those that are late, to all. Rounds are numbered in each process: all must have the same ones,
+in the same order.
+"""
+
+import itertools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+
+from cairn.storage.errors import LateProcessError
+from cairn.storage.training.processes.coordination import Coordination, coordination
+
+__all__ = [
+    "LATE_SECONDS",
+    "POLL_SECONDS",
+    "TOLD_SECONDS",
+    "absent",
+    "exchange",
+    "is_primary",
+    "is_set",
+    "named",
+]
+
+LATE_SECONDS: Final = 1800.0
+"""How long a process waits for another that is alive and does not come."""
+
+TOLD_SECONDS: Final = 30.0
+"""After how long the log names those that are waited for; then after twice that, and so on."""
+
+POLL_SECONDS: Final = 1
+"""How often a process that waits looks who is there."""
+
+_PIECE_CHARACTERS: Final = 1 << 20
+"""Of a text in one value: the service takes no message of more than 4 MiB."""
+
+_rounds = itertools.count()
+_numbering = threading.Lock()
+_answered: list[str] = []
+"""Rounds of which the answer can be forgotten once all have come to a later one."""
+
+logger = logging.getLogger("cairn.processes")
+
+
+def is_primary() -> bool:
+    """True in the process that talks to the store for all."""
+    return int(jax.process_index()) == 0
+
+
+def exchange(place: str, said: str, answer: Callable[[Sequence[str]], str]) -> str:
+    """What process 0 answers to what all have said, on every process. All must call this.
+
+    Args:
+        place: where in the program, for the log and for errors.
+        said: what this process says; a few KiB.
+        answer: given what each has said, by process; called on process 0 alone.
+
+    Raises:
+        LateProcessError: some did not come for `LATE_SECONDS`, or are at another place of the
+            program; raised on every process, also on one that comes later.
+    """
+    client = coordination()
+    with _numbering:
+        key = f"cairn/round/{next(_rounds)}"
+    mine = json.dumps({"place": place, "said": said})
+    _say(client, f"{key}/said/{jax.process_index()}", mine)
+    if is_primary():
+        return _answer(client, key, place, answer)
+    heard = json.loads(_hear(client, key, place))
+    if "late" in heard:
+        raise LateProcessError(**heard["late"])
+    text: str = heard["answer"]
+    return text
+
+
+def _first_answer(client: Coordination, key: str, mine: Mapping[str, Any]) -> str:
+    """The answer that counts: the first one, which may say that this round is given up."""
+    try:
+        _say(client, f"{key}/answer", json.dumps(mine))
+    except jax.errors.JaxRuntimeError as exc:
+        if "ALREADY_EXISTS" not in str(exc):
+            raise
+    return _said(client, f"{key}/answer")
+
+
+def _answer(
+    client: Coordination, key: str, place: str, answer: Callable[[Sequence[str]], str]
+) -> str:
+    said = _wait_for_all(client, f"{key}/said", place)
+    late = _missing(said, place) or _elsewhere(said, place)
+    if late:
+        _first_answer(client, key, {"late": late})
+        raise LateProcessError(**late)
+    text = answer([said[index]["said"] for index in range(jax.process_count())])
+    counting = json.loads(_first_answer(client, key, {"answer": text}))
+    if "late" in counting:  # this process is it
+        raise LateProcessError(**counting["late"])
+    client.key_value_delete(f"{key}/said/")
+    for earlier in _answered:  # who has come to this round has heard the answer of those
+        client.key_value_delete(f"{earlier}/")
+    _answered[:] = [key]
+    return text
+
+
+def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
+    """What each process has said; without those that did not come in time."""
+    began, told = time.monotonic(), TOLD_SECONDS
+    while missing := absent(client, place_key):
+        waited = time.monotonic() - began
+        if waited > LATE_SECONDS:
+            break
+        if waited > told:
+            logger.warning("waiting at %s for %s, since %.0f s", place, named(missing), waited)
+            told *= 2
+        is_set(client, f"{place_key}/{missing[0]}.0")
+    there = set(range(jax.process_count())) - set(missing)
+    return {index: json.loads(_said(client, f"{place_key}/{index}")) for index in sorted(there)}
+
+
+def _missing(said: Mapping[int, Any], place: str) -> dict[str, str] | None:
+    late = [index for index in range(jax.process_count()) if index not in said]
+    if not late:
+        return None
+    return {
+        "path": place,
+        "expected": f"all {jax.process_count()} processes within {LATE_SECONDS:.0f} s",
+        "found": f"{named(late)} missing",
+        "next_step": "See their logs; all processes must make the same calls.",
+    }
+
+
+def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, str] | None:
+    others = [index for index, one in said.items() if one["place"] != place]
+    if not others:
+        return None
+    return {
+        "path": place,
+        "expected": "the same call on every process",
+        "found": f"{named(others)} at {said[others[0]]['place']}",
+        "next_step": "Make the same calls on every process, in the same order.",
+    }
+
+
+def _hear(client: Coordination, key: str, place: str) -> str:
+    """What process 0 answers, waited for until it must have found out who is late."""
+    began, told = time.monotonic(), TOLD_SECONDS
+    while not is_set(client, f"{key}/answer.0"):
+        waited = time.monotonic() - began
+        if waited > told:
+            logger.warning("waiting at %s for an answer, since %.0f s", place, waited)
+            told *= 2
+        if waited <= LATE_SECONDS:
+            continue
+        comes = client.key_value_try_get(f"{key}/said/0.0") is not None
+        if comes and waited <= 2 * LATE_SECONDS + TOLD_SECONDS:  # it may have come just now
+            continue
+        late = {
+            "path": place,
+            "expected": f"an answer of process 0 within {LATE_SECONDS:.0f} s",
+            "found": "none" if comes else "process 0 missing",
+            "next_step": "See its log; all processes must make the same calls.",
+        }
+        return _first_answer(client, key, {"late": late})
+    return _said(client, f"{key}/answer")
+
+
+def _say(client: Coordination, key: str, text: str) -> None:
+    """Keep a text of any length; its first piece, which tells their number, comes last."""
+    pieces = [
+        text[start : start + _PIECE_CHARACTERS]
+        for start in range(0, max(1, len(text)), _PIECE_CHARACTERS)
+    ]
+    for number, piece in reversed([*enumerate(pieces)]):
+        client.key_value_set(f"{key}.{number}", f"{len(pieces)} {piece}")
+
+
+def _said(client: Coordination, key: str) -> str:
+    """A text that is there."""
+    count, _, text = client.blocking_key_value_get(f"{key}.0", POLL_SECONDS).partition(" ")
+    rest = [
+        client.blocking_key_value_get(f"{key}.{number}", POLL_SECONDS).partition(" ")[2]
+        for number in range(1, int(count))
+    ]
+    return "".join([text, *rest])
+
+
+def absent(client: Coordination, place: str) -> list[int]:
+    """The processes that have said nothing below `place`."""
+    names = (name for name, _ in client.key_value_dir_get(f"{place}/"))
+    there = {name.rpartition("/")[2].partition(".")[0] for name in names}
+    return [index for index in range(jax.process_count()) if str(index) not in there]
+
+
+def is_set(client: Coordination, name: str) -> bool:
+    """Whether a key has a value, after at most `POLL_SECONDS`."""
+    try:
+        client.blocking_key_value_get(name, POLL_SECONDS)
+    except jax.errors.JaxRuntimeError as exc:
+        if "DEADLINE_EXCEEDED" not in str(exc):
+            raise
+        return False
+    return True
+
+
+def named(numbers: Sequence[int]) -> str:
+    """How errors name processes."""
+    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
