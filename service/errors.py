@@ -9,6 +9,7 @@ ServiceError
 ├── PullError                what was pulled can't be served
 ├── ServeError               the server cannot start
 ├── BackupError              the databases cannot be copied
+├── SetUpError               a folder is set up already, and otherwise
 ├── ClientError              what the HTTP client raises
 │   ├── ServerUnreachableError
 │   ├── EventsLostError
@@ -76,6 +77,10 @@ class ServeError(ServiceError):
 
 class BackupError(ServiceError):
     """The databases cannot be copied."""
+
+
+class SetUpError(ServiceError):
+    """A folder is set up already, and not as it was asked for."""
 
 
 class ClientError(ServiceError):

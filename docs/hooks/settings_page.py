@@ -23,6 +23,10 @@ and their key from `CAIRN_KEY` or the file that `CAIRN_KEY_FILE` names.
 A training job where `CAIRN_URL` is set announces each step that it has saved, so that lists have it
 at once, and waits for nothing: the server's root that the run lies in is named by
 `CAIRN_ANNOUNCE_ROOT` (default `default`).
+
+`cairn --env-file FILE` sets the variables of a file that are not set yet, before whatever command
+follows; `CAIRN_ENV_FILE` names one for every command. Each line is `NAME=VALUE`, quoted as a shell
+has it; `cairn init` writes such a file.
 """
 
 

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
 import typer
@@ -27,6 +28,7 @@ from cairn.service.command import create as create_commands
 from cairn.service.command import pull as pull_commands
 from cairn.service.command import verify as verify_commands
 from cairn.service.command.administration import audit as audit_commands
+from cairn.service.command.administration import init as init_commands
 from cairn.service.command.administration.keys import keys_app
 from cairn.service.command.administration.roots import roots_app
 from cairn.service.command.administration.webhooks import webhooks_app
@@ -103,6 +105,7 @@ app = typer.Typer(
 )
 index = typer.Typer(help="The catalog, an index of the store.")
 app.add_typer(index, name="index")
+app.add_typer(init_commands.app)
 app.add_typer(clean_up_commands.app)  # beside the others, without a word of its own
 app.add_typer(verify_commands.app)
 app.add_typer(adoption_commands.app)
@@ -138,8 +141,22 @@ def cairn(
         bool,
         typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
+    env_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="CAIRN_ENV_FILE",
+            show_envvar=False,
+            help="Variables that are not set, as `cairn init` writes them; default: "
+            "CAIRN_ENV_FILE.",
+        ),
+    ] = None,
 ) -> None:
     """See HELP."""
+    if env_file is not None:
+        from cairn.service.command.variables import read_env_file  # loads all settings
+
+        read_env_file(env_file, os.environ)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(ExitStatus.USAGE)

@@ -19,6 +19,7 @@ from cairn.service.errors import (
     ProblemResponseError,
     ServerUnreachableError,
     ServiceError,
+    SetUpError,
     WatchEndedError,
 )
 from cairn.storage import errors as storage_errors
@@ -85,6 +86,7 @@ _OF_ERRORS: Final[Mapping[type[Exception], tuple[ExitStatus, str, str]]] = {
         "operation-failed",
         "The operation did not succeed",
     ),
+    SetUpError: (ExitStatus.CONFLICT, "set-up", "Set up already"),
     ServerUnreachableError: (ExitStatus.NOT_READY, "unreachable", "No control plane answers"),
     WatchEndedError: (ExitStatus.INTERRUPTED, "watch-ended", "Not watched any more"),
     storage_errors.InvalidURIError: (ExitStatus.USAGE, "invalid-uri", "Invalid name or URI"),

@@ -1,10 +1,14 @@
-"""The `CAIRN_*` variables that mean something, and those that are set and mean nothing."""
+"""The `CAIRN_*` variables: which mean something, which mean nothing, and a file that sets some."""
 
 import logging
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, MutableMapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Final
 
+from cairn.service.errors import SettingsError
 from cairn.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -13,6 +17,7 @@ PREFIX: Final = "CAIRN_"
 OTHERS: Final = (
     "CAIRN_ANNOUNCE_ROOT",
     "CAIRN_DIRECT_IO",
+    "CAIRN_ENV_FILE",
     "CAIRN_KEY",
     "CAIRN_KEY_FILE",
     "CAIRN_URL",
@@ -21,6 +26,7 @@ OTHERS: Final = (
 """Variables that are read, and are no settings of the server."""
 
 _LIKE: Final = 0.75
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def known_variables() -> list[str]:
@@ -43,3 +49,39 @@ def warn_of_misspelt(environment: Mapping[str, str]) -> None:
     for name, near in unread_variables(environment).items():
         if near is not None:
             logger.warning("%s: nothing reads a variable of that name; is %s meant?", name, near)
+
+
+def read_env_file(path: Path, environment: MutableMapping[str, str]) -> None:
+    """Set the variables of a file that are not set yet.
+
+    A line is NAME=VALUE, quoted as a shell has it, a comment, or empty. Nothing is expanded.
+
+    Raises:
+        SettingsError: It can't be read; every line that is something else is named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(
+            f"{path}: expected a file of NAME=VALUE lines, found: {exc}. `cairn init` makes one."
+        ) from exc
+    found: dict[str, str] = {}
+    odd: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote that does not end
+            words = ["", ""]
+        if not words:
+            continue
+        name, joint, value = words[-1].partition("=")
+        if words[:-1] not in ([], ["export"]) or not joint or not _NAME.fullmatch(name):
+            odd.append(f"line {number}")  # not what it says: it may be a password
+        found[name] = value
+    if odd:
+        raise SettingsError(
+            f"{path}: expected NAME=VALUE on each line, a value with spaces or special characters "
+            f"in quotes, found something else in {', '.join(odd)}"
+        )
+    for name, value in found.items():
+        environment.setdefault(name, value)
