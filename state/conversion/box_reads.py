@@ -16,6 +16,7 @@ import numpy as np
 
 from cairn.state.conversion.ops import Array, Shape
 from cairn.state.conversion.parts import Box, box_shape, common, elements, hull, whole_box
+from cairn.storage.arrays import aligned_empty
 
 __all__ = ["covering", "merged", "read_boxes"]
 
@@ -73,7 +74,7 @@ def merged(boxes: Sequence[Box], cover: Callable[[Box], Box]) -> list[Box]:
 
 
 def read_boxes(
-    shape: Shape, dtype: np.dtype[Any], wanted: Sequence[Box], read: Callable[[int, int], Array]
+    shape: Shape, dtype: np.dtype[Any], wanted: Sequence[Box], read: Callable[[int, Array], None]
 ) -> list[Array]:
     """Boxes of one tensor; what several have in common is read once.
 
@@ -84,8 +85,8 @@ def read_boxes(
         shape: of the tensor.
         dtype: of its numbers.
         wanted: none of them empty.
-        read: its numbers from the first index, in C order, up to, not including, the second. Called
-            from several threads.
+        read: fills an array of one axis with its numbers from an index on, in C order. Called from
+            several threads.
     """
     found: dict[int, Array] = {}
     for cover in merged(wanted, lambda box: covering(shape, dtype.itemsize, box)):
@@ -93,7 +94,8 @@ def read_boxes(
         kept = [wanted[number] for number in inside]
         if len(kept) > 1 and sum(map(elements, kept)) >= elements(cover):
             kept = [cover]
-        arrays = [np.empty(box_shape(box), dtype) for box in kept]
+        # Aligned: a CPU device takes such memory as it is.
+        arrays = [aligned_empty([box_shape(box)], dtype)[0] for box in kept]
         _fill(
             arrays, kept, _pieces(shape, cover, max(1, PIECE_BYTES // dtype.itemsize)), shape, read
         )
@@ -108,18 +110,25 @@ def _fill(
     boxes: Sequence[Box],
     pieces: Iterable[Box],
     shape: Shape,
-    read: Callable[[int, int], Array],
+    read: Callable[[int, Array], None],
 ) -> None:
-    """Reads those pieces of which some box has a part."""
+    """Reads those pieces of which some box has a part: into its place, where all of it has one."""
 
     def fill(piece: Box) -> None:
         start = sum(part.start * math.prod(shape[axis + 1 :]) for axis, part in enumerate(piece))
-        size = box_shape(piece)
-        values = read(start, start + math.prod(size)).reshape(size)
-        for array, box in zip(arrays, boxes, strict=True):
-            shared = common(piece, box)
-            if shared is not None:
-                array[_within(shared, box)] = values[_within(shared, piece)]
+        places = [
+            (array[_within(shared, box)], _within(shared, piece))
+            for array, box in zip(arrays, boxes, strict=True)
+            if (shared := common(piece, box)) is not None
+        ]
+        place, _ = places[0]
+        if len(places) == 1 and place.size == elements(piece) and place.flags.c_contiguous:
+            read(start, place.reshape(-1))
+            return
+        (values,) = aligned_empty([box_shape(piece)], arrays[0].dtype)
+        read(start, values.reshape(-1))
+        for place, part in places:
+            place[...] = values[part]
 
     needed = [one for one in pieces if any(common(one, box) is not None for box in boxes)]
     if len(needed) == 1:

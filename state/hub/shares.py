@@ -20,11 +20,16 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from cairn.state.conversion import Array, Box, Rule, is_floating
 from cairn.state.hub.slices import Slice, read_slices, slice_bytes
 from cairn.state.weights import WeightSource
+from cairn.storage.arrays import aligned_empty
 
 __all__ = ["Target", "exchanged", "read_places", "read_rule", "spans_processes"]
 
 WORTH_BYTES: Final = 64 << 10
 """That a process has not to read, for an exchange to be worth its program and its messages."""
+
+
+_SPARE_BYTES: Final = 256
+"""That memory may have beside the one array that lies in it."""
 
 
 class Target(NamedTuple):
@@ -175,9 +180,15 @@ def _key(box: Box) -> _Key:
 
 def _own(values: Array, dtype: np.dtype[Any]) -> Array:
     """An array in C order that nobody else has: JAX may use its memory as it is."""
-    if values.dtype == dtype and values.flags.c_contiguous and values.flags.owndata:
+    root = values
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    is_own = root.flags.writeable and root.nbytes < values.nbytes + _SPARE_BYTES
+    if is_own and values.dtype == dtype and values.flags.c_contiguous:
         return values
-    return np.array(values, dtype=dtype, order="C")
+    (ours,) = aligned_empty([values.shape], dtype)
+    ours[...] = values
+    return ours
 
 
 def _bits(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -81,8 +81,8 @@ class SafetensorsFolder:
         at, rel = self._folder.locate(file)
         header = self._headers[file]
 
-        def read(first: int, last: int) -> Array:
-            return read_elements(at, rel, name, first, last, header=header)
+        def read(first: int, out: Array) -> None:
+            read_elements(at, rel, name, first, out, header=header)
 
         return read_boxes(self.shapes[name], self.dtypes[name], wanted, read)
 

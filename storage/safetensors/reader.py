@@ -62,45 +62,43 @@ def read_tensor(
         StoreUnavailableError: the store gives no answer.
     """
     entry = _entry(files, rel, name, header)
-    shape, first, last = _part(entry, rows, f"{files.uri}/{rel}")
-    # A copy of its own: callers may write into it.
-    return np.array(_numbers(files, rel, entry, first, last)).reshape(shape)
+    shape, first = _part(entry, rows, f"{files.uri}/{rel}")
+    out = np.empty(math.prod(shape), entry.dtype)
+    _fill(files, rel, entry, first, out)
+    return out.reshape(shape)
 
 
 def read_elements(
-    files: Files, rel: str, name: str, first: int, last: int, *, header: SafetensorsHeader
-) -> np.ndarray:
-    """Numbers of one tensor that follow each other in C order; nothing else of the file is read.
+    files: Files, rel: str, name: str, first: int, out: np.ndarray, *, header: SafetensorsHeader
+) -> None:
+    """Fills `out` with numbers of one tensor that follow each other; nothing else is read.
 
     Args:
         files: the store's folder.
         rel: the file's name in it.
         name: the tensor's name.
-        first: index of the first number.
-        last: index behind the last one.
+        first: index of the first number, in C order.
+        out: an array of one axis without gaps, of the tensor's dtype.
         header: as `read_header` gave it.
-
-    Returns:
-        An array of one axis that can't be written into.
 
     Raises:
         NotFoundError: there is no such file (LeafNotFoundError: or tensor).
-        InvalidSliceError: the tensor has not so many.
+        InvalidSliceError: the tensor has not so many, or is of another dtype.
         CorruptionError: the file is shorter than its header says.
         UnsupportedFormatError: a dtype that NumPy does not have.
         StoreUnavailableError: the store gives no answer.
     """
     entry = _entry(files, rel, name, header)
     count = math.prod(entry.shape)
-    if not 0 <= first <= last <= count:
+    if not 0 <= first <= first + out.size <= count or out.dtype != entry.dtype:
         raise InvalidSliceError(
             "no such numbers",
             path=f"{files.uri}/{rel}: {name}",
-            expected=f"numbers within {count}",
-            found=f"{first} to {last}",
+            expected=f"a range within {count} of {entry.dtype}",
+            found=f"{first} to {first + out.size} of {out.dtype}",
             next_step="Correct the range.",
         )
-    return _numbers(files, rel, entry, first, last)
+    _fill(files, rel, entry, first, out)
 
 
 def _entry(files: Files, rel: str, name: str, header: SafetensorsHeader | None) -> TensorEntry:
@@ -116,21 +114,22 @@ def _entry(files: Files, rel: str, name: str, header: SafetensorsHeader | None) 
     return known[name]
 
 
-def _numbers(files: Files, rel: str, entry: TensorEntry, first: int, last: int) -> np.ndarray:
-    size = entry.dtype.itemsize
-    start, end = entry.start + first * size, entry.start + last * size
-    data = files.read_range(rel, start, end) if end > start else b""
-    if len(data) != end - start:
-        raise _short(f"{files.uri}/{rel}: {entry.name}", end - start, len(data))
-    return np.frombuffer(data, dtype=np.uint8).view(entry.dtype)
+def _fill(files: Files, rel: str, entry: TensorEntry, first: int, out: np.ndarray) -> None:
+    if not out.size:
+        return
+    found = files.read_into(
+        rel, entry.start + first * entry.dtype.itemsize, out.view(np.uint8).data
+    )
+    if found != out.nbytes:
+        raise _short(f"{files.uri}/{rel}: {entry.name}", out.nbytes, found)
 
 
 def _part(
     entry: TensorEntry, rows: tuple[int, int] | None, path: str
-) -> tuple[tuple[int, ...], int, int]:
-    """Shape of the rows of a tensor, index of their first number, and index behind the last."""
+) -> tuple[tuple[int, ...], int]:
+    """Shape of the rows of a tensor, and index of their first number."""
     if rows is None:
-        return entry.shape, 0, math.prod(entry.shape)
+        return entry.shape, 0
     low, high = rows
     if not entry.shape or not 0 <= low <= high <= entry.shape[0]:
         raise InvalidSliceError(
@@ -140,8 +139,7 @@ def _part(
             found=f"{low} to {high}",
             next_step="Correct the range.",
         )
-    row = math.prod(entry.shape[1:])
-    return (high - low, *entry.shape[1:]), low * row, high * row
+    return (high - low, *entry.shape[1:]), low * math.prod(entry.shape[1:])
 
 
 def _short(path: str, expected: int, found: int) -> CorruptionError:

@@ -163,6 +163,16 @@ class Files(abc.ABC):
             NotFoundError: there is no such file.
         """
 
+    def read_into(self, rel: str, start: int, buffer: memoryview) -> int:
+        """Bytes from `start` on into `buffer`; how many: fewer at the end of the file.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+        data = self.read_range(rel, start, start + buffer.nbytes)
+        buffer[: len(data)] = data
+        return len(data)
+
     @abc.abstractmethod
     def open_write(self, rel: str) -> FileWriter:
         """A stream into the file `rel`; see `FileWriter`."""

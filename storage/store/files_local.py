@@ -135,6 +135,17 @@ class LocalFiles(Files):
             return stream.read(max(0, end - start))
 
     @override
+    def read_into(self, rel: str, start: int, buffer: memoryview) -> int:
+        done = 0
+        with (
+            mapped(self.uri / rel, "read"),
+            open(self._path(rel), "rb", buffering=0) as stream,
+        ):
+            while count := os.preadv(stream.fileno(), [buffer[done:]], start + done):
+                done += count
+        return done
+
+    @override
     def open_write(self, rel: str) -> FileWriter:
         with mapped(self.uri / rel):
             return _LocalWriter(self._path(rel), self.uri / rel)

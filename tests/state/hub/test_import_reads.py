@@ -1,5 +1,7 @@
 """What an import asks a store for: each byte of the weights once, and none of them in vain."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -7,12 +9,14 @@ import safetensors.torch
 import torch
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.errors import ConversionError
 from cairn.state.paths import named_leaves
+from cairn.storage.safetensors import encode_header
 from cairn.storage.store.opening import open_files
+from tests.programs.program import run
 from tests.state.hf_models import save, tiny_llama
 
 
@@ -116,3 +120,53 @@ def test_all_that_does_not_fit_is_told_before_any_weight_is_read(folder, tmp_pat
     ):
         assert any(said in problem for problem in caught.value.problems), said
     assert read(gcs) == headers(tmp_path)
+
+
+PEAK = """
+import re, sys
+import jax
+from cairn import DecoderForCausalLM
+
+def peak():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1]) * 1024
+
+options = {"sharding_axis_dims": (1, 1, 8, 1)}
+DecoderForCausalLM.from_pretrained(sys.argv[1], **options)
+before = peak()
+model = DecoderForCausalLM.from_pretrained(sys.argv[2], **options)
+held = sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+print(held, peak() - before - held)
+"""
+
+
+def zeros(folder, vocabulary):
+    """A model of zeros, which take no room on the disk; two tensors of `vocabulary` rows."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 8, "num_attention_heads": 8}
+    config = LlamaConfig(
+        **{"vocab_size": vocabulary, "num_hidden_layers": 1, "num_key_value_heads": 8},
+        **{"head_dim": 2, "tie_word_embeddings": False, **sizes},
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        made = LlamaForCausalLM(config)
+    tensors = {name: tuple(one.shape) for name, one in made.state_dict().items()}
+    header = encode_header([(n, np.dtype(np.float32), shape) for n, shape in tensors.items()], {})
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 4 * sum(math.prod(shape) for shape in tensors.values()))
+    return folder
+
+
+def test_host_memory_of_an_import_is_below_one_tensor(tmp_path):
+    for name in ("small", "large"):
+        (tmp_path / name).mkdir()
+    small, large = zeros(tmp_path / "small", 8), zeros(tmp_path / "large", 8192)
+    done = run(["-c", PEAK, str(small), str(large)])
+    assert done.returncode == 0, done.stderr
+    held, more = map(int, done.stdout.split())
+    tensor = 4 * 4096 * 8192
+    assert held > 2 * tensor
+    # A slice is an eighth of a tensor; one lies where it is read, and one is being transposed.
+    assert more < tensor

@@ -42,9 +42,9 @@ class Counted:
         return whole_box(shape) if self.whole else covering(shape, 4, box)
 
     def boxes(self, name, wanted: Sequence):
-        def read(first, last):
-            self.times[name][first:last] += 1
-            return self.tensors[name].reshape(-1)[first:last]
+        def read(first, out):
+            self.times[name][first : first + out.size] += 1
+            out[:] = self.tensors[name].reshape(-1)[first : first + out.size]
 
         if self.whole:
             (values,) = read_boxes(

@@ -150,6 +150,7 @@ FILE_CALLS = {
     "list": lambda files: files.list(),
     "walk": lambda files: files.walk(),
     "read_range": lambda files: files.read_range("file", 0, 10),
+    "read_into": lambda files: files.read_into("file", 0, memoryview(bytearray(10))),
     "open_read": lambda files: files.open_read("file").read(),
     "write": lambda files: _written(files),
     "copy": lambda files: files.copy("file", files, "other"),

@@ -58,6 +58,18 @@ def test_what_was_written_is_read(files):
         assert stream.read() == b"789"
 
 
+def test_bytes_are_read_into_memory_as_far_as_the_file_goes(files):
+    put(files, "a/b.bin", b"0123456789")
+    memory = bytearray(b"....")
+    assert files.read_into("a/b.bin", 2, memoryview(memory)) == 4
+    assert memory == b"2345"
+    assert files.read_into("a/b.bin", 8, memoryview(memory)) == 2
+    assert memory == b"8945"
+    assert files.read_into("a/b.bin", 50, memoryview(memory)) == 0
+    assert files.read_into("a/b.bin", 3, memoryview(bytearray())) == 0
+    assert memory == b"8945"
+
+
 def test_an_empty_file_is_a_file(files):
     put(files, "empty", b"")
     assert files.stat("empty").size == 0
@@ -173,6 +185,8 @@ def test_absent_files_and_folders_are_not_found(files):
             files.stat(rel)
     with pytest.raises(NotFoundError):
         files.read_range("none", 0, 1)
+    with pytest.raises(NotFoundError):
+        files.read_into("none", 0, memoryview(bytearray(1)))
     with pytest.raises(NotFoundError), files.open_read("none") as stream:
         stream.read()
     with pytest.raises(NotFoundError):
@@ -222,6 +236,7 @@ def test_names_that_lead_elsewhere_are_refused(files, rel):
         files.delete_tree,
         files.exists,
         lambda name: files.read_range(name, 0, 1),
+        lambda name: files.read_into(name, 0, memoryview(bytearray(1))),
         lambda name: files.copy(name, files, "x"),
     ]
     if rel:
