@@ -273,6 +273,8 @@ def delete_left(run: StoreURI, key: ExportKey) -> None:
 def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool = False) -> None:
     """Remove the tries whose names start with `prefix`, except the one that counts.
 
+    One that is published while it goes is withdrawn: else an export would count without its files.
+
     Args:
         run: where.
         key: of the export.
@@ -282,6 +284,7 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
     objects, files = ObjectStore.open(run), open_files(run)
     counting = find_export(objects, key)
     left = left_tries(objects, key) if keep_left else {}
+    removed = set()
     for entry in files.list(key.folder):
         folder = entry.name if entry.is_dir else entry.name.removesuffix(".json")
         published = counting is not None and counting.folder == folder
@@ -289,9 +292,13 @@ def delete_tries(run: StoreURI, key: ExportKey, prefix: str, *, keep_left: bool 
             continue
         if folder not in left:
             files.delete_tree(f"{key.folder}/{entry.name}")
+            removed.add(folder)
         elif entry.is_dir:
             whole = {file.name for file in left[folder].files}
             files.sweep(f"{key.folder}/{folder}")
             for one in files.walk(f"{key.folder}/{folder}"):
                 if one.name not in whole:
                     files.delete_tree(f"{key.folder}/{folder}/{one.name}")
+    now = find_export(objects, key) if removed else None
+    if now is not None and now.folder in removed:
+        withdraw_export(objects, key, now)
