@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 
 import google_crc32c
 import pytest
@@ -221,6 +222,46 @@ def test_copying_between_kinds_of_store_keeps_the_bytes(tmp_path, gcs):
     assert here.read_range("back", 0, len(data) + 1) == data
 
 
+def test_a_moved_file_has_its_new_name_alone_and_takes_the_place_of_another(files):
+    data = os.urandom(1 << 20)
+    put(files, "a/x", data)
+    other = open_files(files.uri.parent / "other")
+    put(other, "b/y", b"before")
+    files.move("a/x", other, "b/y")
+    assert other.read_range("b/y", 0, len(data) + 1) == data
+    assert not files.exists("a/x")
+    with pytest.raises(NotFoundError):
+        files.move("a/x", other, "b/y")
+    assert other.stat("b/y").size == len(data)
+
+
+def test_moving_between_kinds_of_store_keeps_the_bytes(tmp_path, gcs):
+    here, there = open_files(tmp_path), open_files(f"{gcs.bucket_uri}/run")
+    put(here, "x", b"some")
+    here.move("x", there, "a/x")
+    assert there.read_range("a/x", 0, 9) == b"some"
+    assert not here.exists("x")
+
+
+def test_a_folder_is_written_by_one_at_a_time_and_also_if_it_is_removed_meanwhile(tmp_path):
+    files = open_files(tmp_path / "folder")
+    order = []
+
+    def second():
+        with open_files(tmp_path / "folder").alone():
+            order.append("second")
+
+    with files.alone():
+        other = threading.Thread(target=second)
+        other.start()
+        time.sleep(0.1)
+        order.append("first")
+        (tmp_path / "folder").rmdir()
+        (tmp_path / "folder").mkdir()
+    other.join(20)
+    assert order == ["first", "second"]
+
+
 def test_copying_an_empty_file(files):
     put(files, "x", b"")
     files.copy("x", files, "y")
@@ -238,6 +279,7 @@ def test_names_that_lead_elsewhere_are_refused(files, rel):
         lambda name: files.read_range(name, 0, 1),
         lambda name: files.read_into(name, 0, memoryview(bytearray(1))),
         lambda name: files.copy(name, files, "x"),
+        lambda name: files.move(name, files, "x"),
     ]
     if rel:
         actions += [files.list, files.walk]
