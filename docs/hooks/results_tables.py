@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.storage_plot import drawing
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 PLOTS = ("storage.svg", "storage_gcs.svg")
 MARK = re.compile(r"^<!-- results: (\w+)\.json -->$", re.MULTILINE)
@@ -21,7 +23,18 @@ def with_results(markdown: str) -> str:
 
 def plots() -> dict[str, str]:
     """Returns the plots: path in the documentation, and content."""
-    return {f"images/{name}": (RESULTS / name).read_text(encoding="utf-8") for name in PLOTS}
+    made = {f"images/{name}": (RESULTS / name).read_text(encoding="utf-8") for name in PLOTS}
+    drawn = drawing(_beside_mlflow(_read("control_plane")), lambda row: False)
+    return made | {"images/control_plane.svg": "\n".join(drawn) + "\n"}
+
+
+def _beside_mlflow(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows whose reference is MLflow's p99, as the storage benchmark's plot has rows."""
+    return [
+        row | {"row": f"{row['row']}, {row['clients']} clients"}
+        for row in results["rows"]
+        if (row.get("reference") or {}).get("name") == "MLflow"
+    ]
 
 
 def _storage(rows: Any) -> str:
