@@ -21,6 +21,7 @@ COPIES = {
     "deploy/compose.yaml": r"CAIRN_VERSION:-([^}]+)\}",
     "deploy/kubernetes/overlays/example/common/kustomization.yaml": r"newTag: ([^}]+)\}",
     "docs/howto/deploy.md": r"cairn-(?:server|worker):(\S+)",
+    "docs/howto/install.md": r"cairn_checkpoints-(.+?)-py3",
 }
 """Files that can't ask pyproject.toml, and where they have the version."""
 
