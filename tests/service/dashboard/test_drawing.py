@@ -1,0 +1,102 @@
+"""What charts are drawn from: pure functions of data."""
+
+import struct
+import zlib
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from cairn.service.actions.looking.activity import activity_of
+from cairn.service.catalog.queries import RecentStep
+from cairn.service.dashboard.drawing.family import Node, family
+from cairn.service.dashboard.drawing.mesh import mesh_of, splitting
+from cairn.service.dashboard.drawing.picture import png_of
+from cairn.service.dashboard.pages.runs import run_filter
+from cairn.service.dashboard.pages.step.meshes import parse_mesh
+from cairn.service.dashboard.wording import apart, figure, percent, spec
+from cairn.service.errors import InvalidRequestError
+from cairn.service.filters import RUN_FIELDS, Search
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def steps(*states):
+    return [
+        RecentStep(step, 1, state, NOW + timedelta(minutes=step) if state == "listed" else None, 60)
+        for step, state in reversed(list(enumerate(states, 1)))
+    ]
+
+
+def test_run_that_saves_every_minute_has_that_pace():
+    found = activity_of(steps("listed", "listed", "listed", "in_flight"))
+    assert (found.writing, found.stalled, found.seconds_apart) == (4, None, 60)
+    assert found.bytes_per_day == 60 * 1440
+    assert [one.step for one in found.saved] == [1, 2, 3]
+
+
+def test_run_stalls_with_a_step_whose_writer_is_gone_until_a_later_one_is_saved():
+    assert activity_of(steps("listed", "abandoned")).stalled == 2
+    assert activity_of(steps("abandoned", "listed")).stalled is None
+    assert activity_of(steps("listed", "abandoned", "in_flight")).stalled is None
+
+
+def test_spec_splits_a_tensor_into_what_devices_hold():
+    found = splitting((128, 32), [None, ["dp", "fsdp"]], {"dp": 2, "fsdp": 4, "tp": 2})
+    assert (found.parts, found.part, found.copies, found.whole) == ((1, 8), (128, 4), 2, True)
+    assert splitting((5,), ["fsdp"], {"fsdp": 4}).whole is False
+    assert splitting((), None, {"fsdp": 4}).copies == 4
+
+
+def test_mesh_is_read_from_a_configuration_only_if_every_size_is_known():
+    names = {"sharding_axis_names": ["dp", "fsdp"]}
+    assert mesh_of(names | {"sharding_axis_dims": [2, 4]}) == {"dp": 2, "fsdp": 4}
+    assert mesh_of(names | {"sharding_axis_dims": [1, -1]}) == {}
+    assert mesh_of({}) == {}
+
+
+@pytest.mark.parametrize("text", ["fsdp", "fsdp=0", "fsdp=4,fsdp=2", "4", "fsdp=4,", "a b=1"])
+def test_mesh_that_is_none_is_refused_with_what_was_expected(text):
+    with pytest.raises(InvalidRequestError, match="expected axes such as fsdp=4,tp=2"):
+        parse_mesh(text)
+
+
+def test_picture_has_a_pixel_for_each_element_and_marks_what_is_not_finite():
+    png = png_of(np.array([[1.0, -1.0, 0.0], [np.nan, np.inf, 0.5]]))
+    width, height = struct.unpack(">II", png[16:24])
+    assert (width, height) == (3, 2)
+    at = png.index(b"IDAT") + 4
+    rows = zlib.decompress(png[at : png.index(b"IEND") - 8])
+    pixels = np.frombuffer(rows, np.uint8).reshape(2, 10)[:, 1:].reshape(2, 3, 3)
+    assert pixels[0].tolist() == [[178, 24, 43], [33, 102, 172], [247, 247, 247]]
+    assert pixels[1, 0].tolist() == pixels[1, 1].tolist() == [255, 196, 0]
+
+
+def test_family_stands_in_columns_from_parents_to_forks():
+    drawn = family(
+        [Node("parent", "", "/p"), Node("grandparent", "", "/g")],
+        Node("here", "", None, here=True),
+        [Node("one", "", "/1"), Node("two", "", "/2")],
+    )
+    names = [one.node.name for one in sorted(drawn.nodes, key=lambda one: (one.x, one.y))]
+    assert names == ["grandparent", "parent", "here", "one", "two"]
+    assert len(drawn.edges) == 4
+
+
+def test_form_of_the_runs_page_is_a_filter_whatever_is_typed():
+    text = run_filter('a "b" \\', "o'neil", "team=x AND y", "in_flight")
+    assert Search.parse(text, "", RUN_FIELDS).names("states")
+    assert run_filter("", " ", "", "") == ""
+    assert run_filter("", "", "team", "") == 'labels."team":*'
+
+
+def test_numbers_are_said_as_people_read_them():
+    assert [apart(one) for one in (0, 0.25, 1.5, 75, 7200, 864_000)] == [
+        *("0 s", "250 ms", "1.5 s", "1.2 min", "2 h", "10 d"),
+    ]
+    assert [figure(one) for one in (None, 1.23456, 1e-9, float("nan"), "inf")] == [
+        *("–", "1.235", "1.000e-09", "nan", "inf"),
+    ]
+    assert [percent(one) for one in (0.0, 0.00001, 0.5)] == ["0 %", "<0.1 %", "50 %"]
+    assert spec([None, ["dp", "fsdp"]]) == "–, dp×fsdp"
+    assert spec(None) == "–"

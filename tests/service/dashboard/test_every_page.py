@@ -1,0 +1,78 @@
+"""What holds of every page: everybody can read it, and it is light, ours alone and fits a phone."""
+
+import pytest
+
+from tests.service.dashboard.conftest import AXE, DESKTOP, PHONE, opened
+
+MOST_BYTES = 100_000
+STEP = "/ui/default/tiny/steps/2"
+PAGES = (
+    "/",
+    "/?q=nothing",
+    "/ui/default/tiny",
+    "/ui/default/empty",
+    "/ui/default/tiny/aliases",
+    "/ui/default/empty/aliases",
+    "/ui/default/tiny/lineage",
+    "/ui/default/tiny/storage?keep_last=1",
+    STEP,
+    f"{STEP}/tensors",
+    f"{STEP}/tensors?q=kernel",
+    f"{STEP}/tensor?item=model&path=model/layers/0/mlp/gate_proj/kernel",
+    f"{STEP}/config",
+    f"{STEP}/files",
+    f"{STEP}/plan?mesh=fsdp%3D5",
+    "/ui/default/writing/steps/300",
+    "/ui/default/tiny/steps/1/compare?other=2",
+    "/compare",
+    "/operations",
+    "/health",
+    "/audit",
+    "/webhooks",
+    "/keys",
+)
+
+_SERIOUS = """async (rules) => {
+  const options = rules ? { runOnly: { type: "rule", values: rules } } : {};
+  const { violations } = await axe.run(document, options);
+  return violations
+    .filter((one) => ["serious", "critical"].includes(one.impact))
+    .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 160)).join(" | ")}`);
+}"""
+
+
+@pytest.fixture(scope="module")
+def visitor(browser, plane):
+    with opened(browser, plane) as page:
+        yield page
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_can_be_read_by_everybody_and_is_not_panned_sideways(visitor, path):
+    visitor.set_viewport_size(DESKTOP)
+    visitor.emulate_media(color_scheme="light")
+    answer = visitor.goto(path)
+    visitor.wait_for_load_state("networkidle")
+    assert answer.status == 200
+    assert len(answer.body()) < MOST_BYTES
+    # By the debugger: the page's own policy lets in no script that is not its own file.
+    visitor.evaluate(AXE.read_text(encoding="utf-8"))
+    assert visitor.evaluate(_SERIOUS, None) == []
+    visitor.emulate_media(color_scheme="dark")
+    assert visitor.evaluate(_SERIOUS, ["color-contrast"]) == []
+    visitor.set_viewport_size(PHONE)
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert visitor.evaluate(wide) <= 0
+
+
+@pytest.mark.parametrize("path", ["/", "/ui/default/tiny"])
+def test_nothing_is_moved_once_it_was_shown(browser, plane, path):
+    with opened(browser, plane) as page:
+        page.add_init_script(
+            "window.moved = 0; new PerformanceObserver((list) => { for (const one of "
+            "list.getEntries()) if (!one.hadRecentInput) moved += one.value; })"
+            ".observe({ type: 'layout-shift', buffered: true });"
+        )
+        page.goto(path)
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("moved") < 0.02
