@@ -9,6 +9,7 @@ from .catalog_turns import CatalogTurns as CatalogTurns
 from .catalog_turns import leave_catalog_turn as leave_catalog_turn
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
+from .entity_tags import body_etag as body_etag
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag
 from .openapi import describe_api as describe_api

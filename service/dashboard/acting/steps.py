@@ -15,7 +15,7 @@ from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
 from cairn.service.errors import AliasMovedError, InvalidRequestError
-from cairn.service.http import Seen
+from cairn.service.http import Seen, body_etag
 from cairn.service.schemas import (
     GRACE_SECONDS,
     Alias,
@@ -188,8 +188,9 @@ def rollback_form(
             f"{run}: expected step {form.text('latest')} as the latest, as the page showed, found "
             f"{known.latest_step}. Reload the page to see what would be set aside."
         )
+    seen = Seen(frozenset({body_etag(known)}))
     started = actions.restore_checkpoint(
-        plane, caller, root, run, step, wanted, seen=Seen(None), idempotency_key=None
+        plane, caller, root, run, step, wanted, seen=seen, idempotency_key=None
     )
     return _card(request, started)
 
