@@ -59,6 +59,11 @@ class Timeline:
     width: int = WIDTH
     height: int = HEIGHT
 
+    @property
+    def top(self) -> int:
+        """Where the drawing begins: without names there is no room for them."""
+        return 0 if self.names else _LINE - 12
+
 
 def timeline(checkpoints: Sequence[Checkpoint]) -> Timeline | None:
     """Steps on a line; None if there are none."""
