@@ -26,7 +26,9 @@ from cairn.state.sharding import (
     params_by_rules,
     place_step,
     settled,
+    state_table,
 )
+from cairn.storage.notebooks import never_raises
 
 __all__ = ["EasyDeLState"]
 
@@ -101,6 +103,23 @@ class EasyDeLState(StateShardingMixin, StateStorageMixin, struct.PyTreeNode, eq=
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Arrays have no equality that fits in one truth value, so that states have none either.
         super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        model = getattr(self.graphdef, "type", None)
+        return state_table(
+            type(self).__name__,
+            {
+                "graphstate": self.graphstate,
+                "graphother": self.graphother,
+                "opt_state": self.opt_state,
+                **self.added_fields,
+            },
+            [
+                ("model", getattr(model, "__name__", None)),
+                ("optimizer", None if self.tx_init is None else self.tx_init.get("name")),
+            ],
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # The static parts can't change; copies of them would compile every step anew.

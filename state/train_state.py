@@ -21,8 +21,9 @@ from cairn.state.saving import (
     run_has_saved,
     save_train_state,
 )
-from cairn.state.sharding import home_of, place_step
+from cairn.state.sharding import home_of, place_step, state_table
 from cairn.storage.arrays import Compression
+from cairn.storage.notebooks import never_raises
 from cairn.storage.training import SaveHandle
 
 __all__ = ["TrainState"]
@@ -62,6 +63,12 @@ class TrainState(struct.PyTreeNode, eq=False, kw_only=True):  # type: ignore[cal
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Arrays have no equality that fits in one truth value, so that states have none either.
         super().__init_subclass__(**{"eq": False, "kw_only": True, **kwargs})
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        added = added_fields(self, TrainState)
+        parts = {"params": self.params, "opt_state": self.opt_state, **added}
+        return state_table(type(self).__name__, parts, [])
 
     @classmethod
     def create(

@@ -19,6 +19,7 @@ from .specs import short_spec as short_spec
 from .stable_placement import Placement as Placement
 from .stable_placement import at_home as at_home
 from .stable_placement import settled as settled
+from .state_table import state_table as state_table
 from .states import StateShardingMixin as StateShardingMixin
 from .states import beside as beside
 from .states import params_by_rules as params_by_rules

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cairn.state.errors import ShardingError
 from cairn.state.sharding.mesh import mesh_text
+from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
 from cairn.storage.training import is_key_dtype
 
 __all__ = ["LeafPlacement", "ShardingReport", "leaf_bytes"]
@@ -144,6 +145,27 @@ class ShardingReport:
             # Text, because Rich would take the brackets of a regular expression for markup.
             table.add_row(*map(Text, _row(leaf)), style=style)
         return table
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        odd = [leaf for leaf in self.leaves if leaf.problems or leaf.unmatched]
+        others = [leaf for leaf in self.leaves if not (leaf.problems or leaf.unmatched)]
+        shown = [*odd, *others][:MOST_ROWS]  # what does not fit is never left out first
+        return html_table(
+            f"Sharding on mesh {mesh_text(self.mesh)}",
+            [
+                ("in all", size_cell(self.nbytes)),
+                ("each device", size_cell(self.bytes_per_device)),
+                ("does not fit", len(self.problems) or None),
+                ("idle rules", ", ".join(map(repr, self.idle_rules))),
+            ],
+            (*_COLUMNS, "problem"),
+            [
+                (*_row(leaf), "; ".join((*leaf.problems, *filter(None, [leaf.unmatched]))))
+                for leaf in shown
+            ],
+            more=len(self.leaves) - len(shown),
+        )
 
     def __str__(self) -> str:
         rows = [_COLUMNS, *map(_row, self.leaves)]

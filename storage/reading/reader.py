@@ -46,6 +46,7 @@ from cairn.storage.errors import (
     StepNotFoundError,
     StorageError,
 )
+from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
 from cairn.storage.reading.array_index import Index, explicit_index, permutation, selected_box
 from cairn.storage.reading.block_stream import BlockPlan, stream_blocks, stream_pieces
 from cairn.storage.reading.indexed_database import MEMORY
@@ -63,11 +64,12 @@ from cairn.storage.runs import (
     iterator_file,
     open_contents,
 )
-from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context
+from cairn.storage.store import ObjectStore, StoreURI, open_files, parse_uri, store_context, within
 
 __all__ = ["CheckpointReader", "LeafInfo"]
 
 _FILES_AT_ONCE = 16
+_SHOWN_SECONDS = 5.0  # how long a notebook waits for a store
 _CONTEXT = {
     MEMORY: {},
     NODE_POOL: {"total_bytes_limit": 32 << 20},
@@ -110,6 +112,26 @@ class CheckpointReader:
 
     def __repr__(self) -> str:
         return f"CheckpointReader({str(self.uri)!r})"
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        with within(_SHOWN_SECONDS):
+            items = {item: self.leaves(item) for item in self.items()}
+        sizes = {item: sum(leaf.nbytes for leaf in found.values()) for item, found in items.items()}
+        leaves = [(item, leaf) for item, found in items.items() for leaf in found.values()]
+        return html_table(
+            f"Checkpoint {self.uri}",
+            [
+                (item, f"{len(found):,} leaves, {size_cell(sizes[item])}")
+                for item, found in items.items()
+            ],
+            ("item", "leaf", "dtype", "shape", "size"),
+            [
+                (item, leaf.path, leaf.dtype.name, leaf.shape, size_cell(leaf.nbytes))
+                for item, leaf in leaves[:MOST_ROWS]
+            ],
+            more=max(0, len(leaves) - MOST_ROWS),
+        )
 
     @classmethod
     def open(cls, step_uri: StoreURI, manifest: Manifest | None = None) -> CheckpointReader:

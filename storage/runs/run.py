@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
@@ -22,6 +22,7 @@ from cairn.storage.errors import (
     StorageError,
     StoreUnavailableError,
 )
+from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
 from cairn.storage.runs.history import (
     History,
     StepKey,
@@ -76,6 +77,7 @@ from cairn.storage.store import (
     rfc3339,
     sha256_of,
     utc_now,
+    within,
 )
 
 __all__ = [
@@ -242,6 +244,8 @@ def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]
 
 
 _STEPS_NAMED = 20
+_SHOWN_SECONDS: Final = 5.0
+"""How long a notebook waits for a store."""
 
 
 class Run:
@@ -264,6 +268,34 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.uri)!r})"
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        with within(_SHOWN_SECONDS):
+            info = self.info()
+            listed = [one for one in self.history().states() if one[1] is StepState.LISTED]
+            newest = self.described(listed[-MOST_ROWS:])[::-1]
+            aliases = self.aliases.judge()[0]
+        named: dict[StepKey, list[str]] = {}
+        for alias in aliases:
+            named.setdefault((alias.step, alias.attempt), []).append(alias.alias)
+        parent = None if info.lineage is None else f"{info.lineage.run}/steps/{info.lineage.step}"
+        return html_table(
+            f"Run {self.uri}",
+            [
+                ("created", info.created),
+                ("forked from", parent),
+                ("labels", ", ".join(f"{name}={text}" for name, text in info.labels.items())),
+                ("steps", f"{len(listed):,} listed"),
+            ],
+            ("step", "attempt", "created", "size", "aliases"),
+            [
+                (*key, one.created, size_cell(one.nbytes), ", ".join(named.get(key, [])))
+                for one in newest
+                for key in [(one.step, one.attempt)]
+            ],
+            more=len(listed) - len(newest),
+        )
 
     @classmethod
     def open(cls, uri: StoreURI | str | os.PathLike[str], *, clock: Clock = utc_now) -> "Run":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from cairn.storage.notebooks import html_table, never_raises, size_cell
 from cairn.storage.runs.records import (
     ATTEMPTS,
     COMMIT_FILE,
@@ -69,6 +70,19 @@ class StepInfo:
     source: str | None = None
     problem: str | None = None
     copied: CopyReport | None = field(default=None, compare=False)
+
+    @never_raises
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"Step {self.step} of attempt {self.attempt}, {self.state.value}",
+            [
+                ("created", self.created),
+                ("size", size_cell(self.nbytes)),
+                ("digest", self.manifest_digest),
+                ("files of", self.source),
+                ("problem", self.problem),
+            ],
+        )
 
 
 def unpublished_steps(

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from cairn.storage.runs.gc import find_garbage
 from cairn.storage.runs.history import StepKey
+from cairn.storage.runs.records import parse_step_folder
 from cairn.storage.runs.run import Run
 from cairn.storage.runs.step_states import StepInfo, StepState
 from cairn.storage.store import Held
@@ -21,7 +22,7 @@ __all__ = ["RunUsage", "StepUsage", "Use", "run_usage"]
 Use = Literal["steps", "exports", "records", "other"]
 """Folders of steps, whatever their state; exports; records of Cairn; all else."""
 
-_STEP: Final = re.compile(r"attempts/(\d+)/(\d+)/")
+_STEP: Final = re.compile(r"attempts/(\d+)/([^/]+)/")
 _KNOWN: Final = re.compile(r"(aliases|annotations|assets|attempts|damaged|manifests|trash)/|[^/]+$")
 _LEFT_BEHIND: Final = re.compile(r"(^|/)\.|\.__lock$")
 
@@ -79,15 +80,15 @@ def run_usage(run: Run) -> RunUsage:
     held = run.files.held()
     of_step: dict[StepKey, list[Held]] = {}
     for one in held:
-        found = _STEP.match(one.name)
-        if found is not None:
-            of_step.setdefault((int(found[2]), int(found[1])), []).append(one)
+        key = _step_of(one.name)
+        if key is not None:
+            of_step.setdefault(key, []).append(one)
     steps = _steps(of_step, known)
     uses: Counter[Use] = Counter()
     uses["steps"] = sum(one.added for one in steps)
     seen = {one.identity for files in of_step.values() for one in files} - {None}
     for one in held:
-        if _STEP.match(one.name) is None and one.identity not in seen:
+        if _step_of(one.name) is None and one.identity not in seen:
             uses[_use(one.name)] += one.size
             seen |= {one.identity} - {None}
     return RunUsage(
@@ -97,6 +98,13 @@ def run_usage(run: Run) -> RunUsage:
         steps=tuple(steps),
         garbage=sum(one.nbytes for one in find_garbage(run)),
     )
+
+
+def _step_of(name: str) -> StepKey | None:
+    """Whose file it is: a save under way may write to a folder that gets its name in the end."""
+    found = _STEP.match(name)
+    folder = None if found is None else parse_step_folder(found[2])
+    return None if found is None or folder is None else (folder.step, int(found[1]))
 
 
 def _steps(of_step: dict[StepKey, list[Held]], known: dict[StepKey, StepInfo]) -> list[StepUsage]:

@@ -85,3 +85,14 @@ def test_an_empty_run_takes_its_records(tmp_path):
     found = run_usage(run)
     assert found.nbytes == found.uses["records"] == du(tmp_path / "empty")
     assert (found.steps, found.garbage) == ((), 0)
+
+
+def test_what_a_save_under_way_has_written_is_its_steps(run, tmp_path):
+    before = run_usage(run)
+    half = tmp_path / "run" / "attempts" / "1" / "4.orbax-checkpoint-tmp-7" / "model"
+    half.mkdir(parents=True)
+    (half / "values").write_bytes(b"half" * 1000)
+    after = run_usage(run)
+    assert (after.steps[-1].step, after.steps[-1].nbytes) == (4, 4000)
+    assert after.uses["records"] == before.uses["records"]
+    assert after.nbytes == before.nbytes + 4000 == du(tmp_path / "run")

@@ -1,0 +1,53 @@
+"""A training state as a notebook shows it: its leaves, their sizes and places. Reads no array."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from cairn.state.paths import named_leaves
+from cairn.state.sharding.report import leaf_bytes
+from cairn.storage.notebooks import MOST_ROWS, html_table, size_cell
+
+__all__ = ["state_table"]
+
+
+def state_table(title: str, parts: Mapping[str, Any], facts: Iterable[tuple[str, object]]) -> str:
+    """A state as HTML.
+
+    Args:
+        title: What it is.
+        parts: Its trees by name; one without leaves is left out.
+        facts: What else there is to say.
+    """
+    found = {name: named_leaves(tree) for name, tree in parts.items()}
+    leaves = [(name, leaf) for name, part in found.items() for leaf in part]
+    sizes = [(name, sum(leaf_bytes(one.leaf) for one in part)) for name, part in found.items()]
+    return html_table(
+        title,
+        [
+            *facts,
+            *(
+                (name, f"{len(found[name]):,} leaves, {size_cell(nbytes)}")
+                for name, nbytes in sizes
+                if found[name]
+            ),
+        ],
+        ("part", "leaf", "dtype", "shape", "size", "sharding", "per device"),
+        [(name, leaf.path, *_cells(leaf.leaf)) for name, leaf in leaves[:MOST_ROWS]],
+        more=max(0, len(leaves) - MOST_ROWS),
+    )
+
+
+def _cells(leaf: Any) -> tuple[object, ...]:
+    """What is known of a leaf by its type alone: a traced or a donated one has that, too."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is None or dtype is None:
+        return type(leaf).__name__, "", None, None, None
+    nbytes = leaf_bytes(leaf)
+    traced = isinstance(leaf, jax.core.Tracer)
+    sharding = None if traced else getattr(leaf, "sharding", None)
+    spec = getattr(sharding, "spec", None)
+    told = str(tuple(spec)) if spec is not None else type(sharding).__name__ if sharding else None
+    part = leaf if sharding is None else jax.ShapeDtypeStruct(sharding.shard_shape(shape), dtype)
+    return dtype, tuple(shape), size_cell(nbytes), told, size_cell(leaf_bytes(part))

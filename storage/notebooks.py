@@ -1,0 +1,96 @@
+"""Small tables for notebooks: what `_repr_html_` of our objects gives.
+
+Names in them come from users, so all text is escaped, and letters that no screen shows are spelt
+out. Nothing is asked of another place, and colours are the notebook's own, dark or light.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Final, TypeVar
+
+__all__ = ["MOST_ROWS", "html_table", "never_raises", "size_cell"]
+
+MOST_ROWS: Final = 20
+_LONGEST: Final = 200  # letters of a cell
+_CELL: Final = "text-align:left;padding:0.1em 1em 0.1em 0;border:0;background:none;color:inherit"
+_TITLE: Final = "font-weight:bold;color:inherit"
+
+Self = TypeVar("Self")
+
+
+def html_table(
+    title: str,
+    facts: Iterable[tuple[str, object]] = (),
+    columns: Sequence[str] = (),
+    rows: Iterable[Sequence[object]] = (),
+    *,
+    more: int = 0,
+) -> str:
+    """A table below some facts, as HTML.
+
+    Args:
+        title: What is shown.
+        facts: Names and values, one a line; those without a value are left out.
+        columns: Their names.
+        rows: A cell for each.
+        more: How many rows are left out.
+    """
+    told = "".join(
+        f'<tr><th style="{_CELL}">{_text(name)}</th><td style="{_CELL}">{_text(value)}</td></tr>'
+        for name, value in facts
+        if value not in (None, "")
+    )
+    head = "".join(f'<th style="{_CELL}">{_text(name)}</th>' for name in columns)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows
+    )
+    parts = [f'<div style="{_TITLE}">{_text(title)}</div>']
+    if told:
+        parts.append(f"<table><tbody>{told}</tbody></table>")
+    if body:
+        parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    if more:
+        parts.append(f"<div>and {more:,} more</div>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def never_raises(shown: Callable[[Self], str]) -> Callable[[Self], str]:
+    """A `_repr_html_` that shows what went wrong: a notebook breaks off at one that raises."""
+
+    @functools.wraps(shown)
+    def _repr_html_(self: Self) -> str:
+        try:
+            return shown(self)
+        except Exception as error:  # whatever it is: see above
+            return html_table(type(self).__name__, [(type(error).__name__, _told(error))])
+
+    return _repr_html_
+
+
+def size_cell(nbytes: int | None) -> str | None:
+    """Bytes in the largest decimal unit that leaves a number of at least one."""
+    if nbytes is None:
+        return None
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.95:  # more would round to 1000.0
+            return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _told(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # of somebody else's making
+        return "can't be told"
+
+
+def _text(value: object) -> str:
+    text = "-" if value is None else str(value)
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    plain = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return escape(plain, quote=True)
