@@ -46,7 +46,9 @@ from cairn.service.command.failures import (
     usage_problem,
 )
 from cairn.service.command.looking import plan as plan_commands
+from cairn.service.command.looking import show as show_commands
 from cairn.service.command.looking import tensors as tensor_commands
+from cairn.service.command.looking import top as top_commands
 from cairn.service.command.looking import usage as usage_commands
 from cairn.service.command.options import (
     SIZE,
@@ -112,6 +114,8 @@ app.add_typer(adoption_commands.app)
 app.add_typer(create_commands.app)
 app.add_typer(annotate_commands.app)
 app.add_typer(pull_commands.app)
+app.add_typer(top_commands.app)
+app.add_typer(show_commands.app)
 app.add_typer(tensor_commands.app)
 app.add_typer(usage_commands.app)
 app.add_typer(plan_commands.app)

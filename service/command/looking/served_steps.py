@@ -8,6 +8,7 @@ from cairn.service.client.addresses import Address
 from cairn.service.client.client import Client
 from cairn.service.client.finding import find_step
 from cairn.service.schemas import (
+    Checkpoint,
     PlanRequest,
     StepDiff,
     StepPlan,
@@ -30,6 +31,10 @@ class ServedStep:
         """
         self._client, self._root = client, root
         self._run, self._step = find_step(client, Address.parse(checkpoint), root)
+
+    def noted(self) -> Checkpoint:
+        """What is known of it as a whole."""
+        return self._client.checkpoint(self._run, self._step, root=self._root, refresh=True)
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
         """Its leaves, by item and path."""

@@ -17,6 +17,8 @@ from cairn.service.actions import (
 )
 from cairn.service.client.whole_file import whole_file
 from cairn.service.schemas import (
+    Checkpoint,
+    CheckpointState,
     PlanRequest,
     StepDiff,
     StepName,
@@ -26,7 +28,8 @@ from cairn.service.schemas import (
     TensorValues,
 )
 from cairn.storage.reading import TensorPart
-from cairn.storage.runs import resolve_checkpoint
+from cairn.storage.runs import noted_of, resolve_checkpoint
+from cairn.storage.store import from_rfc3339
 
 _STEPS = OpenSteps()
 
@@ -41,6 +44,34 @@ class StoredStep:
             StorageError: There is none.
         """
         self.run, self.info = resolve_checkpoint(checkpoint)
+
+    def noted(self) -> Checkpoint:
+        """What is known of it as a whole."""
+        manifest, entries = self.run.manifest(self.info), noted_of(self.run, self.info)
+        aliases = self.run.aliases.list()
+        index = manifest.index
+        return Checkpoint(
+            **self._name.model_dump(include={"root", "run", "step"}),
+            attempt=self.info.attempt,
+            state=CheckpointState(self.info.state.value),
+            uri=str(self.run.step_uri(self.info)),
+            created=from_rfc3339(manifest.created),
+            bytes=manifest.nbytes,
+            leaves=len(manifest.inline_leaves) if index is None else index.leaves,
+            items=list(manifest.items),
+            iterators=manifest.iterators,
+            manifest_digest=self.info.manifest_digest,
+            model_type=None if manifest.model is None else manifest.model.model_type,
+            aliases=[
+                one.alias
+                for one in aliases
+                if (one.step, one.attempt) == (self.info.step, self.info.attempt)
+            ],
+            labels=entries.labels,
+            metrics=entries.metrics,
+            better=entries.better,
+            verified=None if entries.verified is None else from_rfc3339(entries.verified),
+        )
 
     def tensors(self, item: str | None, prefix: str) -> Iterator[Tensor]:
         """Its leaves, by item and path."""

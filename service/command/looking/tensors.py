@@ -1,8 +1,9 @@
 """The commands of `cairn` that look into checkpoints."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
@@ -40,6 +41,11 @@ ItemOption = Annotated[
 PrefixOption = Annotated[
     str, typer.Option("--prefix", metavar="TEXT", help="Leaves whose path begins so.")
 ]
+
+Step: TypeAlias = "ServedStep | StoredStep"
+
+_CHANGES: Final = {"only_this": "missing", "only_other": "new"}
+"""How a leaf is told that only one of two steps has."""
 
 _BAR: Final = 40  # characters
 
@@ -79,7 +85,7 @@ def tensors(
         raise typer.BadParameter("--stats or --out, not both")
     kind = None if out is None else _kind(out)
     with Client(url) as client:
-        step = _opened(client, checkpoint, root)
+        step = opened(client, checkpoint, root)
         if leaf is None:
             _list(step.tensors(item, prefix), json)
             return
@@ -93,7 +99,8 @@ def tensors(
             _print_values(step.values(*asked), json)
 
 
-def _opened(client: Client, checkpoint: str, root: str) -> "ServedStep | StoredStep":
+def opened(client: Client, checkpoint: str, root: str) -> "Step":
+    """The step that a `PlacedArgument` means."""
     if not is_in_store(checkpoint):
         return ServedStep(client, checkpoint, root)
     from cairn.service.command.looking.stored_steps import StoredStep  # imports TensorStore
@@ -177,8 +184,9 @@ def diff(
 ) -> None:
     """Show what differs between two checkpoints.
 
-    They may be of two runs. Leaves are compared by their digests, whatever their sharding. Both are
-    written as store URIs or paths, or neither is.
+    They may be of two runs. Leaves are compared by their digests, whatever their sharding. First
+    come those that only one has, or in another shape or dtype; then, with --values, those that have
+    changed most for their size. Both are written as store URIs or paths, or neither is.
     """
     if is_in_store(checkpoint) != is_in_store(other):
         raise typer.BadParameter("expected two URIs or paths, or two of the control plane's runs")
@@ -198,7 +206,7 @@ def diff(
 
 def _print_diff(found: StepDiff) -> None:
     counts = found.leaves.model_dump()
-    told = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in counts.items() if n)
+    told = ", ".join(f"{n} {_CHANGES.get(name, name)}" for name, n in counts.items() if n)
     print(f"leaves: {told or 'none'}")
     for title, entries in (
         ("config", found.config),
@@ -209,7 +217,16 @@ def _print_diff(found: StepDiff) -> None:
             print(f"{title} {entry.path}: {_entry(entry)}")
     if found.differences:
         titles = ("change", "item", "path", "this", "other", "differing", "max abs", "relative")
-        print_table(console, titles, map(_difference, found.differences))
+        print_table(console, titles, map(_difference, sorted(found.differences, key=_rank)))
+
+
+def _rank(one: LeafDifference) -> tuple[int, float]:
+    """What is to be seen first: another tree, then values by how much they have changed."""
+    place = 0 if one.change in _CHANGES else 1 if one.change in ("shape", "dtype") else 2
+    if one.values is None or not one.values.differing:
+        return place, 0.0
+    change = one.values.relative  # of what was all zeros, or has no end: more than of all others
+    return place, -math.inf if change is None or math.isnan(change) else -change
 
 
 def _entry(entry: EntryDifference) -> str:
@@ -223,7 +240,7 @@ def _entry(entry: EntryDifference) -> str:
 def _difference(one: LeafDifference) -> tuple[Cell, ...]:
     values = one.values
     return (
-        one.change,
+        _CHANGES.get(one.change, one.change),
         one.item,
         one.path,
         _kind_of(one.this),

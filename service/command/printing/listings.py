@@ -82,7 +82,7 @@ def _checkpoint(checkpoint: Checkpoint) -> tuple[Cell, ...]:
 
 
 def _operation(operation: Operation) -> tuple[Cell, ...]:
-    progress, request = operation.progress, operation.request
+    progress = operation.progress
     return (
         operation.id,
         operation.kind.value,
@@ -90,7 +90,12 @@ def _operation(operation: Operation) -> tuple[Cell, ...]:
         Size(progress.done_bytes),
         None if progress.total_bytes is None else Size(progress.total_bytes),
         operation.created,
-        f"{request.get('run')}/steps/{request['step']}"
-        if "step" in request
-        else request.get("run"),
+        subject(operation),
     )
+
+
+def subject(operation: Operation) -> str | None:
+    """The run or the step that an operation works on, as `cairn` takes it."""
+    request = operation.request
+    run = request.get("run")
+    return f"{run}/steps/{request['step']}" if "step" in request else run

@@ -36,12 +36,18 @@ def print_table(console: Console, titles: Sequence[str], rows: Iterable[Sequence
         for row in chain(() if first is None else (first,), rows):
             print("\t".join(_plain(cell) for cell in row), file=console.file)
         return
-    table = Table(*titles, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for row in rows:
-        table.add_row(*(Text(_readable(cell)) for cell in row))
+    table = table_of(titles, rows)
     unlimited = console.options.update(max_width=_WIDEST)
     table.width = Measurement.get(console, unlimited, table).maximum
     console.print(table, crop=False)
+
+
+def table_of(titles: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Rows as people read them, as wide as there is room."""
+    table = Table(*titles, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(_readable(cell)) for cell in row))
+    return table
 
 
 def _plain(cell: Cell) -> str:
@@ -57,7 +63,15 @@ def _readable(cell: Cell) -> str:
         return "-"
     if isinstance(cell, datetime):
         return f"{cell.astimezone(UTC):%Y-%m-%d %H:%M}"
-    return _one_cell(str(cell))
+    return readable(str(cell))
+
+
+def readable(text: str) -> str:
+    """One line that a terminal shows as it is: it would obey to some letters."""
+    line = _one_cell(text)
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
 def _one_cell(text: str) -> str:
