@@ -27,7 +27,7 @@ from cairn.state.conversion.ops import (
     Transpose,
 )
 from cairn.state.conversion.rules import Rule
-from cairn.state.errors import ArgumentError
+from cairn.state.errors import ArgumentError, ConversionError
 from cairn.storage.safetensors import TensorSource
 
 FLOAT_NAMES = ("float32", "float16", "bfloat16", "float64")
@@ -78,7 +78,12 @@ class MemoryLeaf:
 
 
 def streams(
-    rules: Sequence[Rule], leaves: Mapping[str, Leaf], *, dtype: np.dtype[Any] | None = None
+    rules: Sequence[Rule],
+    leaves: Mapping[str, Leaf],
+    *,
+    dtype: np.dtype[Any] | None = None,
+    joined: np.dtype[Any] | None = None,
+    path: str,
 ) -> list[TensorSource]:
     """Their tensors, in the order of the rules.
 
@@ -86,10 +91,29 @@ def streams(
         rules: from `weight_rules.match`, so that every leaf is there and fits.
         leaves: our leaves by path.
         dtype: cast floating tensors to this; None keeps each one's own.
+        joined: cast leaves of several dtypes that become one tensor to this; None: to `dtype`.
+        path: what is being converted, for the error.
+
+    Raises:
+        ConversionError: leaves of several dtypes become one tensor, and no dtype says which it
+            has; all are listed.
     """
+    common = dtype if joined is None else joined
+    problems = _several_dtypes(rules, leaves, castable=common is not None)
+    if problems:
+        raise ConversionError(
+            path=path,
+            expected="leaves of one dtype where they become one tensor",
+            found=f"{len(problems)} tensors of several",
+            next_step="name a floating dtype, to which all weights are cast, or cast these leaves",
+            problems=problems,
+        )
     found = []
     for rule in rules:
-        made = _theirs(rule.op, [_View(leaves[name]) for name in rule.ours])
+        ours = [leaves[name] for name in rule.ours]
+        if common is not None and len({np.dtype(leaf.dtype) for leaf in ours}) > 1:
+            ours = [_CastLeaf(leaf, common) for leaf in ours]
+        made = _theirs(rule.op, [_View(leaf) for leaf in ours])
         for name, tensor in zip(rule.theirs, made, strict=True):
             target = dtype if dtype is not None and is_floating(tensor.dtype) else tensor.dtype
             blocks = _Cast(tensor, target)
@@ -148,6 +172,32 @@ class _Stream(Protocol):
     def held_bytes(self) -> int: ...
 
     def blocks(self, max_bytes: int, /) -> Iterator[Array]: ...
+
+
+def _several_dtypes(
+    rules: Sequence[Rule], leaves: Mapping[str, Leaf], *, castable: bool
+) -> list[str]:
+    """A line for each rule whose leaves differ in dtype, if they are not all floating and cast."""
+    problems = []
+    for rule in rules:
+        dtypes = {name: np.dtype(leaves[name].dtype) for name in rule.ours}
+        alike = len({*dtypes.values()}) < 2
+        if not alike and not (castable and all(map(is_floating, dtypes.values()))):
+            told = ", ".join(f"{name} {dtype.name}" for name, dtype in dtypes.items())
+            problems.append(f"{', '.join(rule.theirs)}: {told}")
+    return problems
+
+
+class _CastLeaf:
+    """A leaf in another dtype."""
+
+    def __init__(self, leaf: Leaf, dtype: np.dtype[Any]) -> None:
+        self.leaf, self.dtype = leaf, dtype
+        self.shape = tuple(leaf.shape)
+        self.held_bytes: int = getattr(leaf, "held_bytes", 0)
+
+    def blocks(self, max_bytes: int, *, transpose: bool, at: int | None = None) -> Iterator[Array]:
+        return _Cast(_View(self.leaf, transpose=transpose, at=at), self.dtype)(max_bytes)
 
 
 class _View:
@@ -246,6 +296,10 @@ def whole(stream: _Stream) -> Array:
     return out
 
 
+def _is_cast(view: _View) -> bool:
+    return isinstance(view.leaf, _CastLeaf)
+
+
 def _theirs(op: Op, ours: Sequence[_Stream]) -> list[_Stream]:
     if isinstance(op, Rename):
         return list(ours)
@@ -261,7 +315,9 @@ def _theirs(op: Op, ours: Sequence[_Stream]) -> list[_Stream]:
         return [_Joined(ours)]
     if isinstance(op, Stack) and len(views) == 1 and views[0].at is None and not views[0].transpose:
         return list(views[0].parts())
-    if isinstance(op, Interleaved) and len({(stream.shape, stream.dtype) for stream in ours}) == 1:
+    # Leaves that are cast come in blocks of their own sizes.
+    alike = len({(stream.shape, stream.dtype) for stream in ours}) == 1
+    if isinstance(op, Interleaved) and alike and not any(_is_cast(view) for view in views):
         first, second = ours
         (shape,) = op.their_shapes([first.shape, second.shape])
         return [_InTurns(first, second, shape)]

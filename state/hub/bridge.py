@@ -210,7 +210,8 @@ class EasyBridgeMixin:
             The names of the files written.
 
         Raises:
-            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConversionError: the model has adapters; or there is no `float_dtype`, and it is
+                quantized, or has weights of several dtypes that become one tensor.
             ConfigError: the family can't express the model's options.
             StorageError: the store refuses (full, forbidden, unreachable).
         """
@@ -336,7 +337,8 @@ class EasyBridgeMixin:
 
         Raises:
             ArgumentError: PyTorch is not installed.
-            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConversionError: the model has adapters; or there is no `float_dtype`, and it is
+                quantized, or has weights of several dtypes that become one tensor.
         """
         torch = _module("torch")
         table, sources = model_streams(cast(Any, self), float_dtype_name=float_dtype)
@@ -359,7 +361,8 @@ class EasyBridgeMixin:
 
         Raises:
             ArgumentError: transformers or PyTorch is not installed.
-            ConversionError: the model has adapters, or is quantized and there is no `float_dtype`.
+            ConversionError: the model has adapters; or there is no `float_dtype`, and it is
+                quantized, or has weights of several dtypes that become one tensor.
             ConfigError: the family can't express the model's options.
         """
         torch, transformers = _module("torch"), _module("transformers")

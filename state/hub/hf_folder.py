@@ -75,8 +75,8 @@ def model_streams(
     """A model's weights under Hugging Face's names, and the table that they went by.
 
     Raises:
-        ConversionError: weights that the family's rules don't know; adapters; or quantized weights
-            without a dtype to make of them.
+        ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
+            to make of them, quantized weights or those of several dtypes that become one tensor.
     """
     table, _, sources = _streams(model, _Weights(model), float_dtype_name)
     return table, sources
@@ -94,8 +94,8 @@ def write_folder(
     One that was there goes before the first file is replaced. See `WholeFolder` for two writers.
 
     Raises:
-        ConversionError: weights that the family's rules don't know; adapters; or quantized weights
-            without a dtype to make of them.
+        ConversionError: weights that the family's rules don't know; adapters; or, without a dtype
+            to make of them, quantized weights or those of several dtypes that become one tensor.
         ConfigError: the family can't express the model's options.
         CorruptionError: another has written the folder meanwhile.
         StorageError: the store refuses.
@@ -160,7 +160,8 @@ def _streams(
     table = rule_table(model.config, shapes)
     rules = match(table, ours=shapes, path=type(model).__name__)
     leaves = {path: weights.leaf(path) for path in shapes}
-    made = streams(rules, leaves, dtype=float_dtype(dtype, argument="float_dtype"))
+    target = float_dtype(dtype, argument="float_dtype")
+    made = streams(rules, leaves, dtype=target, path=type(model).__name__)
     return table, rules, made
 
 

@@ -19,6 +19,7 @@ from cairn.state.config import EDPretrainedConfig
 from cairn.state.conversion import Array, Rule, float_dtype, is_floating, match
 from cairn.state.errors import ArgumentError, ConversionError
 from cairn.state.hub.shares import Target, exchanged, read_places, read_rule, spans_processes
+from cairn.state.hub.slices import one_dtype
 from cairn.state.paths import NamedLeaf, named_leaves
 from cairn.state.sharding import module_plan
 from cairn.state.weights import Pretrained, WeightSource, rule_table
@@ -73,7 +74,8 @@ def load_weights(
     Raises:
         ArgumentError: the model can't be quantized so.
         ConversionError: tensors are missing, unexpected, mis-shaped, or not floating where weights
-            are; all are listed.
+            are; or those of several dtypes become one weight, and `param_dtype` is None; all are
+            listed.
     """
     cast = float_dtype(param_dtype, argument="param_dtype")
     options = {
@@ -100,8 +102,9 @@ def load_weights(
     rules = match(table, ours=shapes, theirs=found.weights.shapes, path=found.path)
     dtypes = {path: named.leaf.dtype for path, named in leaves.items()}
     _refuse_numbers(rules, dtypes, found)
+    _refuse_several_dtypes(rules, found, cast)
     shardings = place(weights)
-    stored = _stored_dtypes(rules, found)
+    stored = [one_dtype([found.weights.dtypes[name] for name in rule.theirs]) for rule in rules]
 
     def target(path: str, dtype: np.dtype[Any]) -> Target:
         wanted = dtype if cast is None else _cast(dtype, leaves[path], cast)
@@ -161,32 +164,6 @@ def _batches(targets: Sequence[Sequence[Target]], least: int) -> Iterator[list[i
         yield batch
 
 
-def _stored_dtypes(rules: Sequence[Rule], found: Pretrained) -> list[np.dtype[Any]]:
-    """The dtype of each rule's tensors together.
-
-    Raises:
-        ConversionError: those of a rule are of dtypes that have none in common; all are listed.
-    """
-    dtypes: list[np.dtype[Any]] = []
-    problems = []
-    for rule in rules:
-        stored = [found.weights.dtypes[name] for name in rule.theirs]
-        try:
-            dtypes.append(np.result_type(*dict.fromkeys(stored)))
-        except TypeError:
-            told = (f"{name} {one}" for name, one in zip(rule.theirs, stored, strict=True))
-            problems.append(f"{', '.join(rule.ours)}: {', '.join(told)}")
-    if problems:
-        raise ConversionError(
-            path=found.path,
-            expected="one dtype for the tensors of each weight",
-            found=f"{len(problems)} weights whose tensors have several",
-            next_step="save the model in one dtype",
-            problems=problems,
-        )
-    return dtypes
-
-
 def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pretrained) -> None:
     """Raise if integers, bools or complex numbers would become floating weights."""
     stored = found.weights.dtypes
@@ -203,6 +180,26 @@ def _refuse_numbers(rules: Iterable[Rule], dtypes: Mapping[str, Any], found: Pre
             expected="floating tensors for floating weights",
             found=f"{len(problems)} that are not",
             next_step="take the weights as they were before quantization, or dequantize them",
+            problems=problems,
+        )
+
+
+def _refuse_several_dtypes(
+    rules: Iterable[Rule], found: Pretrained, cast: np.dtype[Any] | None
+) -> None:
+    """Raise if tensors of several dtypes would be one weight, and nothing says which it has."""
+    stored = found.weights.dtypes
+    problems = [
+        f"{', '.join(rule.ours)}: {', '.join(f'{name} {stored[name]}' for name in rule.theirs)}"
+        for rule in rules
+        if cast is None and len({stored[name] for name in rule.theirs}) > 1
+    ]
+    if problems:
+        raise ConversionError(
+            path=found.path,
+            expected="tensors of one dtype where they become one weight",
+            found=f"{len(problems)} weights of several",
+            next_step="pass a param_dtype, to which all floating weights are cast",
             problems=problems,
         )
 

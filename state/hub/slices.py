@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from cairn.state.conversion import Array, Box, Part, Rule, box_shape, elements, merged
 from cairn.state.weights import WeightSource
 
-__all__ = ["Slice", "read_slices", "slice_bytes"]
+__all__ = ["Slice", "one_dtype", "read_slices", "slice_bytes"]
 
 READERS: Final = 4
 """Threads that read tensors of one batch, such as experts."""
@@ -64,7 +64,23 @@ def read_slices(
         arrays = _arrays(source, rule, parts, numbers)
         while numbers:
             number = numbers.pop()
-            yield filled[number], parts[number].make(arrays.pop(number))
+            yield filled[number], parts[number].make(_in_one_dtype(arrays.pop(number)))
+
+
+def one_dtype(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The one that holds the numbers of all, exactly; they are one, or floating."""
+    different = dict.fromkeys(dtypes)
+    try:
+        return np.result_type(*different)
+    except TypeError:  # NumPy has none for float16 and bfloat16
+        return np.dtype(np.float32)
+
+
+def _in_one_dtype(arrays: Sequence[Array]) -> Sequence[Array]:
+    dtypes = [array.dtype for array in arrays]
+    if len({*dtypes}) < 2:
+        return arrays
+    return [array.astype(one_dtype(dtypes)) for array in arrays]
 
 
 def slice_bytes(source: WeightSource, rule: Rule, wanted: Sequence[Slice]) -> int:

@@ -55,7 +55,8 @@ def export_sources(
 
     Raises:
         ConversionError: the step holds no model that is known here; or its leaves don't match the
-            family's rules; all are listed.
+            family's rules; or leaves of several dtypes become one tensor, and `dtype` is None; all
+            are listed.
         TreeMismatchError: its leaves are not those that its config describes; all are listed.
         ConfigError: the family can't express the model's options.
     """
@@ -63,7 +64,8 @@ def export_sources(
     shapes = {name: leaf.shape for name, leaf in leaves.items()}
     rules = match(rule_table(config, shapes), ours=shapes, path=path)
     reader.expect(served_item(manifest.items), [name for rule in rules for name in rule.ours])
-    sources = streams(rules, leaves, dtype=float_dtype(dtype, argument="dtype"))
+    target = float_dtype(dtype, argument="dtype")
+    sources = streams(rules, leaves, dtype=target, path=path)
     return sources, hf_config(config, [source.dtype for source in sources])
 
 

@@ -99,7 +99,8 @@ def gguf_shard(
         )
     shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     rules = match(gguf_rules(config), ours=shapes, path=path)
-    sources = streams(rules, leaves)
+    # Every type is made of float32; what is joined of several loses nothing on the way to it.
+    sources = streams(rules, leaves, joined=np.dtype(np.float32), path=path)
     said = gguf_model(config, {source.name: source.shape for source in sources})
     sources += [_array(name, array) for name, array in said.tensors.items()]
     encoded = [_encoded(package, source, dtype) for source in sources]

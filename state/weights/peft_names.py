@@ -62,6 +62,7 @@ class AdaptedModule:
         Args:
             pairs: None for a kernel without adapters, of which the module has some then.
         """
+        pairs = _in_one_dtype(pairs)
         known = [pair for pair in pairs if pair is not None]
         a, b = known[0]
         if len(known) == len(pairs) and all(np.array_equal(a, other) for other, _ in known):
@@ -95,6 +96,17 @@ class AdaptedModule:
             if not any(part.any() for part in outside):
                 return [(a[:, block], b[block]) for b, block in zip(ups, blocks, strict=True)]
         return [(a, b) for b in ups]
+
+
+def _in_one_dtype(pairs: Sequence[Pair | None]) -> list[Pair | None]:
+    """Pairs in their own dtype, or where they have several in a float that holds them all."""
+    dtypes = {part.dtype for pair in pairs if pair is not None for part in pair}
+    if len(dtypes) == 1:
+        return list(pairs)
+    common = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
+    return [
+        None if pair is None else (pair[0].astype(common), pair[1].astype(common)) for pair in pairs
+    ]
 
 
 def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> list[AdaptedModule]:

@@ -90,13 +90,37 @@ def test_streams_give_what_the_operation_gives_whatever_the_block_size(case, max
         name: MemoryLeaf(array.shape, array.dtype, fetch_of(array))
         for name, array in zip(rule.ours, ours, strict=True)
     }
-    sources = streams([rule], leaves)
+    sources = streams([rule], leaves, path="x")
     assert [source.name for source in sources] == list(rule.theirs)
     for source, expected in zip(sources, theirs, strict=True):
         assert source.shape == expected.shape
         flat = [block.reshape(-1) for block in source.blocks(max_bytes)]
         np.testing.assert_array_equal(np.concatenate(flat), expected.reshape(-1))
         np.testing.assert_array_equal(whole(source), expected)
+
+
+@given(ops_with_theirs(), st.sampled_from([1, 7, 64, 1 << 20]), st.sampled_from(["f2", "f4"]))
+def test_leaves_of_several_dtypes_are_cast_each_from_its_own(case, max_bytes, dtype):
+    op, theirs = case
+    ours = [array + 2**-10 for array in op.to_ours(theirs)]
+    ours = [array.astype("f8" if at % 2 else "f4") for at, array in enumerate(ours)]
+    names = tuple(f"ours/{at}" for at in range(len(ours)))
+    rule = Rule(names, tuple(f"theirs.{at}" for at in range(len(theirs))), op)
+    leaves = {
+        name: MemoryLeaf(array.shape, array.dtype, fetch_of(array))
+        for name, array in zip(names, ours, strict=True)
+    }
+    sources = streams([rule], leaves, dtype=np.dtype(dtype), path="x")
+    expected = op.to_theirs([array.astype(dtype) for array in ours])
+    for source, array in zip(sources, expected, strict=True):
+        assert source.dtype == dtype
+        flat = [block.reshape(-1) for block in source.blocks(max_bytes)]
+        np.testing.assert_array_equal(np.concatenate(flat), array.reshape(-1))
+    if len(ours) > 1:
+        with pytest.raises(ConversionError, match="name a floating dtype") as caught:
+            streams([rule], leaves, path="x")
+        told = (f"{name} {leaf.dtype}" for name, leaf in leaves.items())
+        assert caught.value.problems == (f"{', '.join(rule.theirs)}: {', '.join(told)}",)
 
 
 def test_rotary_rows_put_the_halves_of_each_head_together():
@@ -182,7 +206,7 @@ def test_each_expert_is_fetched_by_itself_and_once():
         return leaf if at is None else leaf[at]
 
     rule = Rule(("ours",), tuple(f"theirs.{n}" for n in range(4)), Chain((TRANSPOSE, Stack(4))))
-    sources = streams([rule], {"ours": MemoryLeaf(leaf.shape, leaf.dtype, fetch)})
+    sources = streams([rule], {"ours": MemoryLeaf(leaf.shape, leaf.dtype, fetch)}, path="x")
     for source, expected in zip(sources, leaf, strict=True):
         np.testing.assert_array_equal(whole(source), expected.T)
     assert fetched == [0, 1, 2, 3]

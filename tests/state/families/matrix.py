@@ -65,6 +65,18 @@ def tiny(model_type, **options):
     return model
 
 
+def options_of(family, name=None):
+    """Options of a family's test: of its first config, or of the one with that name."""
+    without = getattr(family, "WITHOUT", ())
+    sizes = {size: number for size, number in SIZES.items() if size not in without}
+    return {**sizes, **family.CONFIGS[name or next(iter(family.CONFIGS))]}
+
+
+def model_of(family, name=None):
+    """The tiny model of a family's test."""
+    return tiny(family.MODEL_TYPE, **options_of(family, name))
+
+
 def tensors_of(folder):
     """Of all its files."""
     found = {}

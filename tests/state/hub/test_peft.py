@@ -4,6 +4,7 @@ import json
 import warnings
 
 import jax
+import ml_dtypes
 import numpy as np
 import peft
 import pytest
@@ -388,6 +389,16 @@ def test_a_joined_kernel_without_adapters_gets_nothing(fused):
     np.testing.assert_array_equal((up @ down)[:6], 0)
     a, b = pair(2, 5, 4, 1)
     np.testing.assert_allclose((up @ down)[6:], (a @ b).T, rtol=1e-6)
+
+
+def test_adapters_of_several_dtypes_lose_nothing_where_they_are_joined(fused):
+    a, b = pair(2, 5, 6, 0)
+    halves = a.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
+    whole = pair(2, 5, 4, 1)
+    down, up = fused.to_peft([halves, whole])
+    assert (down.dtype, up.dtype) == (np.float32, np.float32)
+    np.testing.assert_array_equal(down[2:].T, whole[0])
+    np.testing.assert_array_equal(up[6:, 2:].T, whole[1])
 
 
 def test_weights_that_lie_as_ours_do_are_adapted_too():

@@ -3,7 +3,7 @@
 import pytest
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
-from tests.state.families.matrix import SIZES, WHOLE, tiny
+from tests.state.families.matrix import WHOLE, model_of
 
 
 def pytest_generate_tests(metafunc):
@@ -15,10 +15,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="class")
 def known(request, tmp_path_factory):
     """Their model, its folder, and ours."""
-    family = request.module
-    without = getattr(family, "WITHOUT", ())
-    sizes = {name: size for name, size in SIZES.items() if name not in without}
-    theirs = tiny(family.MODEL_TYPE, **{**sizes, **family.CONFIGS[request.param]})
+    theirs = model_of(request.module, request.param)
     folder = tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
     return theirs, folder, DecoderForCausalLM.from_pretrained(folder)
