@@ -10,7 +10,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig, ExpertsConfig, LatentAttentionConfig, yarn_mscale
 from cairn.state.conversion import TRANSPOSE, Chain, Op, RotaryRows
 from cairn.state.errors import ConfigError
-from cairn.state.families.experts import experts_of
+from cairn.state.families.experts import DENSE_TAKEN_FOR_EXPERTS, experts_of
 from cairn.state.families.hf_config import rope_from_hf
 from cairn.state.families.names import Names
 
@@ -162,6 +162,7 @@ _OURS = Names(
         },
     },
     ops=TURNING_OPS,
+    no_adapters=DENSE_TAKEN_FOR_EXPERTS,
 )
 
 

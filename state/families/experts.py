@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cairn.state.config import DecoderConfig, ExpertsConfig
 from cairn.state.errors import ConfigError
 
-__all__ = ["SPARSE_KEYS", "dense_layers", "experts_of", "write_dense_layers"]
+__all__ = [
+    "DENSE_TAKEN_FOR_EXPERTS",
+    "ROUTER_IS_NO_LINEAR",
+    "SPARSE_KEYS",
+    "dense_layers",
+    "experts_of",
+    "write_dense_layers",
+]
 
 SPARSE_KEYS = frozenset(
     {
@@ -17,6 +25,17 @@ SPARSE_KEYS = frozenset(
     }
 )
 """Keys of the experts that Qwen's families share."""
+
+ROUTER_IS_NO_LINEAR: Mapping[str, str] = MappingProxyType(
+    {r".*\.mlp\.(gate|router)": "a router, which is no linear layer in transformers"}
+)
+DENSE_TAKEN_FOR_EXPERTS: Mapping[str, str] = MappingProxyType(
+    {r".*\.(gate|up|down)_proj": "peft takes this name for the experts' in this family"}
+)
+"""Modules that can't have adapters in PEFT, as `Names.no_adapters` has them.
+
+Source: peft 0.21, `_MOE_TARGET_MODULE_MAPPING`; transformers 5.
+"""
 
 
 def experts_of(config: DecoderConfig) -> ExpertsConfig:

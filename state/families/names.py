@@ -78,6 +78,10 @@ class Names:
         special_parts: paths in a block of those parts.
         tolerated: regular expressions of tensors that may be there and follow from the config.
         optional_prefix: of all names but the head's; files of the base model lack it.
+        modules: names of layers in files -> their names in transformers, which PEFT goes by, where
+            these are others.
+        no_adapters: regular expressions (whole name) of modules that PEFT can't give adapters, and
+            why it can't.
     """
 
     top: Mapping[str, str] = field(
@@ -98,6 +102,8 @@ class Names:
     special_parts: frozenset[str] = frozenset()
     tolerated: tuple[str, ...] = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
     optional_prefix: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    no_adapters: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, config: DecoderConfig) -> RuleTable:
         """The table of a config."""

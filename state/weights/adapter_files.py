@@ -54,20 +54,22 @@ def adapter_content(
         path: what is being converted, for the error.
 
     Raises:
-        ConversionError: some adapters have no module in the family; all are listed.
+        ConversionError: some adapters have no module in the family, or one that PEFT can't give
+            adapters; all are listed.
     """
     covered = {kernel for module in modules for kernel in module.kernels}
+    has = [module for module in modules if any(kernel in adapted for kernel in module.kernels)]
     problems = [f"{kernel}_lora_a" for kernel in adapted if kernel not in covered]
+    problems += [f"{module.name}: {module.refusal}" for module in has if module.refusal]
     if problems:
         raise ConversionError(
             path=path,
-            expected="adapters beside matrices that are modules of the family",
+            expected="adapters beside matrices that are modules of the family, which peft adapts",
             found=f"{len(problems)} that are not",
             next_step="leave these layers out by lora_pattern, or merge them: "
             "unwrap_lora_to_layers()",
             problems=problems,
         )
-    has = [module for module in modules if any(kernel in adapted for kernel in module.kernels)]
     tensors: dict[str, Array] = {}
     ranks, alphas = {}, {}
     for module in has:

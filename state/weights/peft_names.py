@@ -12,8 +12,9 @@ becomes three with the same A.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class AdaptedModule:
         inputs: of all of them.
         rule: between the kernels and the module's weight.
         inputs_first: the module keeps its weight [in, out], as GPT-2's do.
+        refusal: why PEFT can't give it adapters; None: it can.
     """
 
     name: str
@@ -50,6 +52,7 @@ class AdaptedModule:
     inputs: int
     rule: Rule
     inputs_first: bool
+    refusal: str | None = None
 
     @property
     def outputs(self) -> int:
@@ -127,7 +130,18 @@ def modules_of(config: object, kernels: Mapping[str, Shape], *, path: str) -> li
             found=f"a config of type {type(config).__name__}",
             next_step="adapters of a model of your own are saved with the state, by save_state",
         )
-    return modules_of_rules(get_family(config.model_type).rules(config).rules, kernels)
+    names = get_family(config.model_type).names_of(config)
+    return [
+        replace(
+            module,
+            name=names.modules.get(module.name, module.name),
+            refusal=next(
+                (why for one, why in names.no_adapters.items() if re.fullmatch(one, module.name)),
+                None,
+            ),
+        )
+        for module in modules_of_rules(names.rules(config).rules, kernels)
+    ]
 
 
 def modules_of_rules(rules: Sequence[Rule], kernels: Mapping[str, Shape]) -> list[AdaptedModule]:

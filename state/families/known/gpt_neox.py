@@ -70,6 +70,7 @@ FAMILY = Family(
                 _by_head,
             ),
         ),
+        modules={"embed_out": "lm_head"},
         tolerated=(r"gpt_neox\.layers\.\d+\.attention\.(masked_bias|bias|rotary_emb\.inv_freq)",),
     ),
     GGUFForm(

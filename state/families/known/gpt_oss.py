@@ -17,7 +17,7 @@ from cairn.state.families.config_form import (
     usual_options,
     windows_from_hf,
 )
-from cairn.state.families.experts import experts_of
+from cairn.state.families.experts import ROUTER_IS_NO_LINEAR, experts_of
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes, gguf_window_layers
 from cairn.state.families.gguf_names import gguf_names
@@ -118,6 +118,7 @@ FAMILY = Family(
         write=_write,
     ),
     Names(
+        no_adapters=ROUTER_IS_NO_LINEAR,
         special=_experts,
         special_parts=frozenset(
             f"mlp/experts/{name}" for name in ("gate_proj", "up_proj", "down_proj")

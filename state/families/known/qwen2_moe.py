@@ -16,6 +16,7 @@ from cairn.state.families.config_form import (
     windows_from_hf,
 )
 from cairn.state.families.experts import (
+    ROUTER_IS_NO_LINEAR,
     SPARSE_KEYS,
     dense_layers,
     experts_of,
@@ -86,6 +87,7 @@ FAMILY = Family(
             **{f"mlp/shared/{name}": f"mlp.shared_expert.{name}" for name in _SHARED},
         },
         stacked=EXPERTS,
+        no_adapters=ROUTER_IS_NO_LINEAR,
     ),
     GGUFForm(
         "qwen2moe",

@@ -11,6 +11,7 @@ from typing import Any
 from cairn.state.config import DecoderConfig, ExpertsConfig
 from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_options
 from cairn.state.families.experts import (
+    DENSE_TAKEN_FOR_EXPERTS,
     SPARSE_KEYS,
     dense_layers,
     experts_of,
@@ -67,7 +68,7 @@ FAMILY = Family(
         write=_write,
         nulls=frozenset({"sliding_window"}),
     ),
-    Names(parts={"mlp/router": "mlp.gate"}),
+    Names(parts={"mlp/router": "mlp.gate"}, no_adapters=DENSE_TAKEN_FOR_EXPERTS),
     GGUFForm(
         "qwen3moe",
         gguf_names(),

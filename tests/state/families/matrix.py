@@ -7,11 +7,15 @@ runs the first config through import, logits and export; `make families` all thr
 
 import json
 import os
+import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import peft
 import pytest
 import torch
+from flax import nnx
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,6 +24,7 @@ from cairn.state.decoder.decoder import DecoderForCausalLM
 from cairn.state.easydel_state import EasyDeLState
 from cairn.state.paths import named_leaves
 from cairn.state.weights.export import export_sources
+from cairn.state.weights.peft_names import modules_of
 from cairn.storage.reading.reader import CheckpointReader
 from cairn.storage.runs.run import Run
 from cairn.storage.store import parse_uri
@@ -100,6 +105,40 @@ def padded():
     return ids, mask
 
 
+def with_adapters(folder, pattern=".*", rank=2, alpha=3.0):
+    """Ours of a folder, with random adapters on all layers that the pattern matches."""
+    model = DecoderForCausalLM.from_pretrained(folder, auto_shard_model=False)
+    model.apply_lora_to_layers(rank, alpha, pattern, rngs=nnx.Rngs(0))
+    random = np.random.default_rng(0)
+    for variable in jax.tree.leaves(
+        nnx.state(model, nnx.LoRAParam), is_leaf=lambda node: isinstance(node, nnx.Variable)
+    ):
+        drawn = 0.2 * random.standard_normal(variable.get_value().shape)
+        variable.set_value(jnp.asarray(drawn, jnp.float32))
+    return model
+
+
+def what_peft_takes(config):
+    """A pattern of the layers of ours whose adapters have a module in PEFT."""
+    kernels = {
+        path: shape
+        for path, shape in leaf_shapes(config).items()
+        if path.endswith("/kernel") and len(shape) == 2
+    }
+    modules = modules_of(config, kernels, path="x")
+    paths = (path for one in modules if one.refusal is None for path in one.kernels)
+    return f"^({'|'.join(path.removesuffix('/kernel') for path in paths)})$"
+
+
+def by_peft(base, adapter):
+    """The torch model of a folder with adapters of another, as peft loads them; not a word said."""
+    theirs = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
+        warnings.filterwarnings("ignore", message=".*pattern keys did not match")
+        return peft.PeftModel.from_pretrained(theirs, str(adapter)).eval()
+
+
 class FirstTests:
     """Of the first config always."""
 
@@ -143,6 +182,16 @@ class OtherTests:
             expected = theirs.generate(given[0], attention_mask=given[1], **options).numpy()
         found = np.asarray(ours.generate(ids, mask, **options).sequences)
         np.testing.assert_array_equal(found[:, : expected.shape[1]], expected)
+
+    def test_adapters_compute_in_peft_what_they_do_here(self, known, tmp_path):
+        _, folder, ours = known
+        model = with_adapters(folder, what_peft_takes(ours.config))
+        model.save_adapter(tmp_path)
+        ids, mask = padded()
+        found, plain = (logits_of(one, ids, attention_mask=mask) for one in (model, ours))
+        expected = torch_logits(by_peft(folder, tmp_path), ids, mask)
+        assert_close(found, expected, mask)
+        assert np.abs(found - plain).max() > 0.01 * np.abs(plain).max()
 
     @pytest.mark.parametrize("scan", [False, True])
     def test_eight_devices_and_scanned_layers_compute_the_same(self, known, scan):
