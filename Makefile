@@ -61,7 +61,7 @@ faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the cou
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
 
-families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 2 minutes)
+families: $(DEV_STAMP)  ## hold every family against transformers, all its configs through everything (some 5 minutes)
 	CAIRN_FAMILIES=all $(BIN)/python -m pytest -n 2 --dist loadfile -q tests/state/families
 
 matrix:  ## run the tests of saving with oldest, pinned and newest versions (LEGS=oldest for one)

@@ -328,7 +328,19 @@ class DecoderConfig(EDPretrainedConfig):
         Raises:
             ConfigError: the family is unknown, or the file asks for what the decoder can't do.
         """
-        return cls(**registry.family(str(data.get("model_type"))).read_options(data))
+        family = registry.family(str(data.get("model_type")))
+        options = family.read_options(data)
+        try:
+            return cls(**options)
+        except ConfigError as exc:
+            said = {name: key for name, key in family.keys.items() if name in str(exc.found)}
+            raise ConfigError(
+                path=f"config.json of a {family.model_type!r} model",
+                expected=exc.expected,
+                found=exc.found,
+                next_step="correct these fields"
+                + "".join(f"; {name} is {key} there" for name, key in said.items()),
+            ) from exc
 
     @classmethod
     def _from_json(cls, name: str, value: Any) -> Any:

@@ -18,6 +18,7 @@ from cairn.state.families.hf_config import (
     rope_from_hf,
     rope_to_hf,
 )
+from cairn.state.families.key_kinds import wrong_kinds
 
 __all__ = ["NO_DROPOUT", "SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
 
@@ -104,6 +105,8 @@ class ConfigForm:
             `read` sees to them.
         rotary_fraction: the key of the share of each head that turns, and its default; None: all
             of it does.
+        rope_original: the context length of pretraining where no key of the model has it, whatever
+            its scaling says; None: the scaling says it.
         rotary_theta: the key of the base of the rotary positions in older files.
         also_read: keys that `read` reads.
         carried: keys that say how a model is trained or run, given back as they are.
@@ -124,6 +127,7 @@ class ConfigForm:
     activation: tuple[str, str] = ("hidden_act", "silu")
     rope_theta: float | None = 10000.0
     rotary_fraction: tuple[str, float] | None = None
+    rope_original: int | None = None
     rotary_theta: str = "rope_theta"
     also_read: frozenset[str] = frozenset()
     carried: frozenset[str] = frozenset()
@@ -142,6 +146,15 @@ class ConfigForm:
         rope = _ROPE_KEYS | {self.rotary_theta} if self.rope_theta else frozenset()
         return frozenset(own) | _READ_BY_ALL | rope
 
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Options of the decoder that have another name in config.json -> that key."""
+        pairs = {**{key: name for key, (name, _) in self.options.items()}, **self.sizes}
+        found = {name: key for key, name in pairs.items() if name != key}
+        if self.rotary_fraction is not None:
+            found["rotary_fraction"] = self.rotary_fraction[0]
+        return found
+
     def read_options(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """config.json -> options of the decoder.
 
@@ -156,7 +169,8 @@ class ConfigForm:
             absent = key not in data if key in self.nulls else data.get(key) is None
             options[option] = default if absent else data[key]
         key, usual = self.activation
-        options["hidden_act"] = activation_from_hf(data.get(key) or usual, where, key)
+        said = usual if data.get(key) is None else data[key]
+        options["hidden_act"] = activation_from_hf(said, where, key)
         options |= self.fixed
         options["model_type"] = self.model_type
         if self.rope_theta is not None:
@@ -164,7 +178,8 @@ class ConfigForm:
                 self._with_theta(data, where),
                 where,
                 theta=self.rope_theta,
-                fraction=self.rotary_fraction,
+                fraction=self._fraction(data),
+                original=self.rope_original,
             )
         if self.read is not None:
             kept = {key: one for key, one in data.items() if one is not None or key in self.nulls}
@@ -197,6 +212,13 @@ class ConfigForm:
             data |= self.write(config)
         return data
 
+    def _fraction(self, data: Mapping[str, Any]) -> tuple[str, float] | None:
+        """The key of the share of each head that turns, and what it is where there is no number."""
+        if self.rotary_fraction is None:
+            return None
+        key, usual = self.rotary_fraction
+        return key, 1.0 if key in self.nulls and key in data and data[key] is None else usual
+
     def _with_theta(self, data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """config.json with the base of the rotary positions under its usual key."""
         older, usual = data.get(self.rotary_theta), data.get("rope_theta")
@@ -227,12 +249,7 @@ class ConfigForm:
             for key, rule in rules.items()
             if key in data and data[key] not in rule.allowed
         ]
-        refused += [
-            f"{key}={value!r} (a text, where true or false belongs)"
-            for key, value in data.items()
-            if key in self.also_read and isinstance(value, str)
-            if value.lower() in ("true", "false")
-        ]
+        refused += wrong_kinds(data, self.known_keys)
         refused += refused_keys(data, self.known_keys, self.architecture)
         if refused:
             raise ConfigError(

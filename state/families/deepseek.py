@@ -43,6 +43,9 @@ def read_latent(
         data: config.json.
         options: so far.
         query_rank: where no key has it.
+
+    Raises:
+        ConfigError: numbers that follow from others, and do not.
     """
     latent = LatentAttentionConfig(
         query_rank=data.get("q_lora_rank", query_rank),
@@ -51,6 +54,21 @@ def read_latent(
         rotary_dim=data.get("qk_rope_head_dim", 64),
         value_dim=data.get("v_head_dim", 128),
     )
+    follow = {
+        "head_dim": latent.rotary_dim,
+        "num_key_value_heads": options["num_attention_heads"],
+        "num_local_experts": data.get("n_routed_experts"),
+        "qk_head_dim": latent.key_dim,
+    }
+    wrong = [f"{key}={data[key]!r}" for key, size in follow.items() if data.get(key, size) != size]
+    if wrong:
+        raise ConfigError(
+            path=f"config.json of a {data.get('model_type')!r} model",
+            expected=", ".join(f"{key} {size}" for key, size in follow.items()),
+            found=", ".join(wrong),
+            next_step="leave them out: they follow from qk_rope_head_dim, num_attention_heads, "
+            "n_routed_experts and qk_nope_head_dim",
+        )
     rope = rope_from_hf(data, f"config.json of a {data.get('model_type')!r} model")
     scale = None
     if rope.scaling == "yarn" and rope.mscale_all_dim:

@@ -49,6 +49,11 @@ class Family:
         return self.form.known_keys
 
     @property
+    def keys(self) -> Mapping[str, str]:
+        """Options of the decoder that have another name in config.json -> that key."""
+        return self.form.keys
+
+    @property
     def nulls(self) -> frozenset[str]:
         """Keys of config.json whose null says something else than their absence."""
         return self.form.nulls

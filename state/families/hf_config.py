@@ -43,6 +43,7 @@ _NUMBERS = frozenset(
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "rope_theta"),
     }
 )
+_POSITIVE = frozenset({"partial_rotary_factor", "rope_theta", _ORIGINAL})
 _IDLE = frozenset({"factor", "high_freq_factor", "low_freq_factor", _ORIGINAL})
 """Numbers that files carry along, and that say nothing of the ways of scaling without them."""
 
@@ -110,6 +111,7 @@ def rope_from_hf(
     *,
     theta: float = 10000.0,
     fraction: tuple[str, float] | None = None,
+    original: int | None = None,
 ) -> RopeConfig:
     """Rotary positions from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`.
 
@@ -118,6 +120,8 @@ def rope_from_hf(
         where: the file, for messages.
         theta: base of the frequencies where no key has it.
         fraction: the key of the share of each head that turns, and its default.
+        original: the context length of pretraining where the file does not say it beside the
+            scaling; None: the scaling's own, or the whole length.
 
     Raises:
         ConfigError: a scaling that the decoder does not have, or one that lacks values; or these
@@ -140,12 +144,12 @@ def rope_from_hf(
     told = repr(kind)
     if fraction is None and share != 1.0:
         told = f"{kind} with partial_rotary_factor={share}"
-    elif kind in _KINDS:
+    elif isinstance(kind, str) and kind in _KINDS:
         meant = {*_KINDS[kind][0], *_KINDS[kind][1]} | _IDLE
         unknown = {name: one for name, one in scaling.items() if name not in meant}
         if unknown:
             told = f"{kind} with {', '.join(f'{name}={one!r}' for name, one in unknown.items())}"
-    if told != repr(kind) or kind not in _KINDS:
+    if told != repr(kind) or not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(
             path=where,
             expected=f"rope_type {', '.join(_KINDS)}",
@@ -153,22 +157,29 @@ def rope_from_hf(
             next_step="this way of scaling rotary positions is not built in",
         )
     needed, possible = _KINDS[kind]
-    known = {_ORIGINAL: data.get(_ORIGINAL) or data.get("max_position_embeddings"), **scaling}
-    outer = data.get(_ORIGINAL)
+    longest = data.get("max_position_embeddings")
+    outer = original if data.get(_ORIGINAL) is None else data[_ORIGINAL]
+    known = {_ORIGINAL: longest if outer is None else outer, **scaling}
     if _ORIGINAL in needed and outer is not None and known[_ORIGINAL] != outer:
         raise ConfigError(
             path=f"{where}: rope",
             expected=f"one {_ORIGINAL}",
-            found=f"{outer!r}, and {known[_ORIGINAL]!r} beside rope_type {kind!r}",
-            next_step="correct one of them",
+            found=f"{outer!r}, and {known[_ORIGINAL]!r} beside rope_type {kind!r}"
+            if data.get(_ORIGINAL) is not None
+            else f"{known[_ORIGINAL]!r} beside rope_type {kind!r} alone, where transformers takes "
+            f"{outer!r}",
+            next_step=f"correct one of them: {_ORIGINAL} of the model itself counts",
         )
-    longest, original = data.get("max_position_embeddings"), known[_ORIGINAL]
-    if kind in ("yarn", "longrope") and known.get("factor") is None and longest and original:
-        known["factor"] = longest / original
+    # Of YaRN transformers wants to hear that nothing is said: "factor": null.
+    may_follow = kind == "longrope" or (kind == "yarn" and _is_null("factor", data))
+    if may_follow and known.get("factor") is None and longest and known[_ORIGINAL]:
+        known["factor"] = longest / known[_ORIGINAL]
     options |= required(known, needed, f"{where}: rope")
     options |= {name: known[name] for name in possible if known.get(name) is not None}
     if "factor" in options:
         options["factor"] = float(options["factor"])
+    if _ORIGINAL in options and options[_ORIGINAL] == int(options[_ORIGINAL]):
+        options[_ORIGINAL] = int(options[_ORIGINAL])
     for name in ("short_factor", "long_factor"):
         if name in options:
             options[name] = tuple(float(one) for one in options[name])
@@ -199,10 +210,9 @@ def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     merged: dict[str, tuple[str, Any]] = {}
     for key, values in said.items():
         for name, value in values.items():
-            if value is None:
+            if value is None and name != "truncate":  # of which null is not true
                 continue
-            if name in _NUMBERS and not _is_number(value):
-                wrong.append(f"{name}={value!r} in {key}, no number")
+            wrong += _wrong_kind(name, value, key)
             first, other = merged.setdefault(name, (key, value))
             if other != value:
                 wrong.append(f"{name}={other!r} in {first}, and {value!r} in {key}")
@@ -215,6 +225,25 @@ def _one_rope(data: Mapping[str, Any], where: str) -> dict[str, Any]:
             "for the other two",
         )
     return {name: value for name, (_, value) in merged.items()}
+
+
+def _wrong_kind(name: str, value: Any, key: str) -> list[str]:
+    if name in ("short_factor", "long_factor"):
+        numbers = value if isinstance(value, list | tuple) else [None]
+        return [] if all(map(_is_number, numbers)) else [f"{name}={value!r} in {key}, no numbers"]
+    if name == "truncate":
+        return [] if isinstance(value, bool) else [f"{name}={value!r} in {key}, not true or false"]
+    if name not in _NUMBERS:
+        return []
+    if not _is_number(value):
+        return [f"{name}={value!r} in {key}, no number"]
+    return [f"{name}={value!r} in {key}, not above 0"] if name in _POSITIVE and value <= 0 else []
+
+
+def _is_null(name: str, data: Mapping[str, Any]) -> bool:
+    """Whether rotary positions have this key, and it is null."""
+    said = (data.get(key) for key in ("rope_scaling", "rope_parameters"))
+    return any(isinstance(one, Mapping) and name in one and one[name] is None for one in said)
 
 
 def _is_number(value: object) -> bool:

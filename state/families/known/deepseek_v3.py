@@ -47,7 +47,7 @@ FAMILY = Family(
             "attention_dropout": NO_DROPOUT,
             "moe_layer_freq": Refused((1, None), "every layer after the first ones has experts"),
             "pretraining_tp": Refused((1, None), "only changes the order of sums; set it to 1"),
-            "rope_interleave": Refused((True, None), "neighbouring dimensions turn together"),
+            "rope_interleave": Refused((True,), "neighbouring dimensions turn together"),
             "scoring_func": Refused(("sigmoid", None), "no other was trained"),
             "topk_method": Refused(("noaux_tc", None), "no other was trained"),
         },

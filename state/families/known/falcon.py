@@ -10,6 +10,7 @@ from typing import Any
 
 from cairn.state.config import DecoderConfig
 from cairn.state.conversion import TRANSPOSE, Chain, Op, SplitGroups
+from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
     NO_DROPOUT,
     SIZES,
@@ -31,7 +32,14 @@ def _by_group(config: DecoderConfig, leaf: str) -> Op:
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     newer, heads = bool(data.get("new_decoder_architecture", False)), options["num_attention_heads"]
-    parallel = newer or data.get("parallel_attn", True)
+    parallel = data.get("parallel_attn", True)
+    if newer and not parallel:
+        raise ConfigError(
+            path=f"config.json of a {data.get('model_type')!r} model",
+            expected="parallel_attn, which goes with new_decoder_architecture",
+            found="parallel_attn=False",
+            next_step="correct one of them: transformers has no such layers",
+        )
     norms = data.get("num_ln_in_parallel_attn") or (2 if newer else 1)
     if newer:
         groups = data.get("num_kv_heads") or heads
@@ -43,7 +51,7 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
         "intermediate_size": data.get("ffn_hidden_size") or 4 * options["hidden_size"],
         "mlp_bias": options["attention_bias"],
         "num_key_value_heads": groups,
-        "shared_norm": bool(parallel) and norms == 1,
+        "shared_norm": parallel and norms == 1,
     }
 
 

@@ -33,12 +33,10 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     scale = config.attention_scale or config.head_size**-0.5
-    exact = scale**-2
-    whole = round(exact)
     types = None if config.layer_types is None else list(config.layer_types)
     return {
         "layer_types": types,
-        "query_pre_attn_scalar": whole if float(whole) ** -0.5 == scale else exact,
+        "query_pre_attn_scalar": max(1, round(scale**-2)),
     }
 
 

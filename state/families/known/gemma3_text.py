@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cairn.state.config import FULL, WINDOW, DecoderConfig, RopeConfig
-from cairn.state.errors import ConfigError
 from cairn.state.families.config_form import (
     NO_DROPOUT,
     ConfigForm,
@@ -26,7 +25,8 @@ from cairn.state.families.gguf_form import (
     gguf_window_layers,
 )
 from cairn.state.families.gguf_names import NORMS_PLUS_ONE, gguf_names
-from cairn.state.families.hf_config import rope_from_hf, rope_parameters
+from cairn.state.families.hf_config import rope_parameters
+from cairn.state.families.layer_ropes import ropes_by_layer
 from cairn.state.families.names import SANDWICH, Names
 
 _THETA, _WINDOW_THETA, _PATTERN = 1e6, 1e4, 6
@@ -35,41 +35,23 @@ _THETA, _WINDOW_THETA, _PATTERN = 1e6, 1e4, 6
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     where = f"config.json of a {data['model_type']!r} model"
     pattern = data.get("sliding_window_pattern") or data.get("_sliding_window_pattern") or _PATTERN
-    nested = data.get("rope_parameters") or {}
-    if {FULL, WINDOW} & nested.keys():
-        whole = {
-            "rope_parameters": nested.get(FULL) or {},
-            "rope_scaling": data.get("rope_scaling"),
-        }
-        local = {"rope_parameters": nested.get(WINDOW) or {}}
-    elif nested:
-        raise ConfigError(
-            path=f"{where}: rope_parameters",
-            expected=f"an entry for each kind of layers, {FULL} and {WINDOW}",
-            found=f"{nested!r}, which transformers does not read",
-            next_step=f"put it under {FULL}, or override it: config_kwargs with rope_parameters",
-        )
-    else:  # as transformers 4 wrote it
-        whole = {key: data.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")}
-        local = {"rope_theta": data.get("rope_local_base_freq")}
+    rope, local = ropes_by_layer(data, where, theta=_THETA, window_theta=_WINDOW_THETA)
     return windows_from_hf(data, options, lambda layer: bool((layer + 1) % pattern)) | {
         "attention_out_bias": options["attention_bias"],
         "attention_scale": float(data.get("query_pre_attn_scalar", 256)) ** -0.5,
         "embedding_scale": math.sqrt(options["hidden_size"]),
-        "rope": rope_from_hf(whole, where, theta=_THETA),
-        "window_rope": rope_from_hf(local, where, theta=_WINDOW_THETA),
+        "rope": rope,
+        "window_rope": local,
     }
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
     scale = config.attention_scale or config.head_size**-0.5
-    exact = scale**-2
-    whole = round(exact)
     rope, local = config.rope or RopeConfig(), config.window_rope or config.rope or RopeConfig()
     types = None if config.layer_types is None else list(config.layer_types)
     return {
         "layer_types": types,
-        "query_pre_attn_scalar": whole if float(whole) ** -0.5 == scale else exact,
+        "query_pre_attn_scalar": max(1, round(scale**-2)),
         "rope_local_base_freq": local.theta,
         "rope_parameters": {FULL: rope_parameters(rope), WINDOW: rope_parameters(local)},
         "rope_theta": rope.theta,

@@ -38,6 +38,7 @@ FAMILY = Family(
         fixed={"block": "sandwich"},
         refused={"attention_dropout": NO_DROPOUT},
         rotary_fraction=("partial_rotary_factor", 0.5),
+        nulls=frozenset({"partial_rotary_factor"}),  # of which all of each head turns
     ),
     Names(
         parts={

@@ -19,7 +19,7 @@ from cairn.state.families.names import Names
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "attention_out_bias": options["attention_bias"],
-        "logit_scale": 1.0 / (data.get("logits_scaling") or 1.0),
+        "logit_scale": 1.0 / data.get("logits_scaling", 1.0),
     }
 
 

@@ -44,6 +44,7 @@ FAMILY = Family(
             "mlp_bias": Refused((False, None), "transformers has none"),
             "resid_pdrop": NO_DROPOUT,
         },
+        rope_original=4096,
         rotary_fraction=("partial_rotary_factor", 1.0),
         also_read=frozenset({"auto_map", "original_max_position_embeddings"}),
         write=_write,

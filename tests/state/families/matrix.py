@@ -136,6 +136,7 @@ def by_peft(base, adapter):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing")
         warnings.filterwarnings("ignore", message=".*pattern keys did not match")
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to True but")
         return peft.PeftModel.from_pretrained(theirs, str(adapter)).eval()
 
 

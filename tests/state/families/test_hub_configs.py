@@ -590,12 +590,17 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
     assert DecoderConfig.from_hf(ours.to_hf()) == ours
 
 
+@pytest.mark.filterwarnings("ignore:.*attention_dropout=0.1. the decoder has none of it")
 @pytest.mark.parametrize(
     ("name", "keys", "found"),
     [
         ("DeepSeek-V2-Lite", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc'"),
         ("gemma-3-1b-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
-        ("Qwen3-30B-A3B", {"norm_topk_prob": "false"}, "norm_topk_prob='false' .a text, where"),
+        (
+            "Qwen3-30B-A3B",
+            {"norm_topk_prob": "false"},
+            "norm_topk_prob='false' .true or false belongs",
+        ),
         (
             "gemma-3-1b-it",
             {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
@@ -621,11 +626,80 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
             },
             "expected one original_max_position_embeddings; found 4096, and 8192 beside",
         ),
+        (
+            "Phi-3.5-mini",
+            {
+                "original_max_position_embeddings": None,
+                "rope_scaling": {
+                    "long_factor": [2.0] * 48,
+                    "short_factor": [1.0] * 48,
+                    "type": "longrope",
+                    "original_max_position_embeddings": 8192,
+                },
+            },
+            "found 8192 beside rope_type 'longrope' alone, where transformers takes 4096",
+        ),
+        (
+            "gemma-3-1b-it",
+            {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            "type='linear', by which transformers scales nothing in this family; call it rope_type",
+        ),
+        (
+            "gemma-3-1b-it",
+            {
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 4096,
+                    "truncate": False,
+                }
+            },
+            "no truncate, which transformers does not read in this family",
+        ),
+        ("granite-3.1-2b", {"logits_scaling": 0}, "logits_scaling=0 .a positive number belongs"),
+        ("granite-3.1-2b", {"logits_scaling": -8.0}, "logits_scaling=-8.0 .a positive number"),
+        ("granite-3.1-2b", {"attention_multiplier": 0}, "attention_scale is attention_multiplier"),
+        ("granite-3.1-2b", {"residual_multiplier": "0"}, "residual_multiplier='0' .a number"),
+        ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0 .a positive integer"),
+        ("gemma-2-9b", {"final_logit_softcapping": 0}, "logit_soft_cap is final_logit_softcapping"),
+        ("DeepSeek-V3-bf16", {"head_dim": 128}, "expected head_dim 64, .*found head_dim=128"),
+        ("DeepSeek-V3-bf16", {"num_local_experts": 8}, "found num_local_experts=8"),
+        ("DeepSeek-V3-bf16", {"rope_interleave": None}, "rope_interleave=None"),
+        ("falcon-40b", {"parallel_attn": False}, "parallel_attn=False"),
+        (
+            "gpt-oss-20b-bf16",
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096}},
+            "no factor",
+        ),
+        (
+            "gpt-oss-20b-bf16",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": None}},
+            "truncate=None in rope_scaling, not true or false",
+        ),
+        ("Llama-3.1-8B", {"hidden_act": False}, "hidden_act=False .a text belongs there"),
+        ("Llama-3.1-8B", {"rope_scaling": {"rope_type": []}}, r"found \[\]"),
     ],
 )
 def test_what_transformers_would_compute_otherwise_is_refused(name, keys, found):
     with pytest.raises(ConfigError, match=found):
         DecoderConfig.from_hf(PUBLISHED[name] | keys)
+
+
+def test_a_null_share_of_each_head_turns_all_of_it_as_transformers_reads_it():
+    data = PUBLISHED["GLM-4-9B-0414"] | {"partial_rotary_factor": None}
+    ours = DecoderConfig.from_hf(data)
+    assert ours.rope.rotary_fraction == 1.0
+    assert "partial_rotary_factor" not in theirs(data)["rope_parameters"]
+    assert theirs(ours.to_hf())["rope_parameters"]["partial_rotary_factor"] == 1.0
+
+
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 4096}])
+def test_phi3_was_trained_on_4096_tokens_where_its_file_does_not_say(inner):
+    data = PUBLISHED["Phi-3.5-mini"]
+    data = {key: one for key, one in data.items() if key != "original_max_position_embeddings"}
+    data["rope_scaling"] = data["rope_scaling"] | inner
+    assert DecoderConfig.from_hf(data) == DecoderConfig.from_hf(PUBLISHED["Phi-3.5-mini"])
+    assert theirs(data)["rope_parameters"]["original_max_position_embeddings"] == 4096
 
 
 @pytest.mark.parametrize(

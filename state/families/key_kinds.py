@@ -1,0 +1,129 @@
+"""What kind of value a key of config.json holds: the same in every family that has it. JAX-free.
+
+A value of another kind is refused before anything is made of it: `transformers` refuses most of
+them too, and what it does not refuse it computes with (a text is true, an empty list is false).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from types import MappingProxyType
+from typing import Any, Final
+
+__all__ = ["KINDS", "wrong_kinds"]
+
+_FLAGS: Final = frozenset(
+    {
+        *("alibi", "apply_residual_connection_post_layernorm", "attention_bias", "bias"),
+        *("lm_head_bias", "mlp_bias", "multi_query", "new_decoder_architecture"),
+        *("norm_topk_prob", "output_router_logits", "parallel_attn", "qk_layernorm", "qkv_bias"),
+        *("reorder_and_upcast_attn", "rope_interleave", "scale_attn_by_inverse_layer_idx"),
+        *("scale_attn_weights", "seq_aux", "summary_proj_to_labels", "summary_use_proj"),
+        *("tie_word_embeddings", "use_bidirectional_attention", "use_parallel_residual"),
+        *("use_qkv_bias", "use_sliding_window"),
+    }
+)
+_COUNTS: Final = frozenset(
+    {
+        *("decoder_sparse_step", "experts_per_token", "ffn_hidden_size", "full_attn_mod"),
+        *("head_dim", "hidden_size", "initial_context_length", "intermediate_size"),
+        *("interpolate_factor", "kv_lora_rank", "max_position_embeddings"),
+        *("moe_intermediate_size", "moe_layer_freq", "n_ctx", "n_embd", "n_group", "n_head"),
+        *("n_inner", "n_layer", "n_positions", "n_routed_experts", "num_attention_heads"),
+        *("num_experts", "num_experts_per_tok", "num_hidden_layers", "num_key_value_heads"),
+        *("num_kv_heads", "num_ln_in_parallel_attn", "num_local_experts", "pretraining_tp"),
+        *("original_max_position_embeddings", "q_lora_rank", "qk_head_dim", "qk_nope_head_dim"),
+        *("qk_rope_head_dim", "query_pre_attn_scalar", "shared_expert_intermediate_size"),
+        *("sliding_window_pattern", "topk_group", "v_head_dim", "vocab_size"),
+        "_sliding_window_pattern",
+    }
+)
+_COUNTS_OR_ZERO: Final = frozenset(
+    {
+        *("ep_size", "first_k_dense_replace", "max_window_layers", "n_shared_experts"),
+        *("num_mtp_layers", "num_nextn_predict_layers", "sliding_window", "sliding_window_size"),
+    }
+)
+_POSITIVE: Final = frozenset(
+    {
+        *("logits_scaling", "partial_rotary_factor", "rope_local_base_freq", "rope_theta"),
+        *("rotary_emb_base", "rotary_pct", "swiglu_alpha", "swiglu_limit"),
+    }
+)
+_NUMBERS: Final = frozenset(
+    {
+        *("attention_dropout", "attention_multiplier", "attn_logit_softcapping", "attn_pdrop"),
+        *("aux_loss_alpha", "classifier_dropout", "embd_pdrop", "embedding_multiplier"),
+        *("final_logit_softcapping", "hidden_dropout", "initializer_range", "layer_norm_eps"),
+        *("layer_norm_epsilon", "resid_pdrop", "residual_multiplier", "rms_norm_eps"),
+        *("routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise"),
+        "summary_first_dropout",
+    }
+)
+_TEXTS: Final = frozenset(
+    {
+        *("activation", "activation_function", "cache_implementation", "hidden_act"),
+        *("hidden_activation", "scoring_func", "summary_activation", "summary_type"),
+        "topk_method",
+    }
+)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_list_of(kind: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(kind, value))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+Kind = tuple[str, Callable[[Any], bool]]
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        **dict.fromkeys(_FLAGS, ("true or false", _is_flag)),
+        **dict.fromkeys(
+            _COUNTS, ("a positive integer", lambda value: _is_whole(value) and value > 0)
+        ),
+        **dict.fromkeys(
+            _COUNTS_OR_ZERO,
+            ("an integer, 0 or more", lambda value: _is_whole(value) and value >= 0),
+        ),
+        **dict.fromkeys(
+            _POSITIVE, ("a positive number", lambda value: _is_number(value) and value > 0)
+        ),
+        **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
+        **dict.fromkeys(_TEXTS, ("a text", _is_text)),
+        "auto_map": ("an object", lambda value: isinstance(value, Mapping)),
+        "layer_types": ("a list of texts", _is_list_of(_is_text)),
+        "mlp_only_layers": ("a list of integers", _is_list_of(_is_whole)),
+    }
+)
+"""Key -> what it holds, and whether a value is that. Null is no value."""
+
+
+def wrong_kinds(data: Mapping[str, Any], known: Set[str]) -> list[str]:
+    """What has a value of another kind than its key holds; each with the value and the kind.
+
+    Args:
+        data: the content of config.json.
+        known: the keys that the family reads.
+    """
+    return [
+        f"{key}={value!r} ({KINDS[key][0]} belongs there)"
+        for key, value in data.items()
+        if value is not None and key in known and key in KINDS and not KINDS[key][1](value)
+    ]
