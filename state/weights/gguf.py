@@ -30,6 +30,9 @@ _TOKEN_IDS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
+_ALIGNMENT = "general.alignment"
+_LEAST_ALIGNMENT = 8
+_TEMPLATE = "tokenizer.chat_template"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """Tokens that end a text: llama.cpp stops at each of them."""
 
@@ -48,7 +51,7 @@ class GGUFFile:
         Raises:
             NotFoundError: there is no such file.
             ConversionError: it is no GGUF file, or holds tensors of unsupported types; all of
-                them are listed.
+                them are listed; or its tensors do not lie as its alignment says.
             ArgumentError: the `gguf` package is not installed.
         """
         self.path = Path(path)
@@ -72,14 +75,16 @@ class GGUFFile:
                     found=f"the type number {unknown.group(1)}, which 'gguf' does not know",
                     next_step="upgrade the package 'gguf', or quantize the model to another type",
                 ) from exc
+            about = f"{_ALIGNMENT}: " if "alignment" in str(exc) else ""
             raise ConversionError(
                 path=self.path,
                 expected="a readable GGUF file, version 2 or 3",
-                found=str(exc),
+                found=f"{about}{exc}",
                 next_step="take the file again from its source: it may be cut short",
             ) from exc
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._check_alignment(int(reader.data_offset))
         self._check_types()
         self.shapes: Mapping[str, Shape] = {
             name: tuple(int(n) for n in reversed(tensor.shape))
@@ -156,8 +161,13 @@ class GGUFFile:
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(
             str(self.path.parent), gguf_file=self.path.name, local_files_only=True
         )
+        named = self._named_templates()
+        if named:
+            usual = tokenizer.chat_template
+            tokenizer.chat_template = named if usual is None else {"default": usual, **named}
         with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
+            # Several would lie in a folder of their own; tokenizer_config.json holds them too.
+            tokenizer.save_pretrained(folder, save_jinja_files=not named)
             files = {p.name: p.read_bytes() for p in sorted(Path(folder).iterdir()) if p.is_file()}
         if self._fields["tokenizer.ggml.model"].contents() != "gpt2":
             return files
@@ -175,6 +185,42 @@ class GGUFFile:
             )
             return {}
         return {**files, "tokenizer.json": mended}
+
+    def _named_templates(self) -> dict[str, str]:
+        """Chat templates beside the usual one, by name."""
+        start = f"{_TEMPLATE}."
+        found = {name: one for name, one in self._fields.items() if name.startswith(start)}
+        return {name.removeprefix(start): str(one.contents()) for name, one in found.items()}
+
+    def _check_alignment(self, start: int) -> None:
+        """Whether tensors lie as the file says: another alignment would shift all numbers.
+
+        Args:
+            start: byte with which the tensors begin.
+        """
+        field = self._fields.get(_ALIGNMENT)
+        if field is None:
+            return
+        said, size = int(field.contents()), self.path.stat().st_size
+        found = ""
+        if said < _LEAST_ALIGNMENT or said & (said - 1):
+            found = repr(said)
+        else:
+            ends = [int(one.data_offset + one.n_bytes) for one in self._tensors.values()]
+            end = max(ends, default=start)
+            apart = [name for name, one in self._tensors.items() if int(one.data_offset) % said]
+            if apart:
+                found = f"{said}, and {', '.join(apart[:3])} elsewhere"
+            elif not end <= size <= end + -end % said:
+                found = f"{said}, by which the tensors end at byte {end} of {size}"
+        if found:
+            raise ConversionError(
+                path=self.path,
+                expected=f"{_ALIGNMENT} to be a power of two of at least {_LEAST_ALIGNMENT}, "
+                "by which the tensors lie",
+                found=found,
+                next_step="take the file again from its source",
+            )
 
     def _supported(self) -> tuple[str, ...]:
         types = [kind for kind in self._gguf.GGMLQuantizationType if _dequantizes(kind)]

@@ -27,11 +27,14 @@ def write_llama(
     *,
     quantization: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     rope_divisors: np.ndarray[Any, Any] | None = None,
+    alignment: int | None = None,
     **metadata: Any,
 ) -> Path:
     """A transformers Llama as a GGUF file; matrices in `quantization`."""
     config = model.config
     writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -51,6 +51,43 @@ def test_common_types_are_dequantized_near_the_original(kind, tmp_path):
     assert np.abs(found - expected).max() < 0.15
 
 
+ALIGNMENT = b"general.alignment" + (4).to_bytes(4, "little")
+
+
+@pytest.fixture(scope="module")
+def aligned(tmp_path_factory):
+    """A file whose tensors begin at multiples of 4096 bytes, and one of its tensors."""
+    theirs = tiny_llama()
+    path = tmp_path_factory.mktemp("aligned") / "tiny.gguf"
+    write_llama(path, theirs, alignment=4096)
+    return path, theirs.state_dict()["model.layers.0.mlp.up_proj.weight"].numpy()
+
+
+def test_a_file_of_another_alignment_is_read_by_it(aligned):
+    path, expected = aligned
+    np.testing.assert_array_equal(GGUFFile(path).read("blk.0.ffn_up.weight"), expected)
+
+
+@pytest.mark.parametrize("said", [0, 1, 3, 4, 8, 32, 48, 1024, 1 << 16, 1 << 31, (1 << 32) - 1])
+def test_an_alignment_by_which_the_tensors_do_not_lie_is_refused(aligned, tmp_path, said):
+    raw = aligned[0].read_bytes()
+    assert ALIGNMENT + (4096).to_bytes(4, "little") in raw
+    file = tmp_path / "hostile.gguf"
+    changed = ALIGNMENT + said.to_bytes(4, "little")
+    file.write_bytes(raw.replace(ALIGNMENT + (4096).to_bytes(4, "little"), changed))
+    with pytest.raises(ConversionError, match=r"general\.alignment|cannot reshape"):
+        GGUFFile(file)
+
+
+def test_an_alignment_of_another_type_is_refused_by_its_name(aligned, tmp_path):
+    raw = aligned[0].read_bytes()
+    wide = b"general.alignment" + (10).to_bytes(4, "little") + (1 << 40).to_bytes(8, "little")
+    file = tmp_path / "hostile.gguf"
+    file.write_bytes(raw.replace(ALIGNMENT + (4096).to_bytes(4, "little"), wide))
+    with pytest.raises(ConversionError, match=r"general\.alignment"):
+        GGUFFile(file)
+
+
 def test_llama3_scaling_is_recognised_by_its_frequencies(tmp_path):
     rope = RopeConfig(
         theta=500000.0,

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from cairn.state.weights.gguf import GGUFFile
-from cairn.state.weights.gguf_tokenizer import _SPLITS, tokenizer_metadata
+from cairn.state.weights.gguf_tokenizer import _SPLITS, _templates, tokenizer_metadata
 from examples.demo.weights import carried_tokenizer
 
 TEXTS = (
@@ -144,3 +144,18 @@ def test_chat_templates_of_every_name_go_into_a_file():
     assert metadata["tokenizer.chat_template"] == "D"
     assert metadata["tokenizer.chat_templates"] == ["tool_use"]
     assert metadata["tokenizer.chat_template.tool_use"] == "T"
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_chat_templates_of_every_name_come_back_out_of_a_file(usual, tmp_path):
+    templates = [{"name": "tool_use", "template": "T"}, {"name": "rag", "template": "R"}]
+    templates += [{"name": "default", "template": "D"}] if usual else []
+    files = assets(trained("gpt-2"), chat_template=templates)
+    metadata, _ = tokenizer_metadata(files, 1000)
+    again = written(tmp_path / "x.gguf", metadata).tokenizer_files()
+    assert not any("/" in name for name in again)
+    expected = {one["name"]: one["template"] for one in templates}
+    assert carried_tokenizer(again).chat_template == expected
+    assert _templates(again) == {
+        key: one for key, one in metadata.items() if "chat_template" in key
+    }
