@@ -191,6 +191,17 @@ class DecoderConfig(EDPretrainedConfig):
         own = self.window_rope if self.has_window(layer) else None
         return self.rope if own is None else own
 
+    @property
+    def longest_sequence(self) -> int | None:
+        """Tokens that a sequence has at most; None: rotary positions follow however many it has.
+
+        So they do with the scaling "dynamic", of which `max_position_embeddings` is where it
+        begins. Others were made for that many tokens, and beyond it compute what nobody trained.
+        """
+        ropes = [self.rope_of(layer) for layer in range(self.num_hidden_layers)]
+        scalings = {rope.scaling for rope in ropes if rope is not None}
+        return None if scalings == {"dynamic"} else self.max_position_embeddings
+
     def has_experts(self, layer: int) -> bool:
         """Whether this layer's feed-forward is a mixture of experts."""
         return self.experts is not None and layer not in self.experts.dense_layers

@@ -20,6 +20,7 @@ from cairn.state.module.generation_arguments import (
     checked_sampling,
     config_value,
     end_tokens,
+    longest_sequence,
     padding_token,
     sampling_key,
 )
@@ -85,7 +86,8 @@ class EasyGenerationMixin:
             input_ids: integers (batch, tokens).
             attention_mask: 1 for tokens, 0 for padding, which must be on the left.
             max_new_tokens: most tokens to add, 20 by default; together with the longest prompt at
-                most the config's `max_position_embeddings`.
+                most the config's `max_position_embeddings`; with dynamic rotary positions, which
+                follow the length of a sequence, any number.
             do_sample: draw tokens at random; by default if `temperature` is above 0, or `top_p`,
                 `top_k` or `min_p` is given.
             temperature: divides the logits, 1 by default; 0 takes the likeliest token.
@@ -125,8 +127,7 @@ class EasyGenerationMixin:
             "pad_token_id": pad_token_id,
         }
         settings = merged_settings(self.config, generation_config, {**said, **settings})
-        longest = config_value(self.config, "max_position_embeddings")
-        limit = checked_room(mask, settings, longest)
+        limit = checked_room(mask, settings, longest_sequence(self.config))
         sampling = checked_sampling(
             settings.get("do_sample"), **{name: settings.get(name) for name in SAMPLING}
         )

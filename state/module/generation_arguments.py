@@ -338,6 +338,15 @@ def config_value(config: Any, name: str) -> Any:
     return getattr(config, name, extra.get(name))
 
 
+def longest_sequence(config: Any) -> int | None:
+    """Tokens that a model can take at most; None for no limit."""
+    if hasattr(config, "longest_sequence"):
+        own: int | None = config.longest_sequence
+        return own
+    found: int | None = config_value(config, "max_position_embeddings")
+    return found
+
+
 def sampling_key(rng: Any) -> jax.Array:
     """A JAX key from a key, a seed or `nnx.Rngs`; that of seed 0 from None.
 

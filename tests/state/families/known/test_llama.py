@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cairn.state.decoder.decoder import DecoderForCausalLM
 from tests.state.families.matrix import SIZES, VOCABULARY, FamilyTests, assert_close, tiny
@@ -41,3 +42,21 @@ def test_dynamic_angles_follow_the_length_of_the_sequence(tmp_path, length):
     ids = tokens(2, length, VOCABULARY)
     expected = torch_logits(theirs, ids, np.ones_like(ids))
     assert_close(logits_of(DecoderForCausalLM.from_pretrained(tmp_path), ids), expected)
+
+
+def test_dynamic_positions_generate_beyond_their_length_as_theirs_do(tmp_path):
+    """With each new token the angles are others; keys that are kept stay as they were turned."""
+    options = rope("dynamic", factor=2.0) | {"max_position_embeddings": 24}
+    theirs = tiny("llama", **{**SIZES, **options, "eos_token_id": None})
+    theirs.save_pretrained(tmp_path)
+    ours = DecoderForCausalLM.from_pretrained(tmp_path)
+    ids = tokens(2, 20, VOCABULARY)
+    mask = np.ones_like(ids)
+    mask[1, :7] = 0
+    given = {"max_new_tokens": 30, "do_sample": False}
+    with torch.no_grad():
+        expected = theirs.generate(
+            torch.tensor(ids).long(), attention_mask=torch.tensor(mask).long(), **given
+        )
+    assert expected.shape == (2, 50)
+    np.testing.assert_array_equal(ours.generate(ids, mask, **given).sequences, expected.numpy())
