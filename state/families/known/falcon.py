@@ -32,19 +32,18 @@ def _by_group(config: DecoderConfig, leaf: str) -> Op:
 
 def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     newer, heads = bool(data.get("new_decoder_architecture", False)), options["num_attention_heads"]
-    parallel = data.get("parallel_attn", True)
-    if newer and not parallel:
-        raise ConfigError(
-            path=f"config.json of a {data.get('model_type')!r} model",
-            expected="parallel_attn, which goes with new_decoder_architecture",
-            found="parallel_attn=False",
-            next_step="correct one of them: transformers has no such layers",
-        )
+    parallel, one_key = (bool(data.get(key, True)) for key in ("parallel_attn", "multi_query"))
     norms = data.get("num_ln_in_parallel_attn") or (2 if newer else 1)
-    if newer:
-        groups = data.get("num_kv_heads") or heads
-    else:
-        groups = 1 if data.get("multi_query", True) else heads
+    groups = 1 if one_key and not newer else data.get("num_kv_heads", heads)
+    apart = not newer and not one_key and groups != heads
+    if apart or (newer and not parallel):
+        what = f"num_kv_heads={groups}" if apart else "parallel_attn=False"
+        raise ConfigError(
+            path="config.json of a 'falcon' model",
+            expected="layers as transformers has them",
+            found=f"{what} with new_decoder_architecture={newer}, multi_query={one_key}",
+            next_step="correct one of these keys",
+        )
     return {
         "attention_out_bias": options["attention_bias"],
         "block": "parallel" if parallel else "pre",
@@ -130,6 +129,7 @@ FAMILY = Family(
         carried=frozenset({"apply_residual_connection_post_layernorm"}),
         read=_read,
         write=_write,
+        nulls=frozenset({"multi_query", "parallel_attn"}),  # of which none is one
     ),
     _names,
     GGUFForm(

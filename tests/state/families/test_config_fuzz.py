@@ -164,20 +164,16 @@ def is_same(one, two):
 
 
 def means_more_here(theirs, data, path, value, ours):
-    """Whether a file that `transformers` refuses says the same as one that it takes.
+    """Whether a file that `transformers` can't run has a meaning that nothing contradicts.
 
-    A null is as no key, a whole number as the same with a point; older versions took both.
+    No key, and a null, are what this family takes then; a whole number is the same with a point.
     """
-    if value is None:
-        return theirs.outcome(data)[0] == "refused" or is_absence(data, path, ours)
+    if value is None or value is ABSENT:
+        return True
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         return False
     other = changed(data, path, float(value) if isinstance(value, int) else int(value))
     return theirs.outcome(other)[0] == "computes" and DecoderConfig.from_hf(other) == ours
-
-
-def is_absence(data, path, ours):
-    return DecoderConfig.from_hf(changed(data, path, ABSENT)) == ours
 
 
 def problem(theirs, data, path, value):

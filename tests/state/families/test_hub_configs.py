@@ -666,6 +666,7 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
         ("DeepSeek-V3-bf16", {"num_local_experts": 8}, "found num_local_experts=8"),
         ("DeepSeek-V3-bf16", {"rope_interleave": None}, "rope_interleave=None"),
         ("falcon-40b", {"parallel_attn": False}, "parallel_attn=False"),
+        ("falcon-7b", {"multi_query": False, "num_kv_heads": 8}, "num_kv_heads=8"),
         (
             "gpt-oss-20b-bf16",
             {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 4096}},
@@ -691,6 +692,13 @@ def test_a_null_share_of_each_head_turns_all_of_it_as_transformers_reads_it():
     assert ours.rope.rotary_fraction == 1.0
     assert "partial_rotary_factor" not in theirs(data)["rope_parameters"]
     assert theirs(ours.to_hf())["rope_parameters"]["partial_rotary_factor"] == 1.0
+
+
+def test_a_null_flag_is_false_where_transformers_reads_it_so():
+    data = PUBLISHED["falcon-7b"] | {"parallel_attn": None, "multi_query": None}
+    assert DecoderConfig.from_hf(data) == DecoderConfig.from_hf(
+        data | {"parallel_attn": False, "multi_query": False}
+    )
 
 
 @pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 4096}])
