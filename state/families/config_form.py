@@ -221,15 +221,23 @@ class ConfigForm:
 
     def _with_theta(self, data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """config.json with the base of the rotary positions under its usual key."""
-        older, usual = data.get(self.rotary_theta), data.get("rope_theta")
-        if older is not None and usual is not None and older != usual:
+        key = self.rotary_theta
+        if key == "rope_theta":
+            return data
+        nested = data.get("rope_parameters")
+        inner = nested.get("rope_theta") if isinstance(nested, Mapping) else None
+        # transformers reads the older key alone; without it, the usual one says nothing.
+        meant = next(one for one in (data.get(key), inner, self.rope_theta) if one is not None)
+        said = {"rope_theta": data.get("rope_theta"), "rope_theta of rope_parameters": inner}
+        others = [f"{name}={one!r}" for name, one in said.items() if one not in (None, meant)]
+        if others:
             raise ConfigError(
                 path=where,
-                expected="one base of the rotary positions",
-                found=f"{self.rotary_theta}={older!r} and rope_theta={usual!r}",
+                expected=f"one base of the rotary positions, {key}",
+                found=f"{', '.join(others)}, where {key} is {data.get(key, 'not there')!r}",
                 next_step="correct one of them",
             )
-        return data if older is None else {**data, "rope_theta": older}
+        return {**data, "rope_theta": meant}
 
     def _refuse(self, data: Mapping[str, Any], where: str) -> None:
         untold = [

@@ -666,6 +666,11 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
         ("DeepSeek-V3-bf16", {"num_local_experts": 8}, "found num_local_experts=8"),
         ("DeepSeek-V3-bf16", {"rope_interleave": None}, "rope_interleave=None"),
         ("falcon-40b", {"parallel_attn": False}, "parallel_attn=False"),
+        (
+            "pythia-160m",
+            {"rotary_emb_base": None, "rope_theta": 5e5},
+            "rope_theta=500000.0, where rotary_emb_base",
+        ),
         ("falcon-7b", {"multi_query": False, "num_kv_heads": 8}, "num_kv_heads=8"),
         (
             "gpt-oss-20b-bf16",
