@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 from cairn.state.conversion import Array, Box, Rule, is_floating
 from cairn.state.hub.slices import Slice, read_slices, slice_bytes
@@ -122,6 +122,7 @@ def _along(target: Target, axis: int) -> Sharding:
     if (
         not isinstance(place, NamedSharding)
         or place.is_fully_addressable
+        or any(kind != AxisType.Auto for kind in place.mesh.axis_types)
         or axis >= len(target.shape)
         or not is_floating(target.dtype)
         or target.dtype.itemsize > np.dtype(np.uint32).itemsize
