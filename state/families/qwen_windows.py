@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cairn.state.config import WINDOW, DecoderConfig
+from cairn.state.config import DecoderConfig
 from cairn.state.families.config_form import windows_from_hf
 
 __all__ = ["QWEN_WINDOW_KEYS", "read_windows", "write_windows"]
@@ -31,5 +31,5 @@ def write_windows(config: DecoderConfig) -> dict[str, Any]:
         "layer_types": None if config.layer_types is None else list(config.layer_types),
         "max_window_layers": windowed[0] if windowed else config.num_hidden_layers,
         "sliding_window": config.sliding_window,
-        "use_sliding_window": WINDOW in (config.layer_types or ()),
+        "use_sliding_window": config.sliding_window is not None,
     }

@@ -699,6 +699,13 @@ def test_a_null_share_of_each_head_turns_all_of_it_as_transformers_reads_it():
     assert theirs(ours.to_hf())["rope_parameters"]["partial_rotary_factor"] == 1.0
 
 
+def test_a_window_that_no_layer_has_is_written_again():
+    ours = DecoderConfig.from_hf(PUBLISHED["Qwen2.5-0.5B"] | {"use_sliding_window": True})
+    assert {*ours.layer_types} == {"full_attention"}
+    assert ours.sliding_window == 32768
+    assert DecoderConfig.from_hf(ours.to_hf()) == ours
+
+
 def test_a_null_flag_is_false_where_transformers_reads_it_so():
     data = PUBLISHED["falcon-7b"] | {"parallel_attn": None, "multi_query": None}
     assert DecoderConfig.from_hf(data) == DecoderConfig.from_hf(
