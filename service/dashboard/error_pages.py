@@ -62,7 +62,8 @@ class ErrorPages:
 
 def _wants_page(scope: Scope) -> bool:
     headers = Headers(scope=scope)
-    return "text/html" in headers.get("accept", "") or "hx-request" in headers
+    asked = "text/html" in headers.get("accept", "") or "hx-request" in headers
+    return asked and scope["method"] != "HEAD"
 
 
 async def _answer_page(

@@ -22,7 +22,7 @@ PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     """A trained run with metrics, its fork, one that is being written, and an empty one."""
     root = tmp_path_factory.mktemp("store")
     make_run(str(root))
@@ -45,8 +45,8 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plane(root, tmp_path_factory) -> Iterator[str]:
-    with running_plane(root, tmp_path_factory.mktemp("plane")) as (url, _):
+def plane(trained, tmp_path_factory) -> Iterator[str]:
+    with running_plane(trained, tmp_path_factory.mktemp("plane")) as (url, _):
         yield url
 
 

@@ -151,11 +151,11 @@ def test_export_shows_progress_to_its_end_and_its_files_after_a_reload(page, tmp
     expect(page.get_by_text("AutoModelForCausalLM.from_pretrained")).to_be_visible()
 
 
-def test_job_that_nobody_runs_yet_is_cancelled_and_resumed(browser, root, tmp_path_factory):
+def test_job_that_nobody_runs_yet_is_cancelled_and_resumed(browser, trained, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("idle")
     with (
-        running_plane(root, folder, {"CAIRN_WORKER": "false"}) as (url, _),
+        running_plane(trained, folder, {"CAIRN_WORKER": "false"}) as (url, _),
         opened(browser, url) as page,
     ):
         page.goto(STEP)
