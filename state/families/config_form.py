@@ -18,7 +18,7 @@ from cairn.state.families.hf_config import (
     rope_from_hf,
     rope_to_hf,
 )
-from cairn.state.families.key_kinds import wrong_kinds
+from cairn.state.families.key_kinds import Kind, wrong_kinds
 
 __all__ = ["NO_DROPOUT", "SIZES", "ConfigForm", "Refused", "usual_options", "windows_from_hf"]
 
@@ -116,6 +116,7 @@ class ConfigForm:
         untold: keys that say of training what the decoder does not do (dropout), and the values
             that ask for nothing: others are carried along, with a warning.
         nulls: keys that are written as null: their absence says something else.
+        kinds: what keys hold that no other family has, see `key_kinds`.
     """
 
     model_type: str
@@ -135,6 +136,7 @@ class ConfigForm:
     write: Callable[[DecoderConfig], Mapping[str, Any]] | None = None
     untold: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     nulls: frozenset[str] = frozenset()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
 
     @property
     def known_keys(self) -> frozenset[str]:
@@ -257,7 +259,7 @@ class ConfigForm:
             for key, rule in rules.items()
             if key in data and data[key] not in rule.allowed
         ]
-        refused += wrong_kinds(data, self.known_keys)
+        refused += wrong_kinds(data, self.known_keys, self.kinds)
         refused += refused_keys(data, self.known_keys, self.architecture)
         if refused:
             raise ConfigError(

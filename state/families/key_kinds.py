@@ -11,7 +11,19 @@ from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["KINDS", "wrong_kinds"]
+__all__ = [
+    "COUNT",
+    "COUNT_OR_ZERO",
+    "FLAG",
+    "INTEGERS",
+    "KINDS",
+    "NUMBER",
+    "POSITIVE",
+    "TEXT",
+    "TEXTS",
+    "Kind",
+    "wrong_kinds",
+]
 
 _FLAGS: Final = frozenset(
     {
@@ -92,38 +104,46 @@ def _is_text(value: object) -> bool:
 
 Kind = tuple[str, Callable[[Any], bool]]
 
+FLAG: Final[Kind] = ("true or false", _is_flag)
+COUNT: Final[Kind] = ("a positive integer", lambda value: _is_whole(value) and value > 0)
+COUNT_OR_ZERO: Final[Kind] = (
+    "an integer, 0 or more",
+    lambda value: _is_whole(value) and value >= 0,
+)
+POSITIVE: Final[Kind] = ("a positive number", lambda value: _is_number(value) and value > 0)
+NUMBER: Final[Kind] = ("a number", _is_number)
+TEXT: Final[Kind] = ("a text", _is_text)
+TEXTS: Final[Kind] = ("a list of texts", _is_list_of(_is_text))
+INTEGERS: Final[Kind] = ("a list of integers", _is_list_of(_is_whole))
+
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        **dict.fromkeys(_FLAGS, ("true or false", _is_flag)),
-        **dict.fromkeys(
-            _COUNTS, ("a positive integer", lambda value: _is_whole(value) and value > 0)
-        ),
-        **dict.fromkeys(
-            _COUNTS_OR_ZERO,
-            ("an integer, 0 or more", lambda value: _is_whole(value) and value >= 0),
-        ),
-        **dict.fromkeys(
-            _POSITIVE, ("a positive number", lambda value: _is_number(value) and value > 0)
-        ),
-        **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
-        **dict.fromkeys(_TEXTS, ("a text", _is_text)),
+        **dict.fromkeys(_FLAGS, FLAG),
+        **dict.fromkeys(_COUNTS, COUNT),
+        **dict.fromkeys(_COUNTS_OR_ZERO, COUNT_OR_ZERO),
+        **dict.fromkeys(_POSITIVE, POSITIVE),
+        **dict.fromkeys(_NUMBERS, NUMBER),
+        **dict.fromkeys(_TEXTS, TEXT),
         "auto_map": ("an object", lambda value: isinstance(value, Mapping)),
-        "layer_types": ("a list of texts", _is_list_of(_is_text)),
-        "mlp_only_layers": ("a list of integers", _is_list_of(_is_whole)),
+        "layer_types": TEXTS,
+        "mlp_only_layers": INTEGERS,
     }
 )
-"""Key -> what it holds, and whether a value is that. Null is no value."""
+"""Key -> what it holds, and whether a value is that. Null is no value. Those of one family alone
+stand in its file."""
 
 
-def wrong_kinds(data: Mapping[str, Any], known: Set[str]) -> list[str]:
+def wrong_kinds(data: Mapping[str, Any], known: Set[str], own: Mapping[str, Kind]) -> list[str]:
     """What has a value of another kind than its key holds; each with the value and the kind.
 
     Args:
         data: the content of config.json.
         known: the keys that the family reads.
+        own: kinds of keys that the family alone has.
     """
+    kinds = {**KINDS, **own}
     return [
-        f"{key}={value!r} ({KINDS[key][0]} belongs there)"
+        f"{key}={value!r} ({kinds[key][0]} belongs there)"
         for key, value in data.items()
-        if value is not None and key in known and key in KINDS and not KINDS[key][1](value)
+        if value is not None and key in known and key in kinds and not kinds[key][1](value)
     ]

@@ -13,7 +13,7 @@ from tests.documentation.pages import DOCS, ROOT
 PAGE = (DOCS / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 ANCHORS = re.findall(r"`([a-z-]+)`\{ #([a-z-]+) \}", PAGE)
-NEVER_SEEN = {"ClientError", "JobFailedError", "ServiceError", "StateError"}
+NEVER_SEEN = {"ClientError", "JobFailedError", "PartsFailedError", "ServiceError", "StateError"}
 """Bases alone, and what a failed job stores until it is read."""
 SLUGS = (
     re.compile(r'\b[1-5]\d\d, "([a-z-]+)", "[A-Z]'),  # an error's class, or a row of a table

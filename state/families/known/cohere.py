@@ -15,6 +15,7 @@ from cairn.state.families.config_form import NO_DROPOUT, ConfigForm, usual_optio
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFContent, GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.key_kinds import FLAG, NUMBER
 from cairn.state.families.names import Names
 
 _NORMALISED_LAYERS = 64
@@ -77,6 +78,7 @@ FAMILY = Family(
         also_read=frozenset({"use_qk_norm"}),
         read=_read,
         write=lambda config: {"use_qk_norm": config.qk_norm is not None},
+        kinds={"logit_scale": NUMBER, "use_qk_norm": FLAG},
     ),
     Names(ops=_PAIRS),
     GGUFForm(

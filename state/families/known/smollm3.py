@@ -19,6 +19,7 @@ from cairn.state.families.config_form import (
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFForm
 from cairn.state.families.gguf_names import ROTARY_PAIRS, gguf_names
+from cairn.state.families.key_kinds import COUNT, INTEGERS
 from cairn.state.families.names import Names
 
 _INTERVAL = 4
@@ -94,6 +95,7 @@ FAMILY = Family(
         read=_read,
         write=_write,
         nulls=frozenset({"num_key_value_heads"}),
+        kinds={"no_rope_layer_interval": COUNT, "no_rope_layers": INTEGERS},
     ),
     Names(),
     # llama.cpp has no other interval, and neither biases nor windows.

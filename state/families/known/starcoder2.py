@@ -9,6 +9,7 @@ from cairn.state.families.config_form import ConfigForm, Refused, usual_options
 from cairn.state.families.family import Family
 from cairn.state.families.gguf_form import GGUFForm, gguf_sizes
 from cairn.state.families.gguf_names import gguf_names
+from cairn.state.families.key_kinds import FLAG, NUMBER, TEXT
 from cairn.state.families.names import Names
 
 _NO_DROPOUT = (0, 0.0, None)
@@ -40,6 +41,11 @@ FAMILY = Family(
         read=lambda data, options: {
             "attention_out_bias": options["attention_bias"],
             "mlp_bias": options["attention_bias"],
+        },
+        kinds={
+            **dict.fromkeys(("mlp_type", "norm_type"), TEXT),
+            **dict.fromkeys(("embedding_dropout", "norm_epsilon", "residual_dropout"), NUMBER),
+            "use_bias": FLAG,
         },
     ),
     Names(parts={"mlp/up_proj": "mlp.c_fc", "mlp/down_proj": "mlp.c_proj"}),

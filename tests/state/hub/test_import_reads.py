@@ -78,7 +78,7 @@ def test_devices_own_what_they_hold(folder):
         np.testing.assert_array_equal(shard.data, before * 2)
 
 
-def test_tensors_of_one_weight_in_dtypes_that_have_none_in_common_are_named(tmp_path, gcs):
+def test_tensors_of_one_weight_in_several_dtypes_are_named_before_any_is_read(tmp_path, gcs):
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 16}
     config = MixtralConfig(
         **{"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -90,8 +90,8 @@ def test_tensors_of_one_weight_in_dtypes_that_have_none_in_common_are_named(tmp_
     (name,) = [name for name in tensors if name.endswith("experts.1.w2.weight")]
     tensors[name] = tensors[name].to(torch.float16)
     safetensors.torch.save_file(tensors, path)
-    with pytest.raises(ConversionError, match="one dtype for the tensors of each weight") as caught:
-        DecoderForCausalLM.from_pretrained(uploaded(tmp_path, gcs))
+    with pytest.raises(ConversionError, match="tensors of one dtype where they become") as caught:
+        DecoderForCausalLM.from_pretrained(uploaded(tmp_path, gcs), param_dtype=None)
     (problem,) = caught.value.problems
     assert "model/layers/0/mlp/experts/down_proj/kernel: " in problem
     assert f"{name} float16" in problem
