@@ -34,7 +34,8 @@ def _without_rope(data: Mapping[str, Any], count: int) -> tuple[int, ...]:
     if len(listed) < count or any(one not in (0, 1) for one in listed):
         raise ConfigError(
             path=f"config.json of a {data['model_type']!r} model",
-            expected=f"no_rope_layers with 0 or 1 for each of {count} layers, or an interval",
+            expected=f"no_rope_layers with 0 or 1 for each of the num_hidden_layers={count}, or an "
+            "interval",
             found=f"no_rope_layers={turning!r}, no_rope_layer_interval={interval!r}",
             next_step="correct one of them",
         )
