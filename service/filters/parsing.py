@@ -136,7 +136,7 @@ class _Parser:
         if self._reader.take(":"):
             if self._reader.take("*"):
                 return Has(path)
-            if field.kind not in (Kind.NAMES, Kind.TEXT):
+            if field.kind is not Kind.NAMES and (field.kind is not Kind.TEXT or field.keyed):
                 self._reader.refuse(f"* after {path}:, which asks whether there is a value")
             return Has(path, self._reader.key(path.field))
         operators = _OPERATORS[field.kind]
