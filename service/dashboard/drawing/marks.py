@@ -21,16 +21,15 @@ def sparkline(steps: Sequence[RecentStep]) -> Markup:
         return Markup("")
     places = _places([when for when, _ in saved])
     largest = max(size for _, size in saved) or 1
+    heights = [max(2, round(_HEIGHT * size / largest)) for _, size in saved]
+    # One path for all bars: a page has many of these.
     bars = "".join(
-        f'<rect x="{place:.1f}" y="{_HEIGHT - height}" width="{_BAR}" height="{height}"/>'
-        for place, height in (
-            (place, max(2, round(_HEIGHT * size / largest)))
-            for place, (_, size) in zip(places, saved, strict=True)
-        )
+        f"M{place + _BAR / 2:.0f} {_HEIGHT}v-{height}"
+        for place, height in zip(places, heights, strict=True)
     )
     return Markup(
         f'<svg class="spark" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'aria-hidden="true">{bars}</svg>'
+        f'aria-hidden="true"><path d="{bars}"/></svg>'
     )
 
 
