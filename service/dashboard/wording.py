@@ -57,7 +57,9 @@ def figure(value: float | int | str | None, digits: int = 4) -> str:
 
 
 def percent(part: float) -> str:
-    """A share: `3.2 %`; what is not nothing is never `0 %`."""
+    """A share: `3.2 %`; what is not nothing is never `0 %`, and much is told by how often."""
+    if part >= 10:
+        return f"\N{MULTIPLICATION SIGN}{part:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     if 0 < part < 0.001:
         return "<0.1 %"
     return f"{100 * part:.3g} %"

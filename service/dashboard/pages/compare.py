@@ -93,7 +93,10 @@ def comparison_page(
     this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
     wanted = Wanted(item=None, prefix=prefix, values=False, after=0, limit=ROWS)
     found, more = actions.diff_steps(this, that, wanted)
-    changed = [one for one in found.differences if one.change == "values"]
+    item = _weighed(this)
+    changed = [
+        one for one in found.differences if one.change == "values" and item in (None, one.item)
+    ]
     nbytes = sum(one.this.bytes for one in changed if one.this is not None)
     kept = {"other_root": that.name.root, "other_run": that.name.run, "other": str(other)}
     return page(
@@ -129,7 +132,7 @@ def values_part(
     """How far apart the leaves are that differ: their values are read."""
     this, that = _sides(plane, caller, (root, run, step), (other_root, other_run, other))
     most = actions.MOST_COMPARED_BYTES
-    wanted = Wanted(None, prefix, values=True, after=0, limit=ROWS, most_bytes=most)
+    wanted = Wanted(_weighed(this), prefix, values=True, after=0, limit=ROWS, most_bytes=most)
 
     def answer() -> Response:
         found, more = actions.diff_steps(this, that, wanted)
@@ -177,6 +180,11 @@ def bars_of(differences: Sequence[LeafDifference]) -> list[ChangeBar]:
     known.sort(key=lambda one: -one[1])
     most = known[0][1] if known else 0.0
     return [ChangeBar(one, value, value / most if most else 0.0) for one, value in known]
+
+
+def _weighed(side: Side) -> str | None:
+    """The item whose changes are weighed: the model, an optimizer's have no measure."""
+    return "model" if "model" in side.manifest.items else None
 
 
 def _sides(

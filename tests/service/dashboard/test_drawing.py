@@ -98,5 +98,6 @@ def test_numbers_are_said_as_people_read_them():
         *("–", "1.235", "1.000e-09", "nan", "inf"),
     ]
     assert [percent(one) for one in (0.0, 0.00001, 0.5)] == ["0 %", "<0.1 %", "50 %"]
+    assert percent(24_700.4) == "×24\u202f700"
     assert spec([None, ["dp", "fsdp"]]) == "–, dp×fsdp"
     assert spec(None) == "–"
