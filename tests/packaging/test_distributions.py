@@ -42,6 +42,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
         "cairn/service/catalog/migrations/script.py.mako",
         "cairn/service/dashboard/templates/layout.html",
         "cairn/service/dashboard/static/cairn.css",
+        "cairn/service/dashboard/templates/step/overview.html",
+        "cairn/service/dashboard/static/vendor/htmx.min.js",
+        "cairn/service/dashboard/static/vendor/htmx.LICENSE",
     ],
 )
 def test_files_that_are_no_modules_are_there(name, wheel):
