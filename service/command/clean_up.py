@@ -139,7 +139,7 @@ def retain(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List what a policy keeps of a run, or delete the rest.
+    """List what a policy keeps, or delete the rest.
 
     What one rule keeps, no other deletes. The latest step and those that aliases name always stay.
     Refused if no step carries a metric or a label that is named.

@@ -214,9 +214,13 @@ class ItemArrays:
             self._places.prefetch(paths)
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Know in which order leaves will be read; a local disk is then asked for them ahead."""
+        """Know in which order leaves will be read; a local disk is then asked for them ahead.
+
+        Names that no leaf has are passed by.
+        """
         if self._local is not None:
-            self._ahead = ReadAhead(paths, lambda path: self.info(path).nbytes, self._ask)
+            known = [path for path in paths if path in self._paths]
+            self._ahead = ReadAhead(known, lambda path: self.info(path).nbytes, self._ask)
 
     def starts(self, path: str) -> None:
         """A leaf is about to be read: what is expected behind it is asked for."""

@@ -359,7 +359,8 @@ class CheckpointReader:
         """Tell in which order leaves will be read by `iter_blocks`.
 
         A local disk is then asked for the next ones while the processor works on one; other stores
-        are not. Leaves may be read in another order, or not at all.
+        are not. Leaves may be read in another order, or not at all; names that none has are passed
+        by.
 
         Raises:
             LeafNotFoundError: the step has no such item.

@@ -39,7 +39,7 @@ def init(
     ] = 8321,
     json: JsonOption = False,
 ) -> None:
-    """Set up a folder to start a control plane with, and say what comes next.
+    """Set up a folder to start a control plane with.
 
     In it: a store for runs, unless --root names one, a folder for the databases, and cairn.env,
     which names both. The store is asked whether it keeps what runs rest on; nothing of that stays.

@@ -75,7 +75,7 @@ def show(
     url: UrlOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one checkpoint: what is noted of it, and the tree of its leaves with their sharding.
+    """Show one checkpoint: its notes, its leaves, their sharding.
 
     On a terminal, numbered layers that are alike are one branch. Nothing is read but the index,
     unless --stats asks for values. A store URI or path is read in the store itself.

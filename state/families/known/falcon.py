@@ -37,15 +37,12 @@ def _read(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]
     groups = 1 if one_key and not newer else data.get("num_kv_heads", heads)
     apart = not newer and not one_key and groups != heads
     if apart or (newer and not parallel):
-        what = (
-            f"num_kv_heads={groups}, num_attention_heads={heads}"
-            if apart
-            else "parallel_attn=False"
-        )
+        what = f"num_kv_heads={groups}" if apart else "parallel_attn=False"
         raise ConfigError(
             path="config.json of a 'falcon' model",
             expected="layers as transformers has them",
-            found=f"{what} with new_decoder_architecture={newer}, multi_query={one_key}",
+            found=f"{what} with num_attention_heads={heads}, "
+            f"new_decoder_architecture={newer}, multi_query={one_key}",
             next_step="correct one of these keys",
         )
     return {

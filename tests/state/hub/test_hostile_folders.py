@@ -82,10 +82,10 @@ def test_weights_of_easydel_beside_others_are_refused_by_name(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tie_word_embeddings": "false"}, "these must be True or False"),
-        ({"attention_bias": 0}, "these must be True or False"),
-        ({"rms_norm_eps": "1e-5"}, "these must be numbers"),
-        ({"rms_norm_eps": float("nan")}, "these must be numbers"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' (true or false"),
+        ({"attention_bias": 0}, "attention_bias=0 (true or false belongs there)"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' (a number belongs there)"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan (a number belongs there)"),
         ({"rms_norm_eps": -1e-5}, "these must be numbers"),
         ({"hidden_act": ["silu"]}, "hidden_act"),
         ({"rope_parameters": "default"}, "no object"),

@@ -11,7 +11,7 @@ from cairn.storage.errors import CorruptionError, UnsupportedFormatError
 from cairn.storage.runs.records.aliases import Alias
 from cairn.storage.runs.records.annotations import Annotation
 from cairn.storage.runs.records.attempts import list_attempts
-from cairn.storage.runs.records.exports import ExportFile, ExportManifest
+from cairn.storage.runs.records.exports import ExportFile, ExportManifest, LeftFile, LeftTry
 from cairn.storage.runs.records.layout import attempt_file
 from cairn.storage.runs.records.lease import Lease, begin_attempt
 from cairn.storage.runs.records.manifest import AssetRecord, LeafRecord, Manifest, ObjectRecord
@@ -37,6 +37,11 @@ RECORDS = [
         folder="a",
         created=AT,
         files=(ExportFile(name="config.json", size=2, crc32c="0" * 8),),
+    ),
+    LeftTry(
+        by="1.0",
+        at=AT,
+        files=(LeftFile(name="checksum", size=2, crc32c="0" * 8, notes={"checksum": "sha256:0"}),),
     ),
     Lease(writer="job", attempt=3, expires=AT, durable=(5, 3)),
     Manifest(step=3, attempt=1, created=AT, writer="job", items=("model",)),

@@ -33,9 +33,21 @@ class TestGPTNeoX(FamilyTests):
     pass
 
 
-@pytest.mark.parametrize("key", ["rotary_emb_base", "rope_theta"])
-def test_the_base_of_the_positions_is_read_by_either_name(key):
-    assert DecoderConfig.from_hf({**FILE, key: 5000}).rope.theta == 5000.0
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rotary_emb_base": 5000},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5000}},
+        {"rotary_emb_base": 5000, "rope_theta": 5000},
+    ],
+)
+def test_the_base_of_the_positions_is_read_where_transformers_reads_it(said):
+    assert DecoderConfig.from_hf({**FILE, **said}).rope.theta == 5000.0
+
+
+def test_a_base_that_transformers_passes_by_is_refused():
+    with pytest.raises(ConfigError, match="rotary_emb_base"):
+        DecoderConfig.from_hf({**FILE, "rope_theta": 5000})
 
 
 @pytest.mark.parametrize(
