@@ -19,7 +19,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi screenshots dist materials hooks system clean
+.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi dist materials hooks system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -100,9 +100,6 @@ format: $(DEV_STAMP)  ## format, fix what can be fixed, make the client that wai
 
 openapi: $(RUN_STAMP)  ## print the HTTP API's OpenAPI document
 	@$(BIN)/python -m cairn.service.command.openapi
-
-screenshots: $(DEV_STAMP) system  ## make the pictures of the dashboard that the documentation shows
-	$(BIN)/python scripts/screenshots.py
 
 dist: $(DEV_STAMP)  ## build the wheel and the source distribution into dist/, and have twine check them
 	rm -rf dist

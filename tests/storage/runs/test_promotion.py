@@ -167,7 +167,7 @@ def test_a_deleted_step_that_somebody_tries_to_promote_stays_deleted(run, clock,
         patched.setattr(type(run.objects), "write_if", noted)
         with pytest.raises(StepNotFoundError, match="trashed"):
             promote(run, 3)
-    assert written == []
+    assert [name for name in written if name != "lease.json"] == []  # a live writer renews it
     assert [one.step for one in collect_garbage(run, by="gc", clock=clock)] == [3]
 
 
