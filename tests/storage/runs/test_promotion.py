@@ -160,14 +160,15 @@ def test_a_deleted_step_that_somebody_tries_to_promote_stays_deleted(run, clock,
     write_if, written = type(run.objects).write_if, []
 
     def noted(self, key, value, **options):
-        written.append(key)
+        if self.uri == run.objects.uri:  # checkpointers of other tests may renew their leases
+            written.append(key)
         return write_if(self, key, value, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(type(run.objects), "write_if", noted)
         with pytest.raises(StepNotFoundError, match="trashed"):
             promote(run, 3)
-    assert [name for name in written if name != "lease.json"] == []  # a live writer renews it
+    assert written == []
     assert [one.step for one in collect_garbage(run, by="gc", clock=clock)] == [3]
 
 
