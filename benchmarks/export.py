@@ -38,7 +38,8 @@ VOCABULARY: Final = 32_000
 RUN, STEP = "bench", 1
 BUDGET: Final = 1.15
 FLAT_BYTES: Final = 64_000_000
-MOST_BYTES: Final = 512 << 20
+FILLS_MEMORY_BYTES: Final = 400_000_000
+"""A smaller model ends before the export's buffers are full: its peak says nothing of flatness."""
 REFERENCE: Final = "cp + fsync"
 PEER: Final = ", save_pretrained of transformers"
 
@@ -71,9 +72,17 @@ def main(given: Sequence[str] | None = None) -> int:
             f"{row['peak_rss_bytes'] / 1e6:7.0f} MB"
         )
     over = [row["row"] for row in rows if row["budget"] and row["ratio"] > row["budget"]]
-    peaks = [row["peak_rss_bytes"] for row in rows if row["row"].startswith("export, ")]
     print(f"over their budget: {', '.join(over) or 'none'}")
-    print(f"peaks of the exports differ by {(max(peaks) - min(peaks)) / 1e6:.0f} MB (limit 64)")
+    peaks = [
+        row["peak_rss_bytes"]
+        for row in rows
+        if row["row"].startswith("export, ") and row["bytes"] > FILLS_MEMORY_BYTES
+    ]
+    if peaks:
+        print(
+            f"peaks of the exports differ by {(max(peaks) - min(peaks)) / 1e6:.0f} MB "
+            f"(limit {FLAT_BYTES / 1e6:.0f}), the highest is {max(peaks) / 1e6:.0f} MB"
+        )
     return 0
 
 
