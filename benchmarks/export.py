@@ -217,6 +217,7 @@ def export(store: str, target: str) -> Measure:
     from cairn.service.jobs.context import JobContext, Result
     from cairn.service.jobs.kinds.convert import CONVERT, KIND, RULE_VERSION, convert_options
     from cairn.service.jobs.kinds.export_job import export_request
+    from cairn.service.jobs.process_memory import keep_one_arena
     from cairn.service.jobs.progress import ProgressMeter
     from cairn.storage.runs import Run
     from cairn.storage.store import parse_uri
@@ -238,6 +239,7 @@ def export(store: str, target: str) -> Measure:
         def check(self) -> None:
             pass
 
+    keep_one_arena()  # as a worker does
     began = time.perf_counter()
     run = Run.open(f"{store}/{RUN}")
     request = export_request(

@@ -18,6 +18,7 @@ from cairn.service.app import create_app
 from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError, ServiceError
 from cairn.service.http import MAX_HEAD_BYTES, BoundedConnection
+from cairn.service.jobs.process_memory import keep_one_arena
 from cairn.service.observing import start_logging
 from cairn.service.settings import Settings
 from cairn.storage.errors import StorageError
@@ -39,6 +40,7 @@ def serve_until_signalled(settings: Settings, announce: Callable[[str], None]) -
         SettingsError: A setting cannot work.
         ServeError: The address is taken, or the server cannot start.
     """
+    keep_one_arena()
     start_logging(settings.log_format, settings.log_level)
     warn_of_misspelt(os.environ)
     application = create_app(settings)

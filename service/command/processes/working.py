@@ -13,6 +13,7 @@ from cairn.service.command.variables import warn_of_misspelt
 from cairn.service.errors import ServeError
 from cairn.service.events import Sender
 from cairn.service.jobs import open_jobs, start_worker
+from cairn.service.jobs.process_memory import keep_one_arena
 from cairn.service.observing import WorkerMetrics, WorkerPort, start_logging, traced
 from cairn.service.settings import Settings
 
@@ -32,6 +33,7 @@ def work_until_signalled(settings: Settings, announce: Callable[[], None]) -> No
         ServeError: The port is taken, or another process took the name while this one was cut off
             from its database.
     """
+    keep_one_arena()
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told.set())
