@@ -1,4 +1,4 @@
-"""Who takes part in the storage benchmark: Cairn, plain Orbax, torch DCP, safetensors, raw bytes.
+"""Who takes part in the storage benchmark: Cairn, its peers, raw bytes, and the disk's own limit.
 
 `save` may return before the step is durable and gives the call that waits for that. A peer's save
 counts as durable when its own wait has returned and its files are synced; Cairn's when
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from benchmarks import storage_limits as limits
 from benchmarks import storage_places as places
 from benchmarks import storage_workload as workload
 
@@ -49,6 +50,10 @@ class Contender:
     def step_place(self, step: int) -> str:
         """Where the files of a step are."""
         return f"{self.place}/{step}"
+
+    def prepared(self, state: Any) -> Any:
+        """The state as `save` takes it, made before the clock starts."""
+        return state
 
     def save(self, step: int, state: Any) -> Callable[[], None]:
         """Starts to save; returns what waits until the step is durable."""
@@ -249,6 +254,21 @@ class Raw(Contender):
         return lambda: None
 
 
+class Direct(Contender):
+    """The same bytes, from aligned memory past the page cache: what the disk can do."""
+
+    label = "direct write, eight threads"
+
+    @override
+    def prepared(self, state: Any) -> Any:
+        return limits.aligned(workload.flat(state).values())
+
+    @override
+    def save(self, step: int, state: Any) -> Callable[[], None]:
+        limits.write(self.step_place(step), state)
+        return lambda: None
+
+
 class HeldViews(Contender):
     """No save at all: the host's views of the arrays are held for a while. A floor for donation."""
 
@@ -275,6 +295,7 @@ class HeldViews(Contender):
 
 CONTENDERS: Mapping[str, type[Contender]] = {
     "raw": Raw,
+    "direct": Direct,
     "views": HeldViews,
     OURS: Cairn,
     "orbax": OrbaxDefault,

@@ -1,7 +1,7 @@
 """The measurements of the storage benchmark. Each is made in a process of its own.
 
-Files are in the page cache when they are read. Before every save `os.sync()` has returned, so
-that nobody pays for what was written earlier.
+Files are in the page cache when they are read, unless a row says otherwise. Before every save
+`os.sync()` has returned, so that nobody pays for what was written earlier.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import storage_limits as limits
 from benchmarks import storage_places as places
 from benchmarks import storage_workload as workload
 from benchmarks.storage_contenders import CONTENDERS, OURS, RUN, Contender
@@ -36,14 +37,18 @@ def save(name: str, place: str, megabytes: float, layers: int, saves: int) -> Me
     for number in range(1, saves + 1):
         if step is not None and number > 1:
             state = workload.train(step, state)
+        given = contender.prepared(state)
         os.sync()
         memory = PeakMemory()
-        began = time.perf_counter()
-        wait = contender.save(number, state)
+        worked, began = time.process_time(), time.perf_counter()
+        wait = contender.save(number, given)
         blocked = time.perf_counter() - began
         wait()
         durable = time.perf_counter() - began
-        made.append({"blocked": blocked, "durable": durable, "extra": memory.extra})
+        worked = time.process_time() - worked
+        made.append(
+            {"blocked": blocked, "durable": durable, "extra": memory.extra, "worked": worked}
+        )
     contender.close()
     later = [one["blocked"] for one in made[1:]]
     return {
@@ -51,6 +56,7 @@ def save(name: str, place: str, megabytes: float, layers: int, saves: int) -> Me
         "blocked_first": made[0]["blocked"],
         "blocked_later": statistics.median(later) if later else None,
         "extra": max(one["extra"] for one in made),
+        "worked": made[0]["worked"],
         "bytes": workload.nbytes(shapes),
         "fingerprint": workload.fingerprint(state),
         "step": saves,
@@ -60,8 +66,9 @@ def save(name: str, place: str, megabytes: float, layers: int, saves: int) -> Me
 def save_while_training(name: str, place: str, megabytes: float, layers: int) -> Measured:
     """Two saves while a jitted step that donates the state runs on, until each is durable.
 
-    Blocked is the call and by how much the next step is longer than the median of idle steps.
-    Extra memory is above the peak of idle steps.
+    Blocked is the call and by how much the next step is longer than the median of idle steps. The
+    cost is by how much the whole loop is longer than as many idle steps. Extra memory is above the
+    peak of idle steps.
     """
     contender = _contender(name, place)
     shapes = workload.state_shapes(megabytes, layers)
@@ -82,18 +89,21 @@ def save_while_training(name: str, place: str, megabytes: float, layers: int) ->
         wait = contender.save(number, state)
         called = time.perf_counter() - began
         waiting = _InBackground(wait)
-        first = None
+        first, steps = None, 0
         while first is None or waiting.is_alive():
             step_began = time.perf_counter()
             state = workload.train(step, state)
+            steps += 1
             if first is None:
                 first = time.perf_counter() - step_began
+        cost = time.perf_counter() - began - steps * median
         waiting.result()
         durable = time.perf_counter() - began
         made.append(
             {
                 "blocked": called + max(0.0, first - median),
                 "durable": durable,
+                "cost": cost,
                 "extra": max(0, memory.peak - idle_peak),
             }
         )
@@ -101,6 +111,8 @@ def save_while_training(name: str, place: str, megabytes: float, layers: int) ->
     return {
         "blocked_first": made[0]["blocked"],
         "blocked_later": made[1]["blocked"],
+        "cost_first": made[0]["cost"],
+        "cost_later": made[1]["cost"],
         "durable": made[0]["durable"],
         "extra": max(one["extra"] for one in made),
         "bytes": workload.nbytes(shapes),
@@ -118,17 +130,24 @@ def restore(
     shapes = workload.state_shapes(megabytes, layers)
     target = workload.abstract_state(shapes, devices)
     jax.block_until_ready(jax.device_put(0))
-    began = time.perf_counter()
+    worked, began = time.process_time(), time.perf_counter()
     state = jax.block_until_ready(contender.restore(step, target))
     seconds = time.perf_counter() - began
+    worked = time.process_time() - worked
     held = {device for leaf in jax.tree.leaves(state) for device in leaf.devices()}
     if len(held) != devices:
         raise RuntimeError(f"{name}: expected leaves on {devices} devices, found {len(held)}")
     return {
         "seconds": seconds,
+        "worked": worked,
         "bytes": workload.nbytes(shapes),
         "fingerprint": workload.fingerprint(state),
     }
+
+
+def cold(name: str, place: str, step: int) -> Measured:
+    """Takes every file of a step out of the page cache."""
+    return {"bytes": places.evict(_contender(name, place).step_place(step))}
 
 
 def warm(name: str, place: str, step: int) -> Measured:
@@ -141,6 +160,14 @@ def read(place: str, step: int) -> Measured:
     folder = _contender(OURS, place).step_place(step)
     began = time.perf_counter()
     count = places.read(folder)
+    return {"seconds": time.perf_counter() - began, "bytes": count}
+
+
+def read_direct(place: str, step: int) -> Measured:
+    """One read of every file of a step that Cairn wrote, past the page cache, by eight threads."""
+    folder = _contender(OURS, place).step_place(step)
+    began = time.perf_counter()
+    count = limits.read(folder)
     return {"seconds": time.perf_counter() - began, "bytes": count}
 
 
@@ -249,9 +276,11 @@ MEASURES: dict[str, Callable[..., Measured]] = {
     for measure in (
         save,
         save_while_training,
+        cold,
         warm,
         restore,
         read,
+        read_direct,
         verify,
         save_adapters,
         many_leaves,

@@ -59,11 +59,30 @@ def read(place: str) -> int:
                     total += len(block)
         return total
     buffer = bytearray(READ_BYTES)
-    for path in _files(place):
+    for path in files(place):
         with path.open("rb", buffering=0) as source:
             while count := source.readinto(buffer):
                 total += count
     return total
+
+
+def evict(place: str) -> int:
+    """Takes every file out of the page cache, once all is on the disk; bytes of the files."""
+    os.sync()
+    total = 0
+    for path in files(place):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            total += os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    return total
+
+
+def files(place: str) -> list[Path]:
+    """Every file below a place on a local disk, in the order of their names."""
+    return sorted(path for path in Path(place).rglob("*") if path.is_file())
 
 
 def read_whole(place: str) -> bytes:
@@ -81,15 +100,15 @@ def sent(place: str) -> int:
     if in_bucket(place):
         with urlopen(f"{os.environ['STORAGE_EMULATOR_HOST']}/_double") as answer:
             return int(json.load(answer)["received_bytes"])
-    files = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(os.stat, _files(place))}
-    return sum(files.values())
+    sizes = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(os.stat, files(place))}
+    return sum(sizes.values())
 
 
 def sync(place: str) -> None:
     """Makes what a peer wrote durable: every file and folder. A bucket's objects are already."""
     if in_bucket(place):
         return
-    for path in [*_files(place), *(path for path in Path(place).rglob("*") if path.is_dir())]:
+    for path in [*files(place), *(path for path in Path(place).rglob("*") if path.is_dir())]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -106,10 +125,6 @@ def delete(place: str) -> None:
             bucket.rm(place, recursive=True)
         return
     shutil.rmtree(place, ignore_errors=True)
-
-
-def _files(place: str) -> list[Path]:
-    return sorted(path for path in Path(place).rglob("*") if path.is_file())
 
 
 def _bucket() -> Any:

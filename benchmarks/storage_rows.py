@@ -29,15 +29,18 @@ class Measurement:
         measure: name of a function in `storage_measures`.
         contender: key of CONTENDERS.
         devices: onto which a restore goes.
+        cache: what the page cache has of the files that a restore reads: all ("warm"), nothing
+            ("cold"), or what the save left there ("saved").
     """
 
     measure: str
     contender: str
     devices: int = workload.DEVICES
+    cache: str = "warm"
 
     def __str__(self) -> str:
         return f"{self.measure} {self.contender}" + (
-            f" on {self.devices} devices" if self.measure == "restore" else ""
+            f" on {self.devices} devices, {self.cache}" if self.measure == "restore" else ""
         )
 
 
@@ -77,6 +80,14 @@ class Row:
         """What must be run for this row."""
         return {figure.measurement for figure in (self.value, self.reference)}
 
+    @property
+    def needs_direct_io(self) -> bool:
+        """Does it ask what the disk itself can do."""
+        return any(
+            each.contender == "direct" or each.measure == "read_direct"
+            for each in self.measurements()
+        )
+
     def result(self, rounds: Rounds) -> dict[str, Any] | None:
         """The row's JSON, from the rounds that have all of it; None if none has."""
         complete = [each for each in rounds if self.measurements() <= each.keys()]
@@ -111,13 +122,14 @@ def all_rows(store: str) -> list[Row]:
 
 def _rows(store: str) -> list[Row]:
     kinds = {key: kind for key, kind in CONTENDERS.items() if store == "file" or kind.buckets}
-    savers = [key for key in kinds if key not in ("raw", "views")]
+    savers = [key for key in kinds if key not in ("raw", "direct", "views")]
     asynchronous = [key for key in kinds if kinds[key].asynchronous]
     on_devices = [key for key in asynchronous if not kinds[key].takes_host_arrays]
     donated = [*on_devices, *(["views"] if store == "file" else [])]
     restorers = [key for key in kinds if kinds[key].restores and key != "safetensors"]
     orbax = CONTENDERS["orbax"].label
     return [
+        *(_of_the_disk(restorers, donated) if store == "file" else []),
         *_timed(
             "async save until durable", 0.95, savers, _save("durable"), _save("durable", "raw"),
             RAW[store],
@@ -147,7 +159,7 @@ def _rows(store: str) -> list[Row]:
             _train("bytes"), "state size", _train("durable"),
         ),
         *_timed(
-            "restore, same sharding", 0.8, restorers, _restore(), _restore(key="safetensors"),
+            "restore warm", 0.8, restorers, _restore(), _restore(key="safetensors"),
             "safetensors load_file + device_put",
         ),
         *_timed(
@@ -173,6 +185,47 @@ def _rows(store: str) -> list[Row]:
     ]  # fmt: skip
 
 
+def _of_the_disk(restorers: Sequence[str], donated: Sequence[str]) -> list[Row]:
+    """Rows that compare with the disk's own speed, or depend on what the page cache has."""
+    orbax = CONTENDERS["orbax"].label
+    safetensors_cold = _restore(key="safetensors", cache="cold")
+    return [
+        *_timed(
+            "async save until durable, of direct write", 1.2, [OURS], _save("durable"),
+            _save("durable", "direct"), CONTENDERS["direct"].label,
+        ),
+        *_timed(
+            "restore cold, of direct read", 1.15, [OURS], _restore(cache="cold"),
+            _of("read_direct", "seconds"), "direct read into fresh memory, eight threads",
+        ),
+        *_timed(
+            "restore cold, of safetensors cold", 0.8, restorers, _restore(cache="cold"),
+            safetensors_cold, "safetensors load_file + device_put, cold",
+        ),
+        *_timed(
+            "restore right after a save", 1.0, [OURS], _restore(cache="saved"),
+            _restore(cache="cold"), "its own cold restore",
+        ),
+        *_timed(
+            "cost of a save to a donating loop, first", 0.7, donated, _train("cost_first"),
+            _train("cost_first", "orbax"), orbax,
+        ),
+        *_timed(
+            "cost of a save to a donating loop, later", 0.7, donated, _train("cost_later"),
+            _train("cost_later", "orbax"), orbax,
+        ),
+        *_timed(
+            "processor time of a save", None, [OURS, "orbax_tuned"], _save("worked"),
+            _save("worked", "orbax"), orbax,
+        ),
+        *_timed(
+            "processor time of a cold restore", None, [OURS, "orbax_tuned", "safetensors"],
+            _restore(cache="cold", field="worked"),
+            _restore(cache="cold", field="worked", key="orbax"), orbax,
+        ),
+    ]  # fmt: skip
+
+
 def is_peers(name: str) -> bool:
     """Is the row of this name about somebody else."""
     return any(name.endswith(f", {kind.label}") for key, kind in CONTENDERS.items() if key != OURS)
@@ -183,11 +236,9 @@ def names(store: str) -> list[str]:
     return [row.name for row in all_rows(store)]
 
 
-def _of(
-    measure: str, field: str, key: str | None = None, devices: int = workload.DEVICES
-) -> FigureOf:
+def _of(measure: str, field: str, key: str | None = None) -> FigureOf:
     """Of the contender `key`, or of the one that the row is about."""
-    return lambda own: Figure(Measurement(measure, key or own, devices), field)
+    return lambda own: Figure(Measurement(measure, key or own), field)
 
 
 def _save(field: str, key: str | None = None) -> FigureOf:
@@ -198,13 +249,19 @@ def _train(field: str, key: str | None = None) -> FigureOf:
     return _of("save_while_training", field, key)
 
 
-def _restore(devices: int = workload.DEVICES, key: str | None = None) -> FigureOf:
-    return _of("restore", "seconds", key, devices)
+def _restore(
+    devices: int = workload.DEVICES,
+    key: str | None = None,
+    *,
+    cache: str = "warm",
+    field: str = "seconds",
+) -> FigureOf:
+    return lambda own: Figure(Measurement("restore", key or own, devices, cache), field)
 
 
 def _timed(
     name: str,
-    budget: float,
+    budget: float | None,
     keys: Sequence[str],
     value: FigureOf,
     reference: FigureOf,
@@ -239,7 +296,7 @@ def _sized(
     ]  # fmt: skip
 
 
-def _named(name: str, budget: float, key: str) -> tuple[str, float | None]:
+def _named(name: str, budget: float | None, key: str) -> tuple[str, float | None]:
     return (name, budget) if key == OURS else (f"{name}, {CONTENDERS[key].label}", None)
 
 
