@@ -5,13 +5,14 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
 
 from cairn.service import actions
 from cairn.service.access import Administrator
 from cairn.service.dashboard.forms import FormDependency, body_of
 from cairn.service.dashboard.page_routes import CatalogPage
 from cairn.service.dashboard.rendering import page
-from cairn.service.dependencies import PlaneDependency
+from cairn.service.dependencies import PlaneDependency, RootName
 from cairn.service.routes import keys, webhooks
 from cairn.service.schemas import AddRootRequest, KeyRequest, WebhookRequest
 
@@ -98,6 +99,20 @@ def add_root_form(caller: Administrator, plane: PlaneDependency, form: FormDepen
     wanted = body_of(AddRootRequest, name=form.text("name"), uri=form.text("uri"))
     actions.add_root(plane, caller, wanted.name, wanted.uri)
     return _to("/health")
+
+
+def remove_root_form(caller: Administrator, root: RootName, plane: PlaneDependency) -> Response:
+    """Serve a root no more that was added; its store stays as it is."""
+    actions.remove_root(plane, caller, root)
+    return _to("/health")
+
+
+router.add_api_route(
+    "/health/roots/{root}/remove",
+    remove_root_form,
+    methods=["POST"],
+    route_class_override=APIRoute,  # a store that says nothing keeps none from being removed
+)
 
 
 @router.post("/workers/{worker}/take-over")
