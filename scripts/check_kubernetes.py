@@ -12,11 +12,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
-import kubernetes_validate
 import yaml
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
-VERSIONS: Final = ("1.30", kubernetes_validate.latest_version())
+OLDEST: Final = "1.30"
 KNOWN: Final = frozenset(
     {
         *("apiVersion", "kind", "namespace", "resources", "components"),
@@ -51,7 +50,9 @@ def schema_problems(resource: Resource) -> Iterator[str]:
             made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
             yield from schema_problems({**made, **job["template"]})
         return
-    for version in VERSIONS:
+    import kubernetes_validate  # only now: the grammars that come with it take a second
+
+    for version in (OLDEST, kubernetes_validate.latest_version()):
         try:
             kubernetes_validate.validate(resource, version, strict=True)
         except kubernetes_validate.ValidationError as exc:

@@ -1,15 +1,19 @@
 """A control plane whose disk runs full during an export; a test starts it and reads it.
 
-    python -m tests.bad_input.converting_job FOLDER
+    python -m tests.bad_input.converting_job FOLDER MEANS
 
-Store and databases are on that disk. It fills the disk but for half of what an export takes, starts
-the export, tells what came of it as JSON, makes room, and resumes.
+Store and databases are in that folder. It leaves half of what an export takes, starts the export,
+tells what came of it as JSON, makes room, and resumes. Means: `disk`, a small disk is mounted at
+the folder, and is filled; `limit`, files may be no larger than the smaller half of them.
 """
 
 import hashlib
 import json
 import os
+import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cairn.service.jobs.kinds.export_job import RESERVE_BYTES
@@ -18,6 +22,8 @@ from tests.service.jobs import CONFIG, artifact_of, done, save_llama, serving, t
 CONVERT = "/v1/roots/default/runs/llama/checkpoints/1:convert"
 ROOM_BYTES = 5 << 20
 """Half of the files, beside what an export leaves free."""
+LIMIT_BYTES = 5 << 20
+"""More than the databases take, and their journals."""
 
 
 def held(folder: Path) -> dict[str, tuple[int, int]]:
@@ -30,25 +36,45 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def main(folder: Path) -> None:
-    root, ballast = folder / "store", folder / "ballast"
-    # Files of 1 MiB, and of an embedding of 2.
-    save_llama(root / "llama", config=CONFIG.replace(hidden_size=256, intermediate_size=1024))
-    body = {"max_shard_size": "1MB"}
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """But for the room that an export leaves, and half of what it takes."""
+    free, ballast = os.statvfs(folder), folder / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(
+            file.fileno(), 0, free.f_bavail * free.f_frsize - RESERVE_BYTES - ROOM_BYTES
+        )
+    yield
+    ballast.unlink()
+
+
+@contextmanager
+def limited(_: Path) -> Iterator[None]:
+    """No file may be as large as those of the layers' products."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+MEANS = {"disk": (filled, 1024), "limit": (limited, 6144)}
+"""How there is no room, and for a model of which inner width: files of 1 MiB, and of 6."""
+
+
+def main(folder: Path, means: str) -> None:
+    root = folder / "store"
+    full, width = MEANS[means]
+    save_llama(root / "llama", config=CONFIG.replace(hidden_size=256, intermediate_size=width))
+    body = {"max_shard_size": "1MB", "memory": "500MB"}  # of which one file at a time takes half
     with serving(root, folder / "data") as http:
-        free = os.statvfs(folder)
-        with ballast.open("wb") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, free.f_bavail * free.f_frsize - RESERVE_BYTES - ROOM_BYTES
-            )
-        operation = http.post(CONVERT, json=body).json()["id"]
-        failed = watch(http, operation)
-        kept = held(root)
-        left = os.statvfs(folder)
-        published = [path.name for path in root.glob("llama/exports/*/*.json")]
-        again = watch(http, http.post(CONVERT, json=body).json()["id"])
-        still = held(root)
-        ballast.unlink()
+        with full(folder):
+            operation = http.post(CONVERT, json=body).json()["id"]
+            failed = watch(http, operation)
+            kept = held(root)
+            left = os.statvfs(folder)
+            published = [path.name for path in root.glob("llama/exports/*/*.json")]
+            again = watch(http, http.post(CONVERT, json=body).json()["id"])
+            still = held(root)
         http.post(f"/v1/operations/{operation}:resume")
         ended = watch(http, operation)
         files = artifact_of(http, ended)["files"]
@@ -76,4 +102,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

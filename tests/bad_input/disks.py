@@ -1,5 +1,6 @@
 """A small disk of a process's own: a tmpfs that only it sees, and that goes away with it."""
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ def on_small_disk(folder: Path, size: str, *command: str) -> list[str]:
     return ["unshare", *user, "--mount", "sh", "-c", _MOUNT, "sh", size, str(folder), *command]
 
 
+@functools.cache
 def can_mount(folder: Path = Path("/tmp")) -> bool:
     """Whether this user may do that on this machine; containers often forbid it."""
     try:

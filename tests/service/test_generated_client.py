@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from cairn.service.app import create_app
-from cairn.service.settings import Settings
 from tests.service.jobs import save_llama
 from tests.service.planes import running_plane
+from tests.service.test_openapi import described
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def generated(tmp_path_factory):
     """The client, as a package that can be imported."""
     folder = tmp_path_factory.mktemp("generated")
     document = folder / "openapi.json"
-    document.write_text(json.dumps(create_app(Settings(), jobs=False).openapi()))
+    document.write_text(json.dumps(described()))
     made = subprocess.run(
         [
             sys.executable,

@@ -1,3 +1,4 @@
+import functools
 import json
 import re
 import subprocess
@@ -120,9 +121,15 @@ BODIES = {
 }
 
 
+@functools.cache
+def described():
+    """The document; made once, for it takes the better part of a second."""
+    return create_app(Settings(), jobs=False).openapi()
+
+
 @pytest.fixture(scope="module")
 def document():
-    return create_app(Settings(), jobs=False).openapi()
+    return described()
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +150,11 @@ def operations(document):
 
 def routes():
     """Every route of the API, for parametrized tests."""
-    document = create_app(Settings(), jobs=False).openapi()
     return [
         pytest.param(method, path, id=operation["operationId"])
-        for method, path, operation in sorted(operations(document), key=lambda entry: entry[1::-1])
+        for method, path, operation in sorted(
+            operations(described()), key=lambda entry: entry[1::-1]
+        )
     ]
 
 

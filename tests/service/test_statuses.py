@@ -20,7 +20,7 @@ from cairn.storage.store import utc_now
 from tests.service.access.conftest import ADDRESS, ELSEWHERE, Keys, bearer
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import done, save_llama
-from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, operations
+from tests.service.test_openapi import BODIES, INVALID, QUERIES, UNKNOWN, described, operations
 
 RUN = "/v1/roots/default/runs/llama"
 STALE = {"If-Match": '"7"'}
@@ -78,11 +78,7 @@ def guarded(root, tmp_path_factory):
         yield http, key
 
 
-def document():
-    return create_app(Settings(), jobs=False).openapi()
-
-
-DOCUMENT = document()
+DOCUMENT = described()
 TABLE = [
     pytest.param(method, path, int(status), id=f"{operation['operationId']}-{status}")
     for method, path, operation in sorted(operations(DOCUMENT), key=lambda one: one[1::-1])
