@@ -20,6 +20,7 @@ from cairn.service.command.failures import MEANINGS
 from cairn.service.dashboard import ROUTERS as PAGES
 from cairn.service.routes import health, metrics
 from cairn.service.settings import Settings
+from tests.devices import xla_flags
 from tests.programs.commands import commands
 from tests.programs.program import run as run_program
 
@@ -161,10 +162,9 @@ def environment(folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    # A page says for itself on which devices it runs.
-    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return {
-        **kept,
+        **os.environ,
+        "XLA_FLAGS": xla_flags(),  # a page says for itself on which devices it runs
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COORDINATOR": coordinator,
         "CAIRN_PORT": str(port),
