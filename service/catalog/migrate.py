@@ -1,5 +1,6 @@
 """Brings a catalog database to the tables of this version, with the packaged Alembic scripts."""
 
+import functools
 from pathlib import Path
 
 from alembic import command
@@ -18,24 +19,35 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 def configuration(connection: Connection) -> Config:
     """Alembic's configuration for an open connection."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config = _located(MIGRATIONS)
     config.attributes["connection"] = connection
     return config
 
 
+def _located(folder: Path) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return config
+
+
+@functools.cache
+def _scripts(folder: Path) -> ScriptDirectory:
+    """The scripts of a folder, all loaded: each is compiled whenever Alembic loads it."""
+    scripts = ScriptDirectory.from_config(_located(folder))
+    scripts.get_current_head()
+    return scripts
+
+
 def revisions(connection: Connection) -> tuple[str | None, str]:
     """The revision of a catalog, None of an empty one; and that of this version of Cairn."""
-    scripts = ScriptDirectory.from_config(configuration(connection))
-    return MigrationContext.configure(connection).get_current_revision(), str(
-        scripts.get_current_head()
-    )
+    head = str(_scripts(MIGRATIONS).get_current_head())
+    return MigrationContext.configure(connection).get_current_revision(), head
 
 
 def is_newer_and_works(connection: Connection) -> bool:
     """Whether a newer version has made the tables, and left all that this one reads and writes."""
     found, _ = revisions(connection)
-    known = _known(connection)
+    known = _known()
     return found is not None and found not in known and works_with(connection, found) in known
 
 
@@ -50,18 +62,17 @@ def works_with(connection: Connection, revision: str) -> str | None:
     return connection.scalar(noted)
 
 
-def _known(connection: Connection) -> list[str]:
+def _known() -> list[str]:
     """Every revision of this version, oldest first."""
-    scripts = ScriptDirectory.from_config(configuration(connection))
-    return [script.revision for script in scripts.walk_revisions()][::-1]
+    return [script.revision for script in _scripts(MIGRATIONS).walk_revisions()][::-1]
 
 
 def _note_works_with(connection: Connection) -> None:
     """For older versions that start on these tables: each migration says `works_with`."""
-    scripts = ScriptDirectory.from_config(configuration(connection))
-    known = _known(connection)
+    known = _known()
     said = (
-        getattr(script.module, "works_with", script.revision) for script in scripts.walk_revisions()
+        getattr(script.module, "works_with", script.revision)
+        for script in _scripts(MIGRATIONS).walk_revisions()
     )
     oldest = max(said, key=known.index)  # of one that says nothing: its own
     if works_with(connection, known[-1]) is None:
@@ -75,7 +86,7 @@ def refuse_older(connection: Connection) -> None:
         SettingsError: they are.
     """
     found, known = revisions(connection)
-    if found != known and found in _known(connection):
+    if found != known and found in _known():
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {shown} is at revision {found}, "
@@ -95,11 +106,10 @@ def upgrade(connection: Connection) -> None:
     """
     if is_newer_and_works(connection):
         return
-    config = configuration(connection)
     try:
-        command.upgrade(config, "head")
+        command.upgrade(configuration(connection), "head")
     except CommandError as exc:
-        known = ScriptDirectory.from_config(config).get_current_head()
+        known = _scripts(MIGRATIONS).get_current_head()
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {shown} cannot be brought to "
