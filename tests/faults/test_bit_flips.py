@@ -80,13 +80,13 @@ def test_files_of_others_beside_harm_nobody_and_are_listed(stored):
 @pytest.mark.parametrize(
     ("damages", "short", "long"),
     [
-        (flips, 60, 1200),
-        (pairs_of_flips, 12, 200),
-        (overwrites, 12, 300),
-        (truncations, 12, 200),
-        (growths, 6, 100),
-        (removals, 12, 100),
-        (swaps, 8, 100),
+        (flips, 24, 1200),
+        (pairs_of_flips, 6, 200),
+        (overwrites, 6, 300),
+        (truncations, 6, 200),
+        (growths, 4, 100),
+        (removals, 6, 100),
+        (swaps, 4, 100),
     ],
 )
 def test_every_damage_is_noticed_by_all_who_read(stored, damages, short, long):
@@ -132,7 +132,7 @@ def test_a_damaged_state_is_never_loaded(model_run):
     stored = StepFiles(run, 1)
     places = [{"sharding_axis_dims": dims, "auto_shard_model": True} for dims in
               ((2, 4, 1, 1), (1, 2, 1, 1))]  # fmt: skip
-    made = flips(stored, report.trials(short=6, long=150), rng)
+    made = flips(stored, report.trials(short=3, long=150), rng)
     wrong = Counter()
     for damage in made:
         with damage.inflict():

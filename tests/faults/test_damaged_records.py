@@ -31,7 +31,7 @@ from tests.storage.stored_runs import write_data
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
-COUNTS = {"file": {"short": 12, "long": 600}, "gcs": {"short": 4, "long": 200}}
+COUNTS = {"file": {"short": 6, "long": 600}, "gcs": {"short": 2, "long": 200}}
 NEXT_STEP = 80
 NEEDED = {(70, 7): None, (50, 6): "production", (60, 6): "candidate"}
 """Steps that no policy may delete, by (step, attempt), and the alias that names each."""

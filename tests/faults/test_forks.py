@@ -45,7 +45,7 @@ def test_a_fork_killed_at_any_moment_is_repeated_and_is_the_step_bit_by_bit(
         "fork_driver",
         {
             "root": root,
-            "trials": report.trials(short=8, long=100),
+            "trials": report.trials(short=4, long=100),
             "kills_per_fork": 4,
             "seed": report.seed(),
         },

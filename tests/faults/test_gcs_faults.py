@@ -25,7 +25,7 @@ def _impatient():
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_whatever_the_store_does(gcs, fault):
-    count = report.trials(short=2, long=40)
+    count = report.trials(short=1, long=40)
     lost = refused = fired = behind = 0
     problems = []
     for number in range(count):

@@ -9,7 +9,7 @@ from tests.faults.hangs import READS, Hangs, short_deadline
 
 pytestmark = pytest.mark.timeout(3600 if report.is_long() else 300)
 
-SHORT_SAMPLES = 4
+SHORT_SAMPLES = 2
 
 
 @pytest.fixture

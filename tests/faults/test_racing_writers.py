@@ -15,10 +15,10 @@ FAULT = "d two writers race, clocks skewed, one stopped over its expiry"
 @pytest.mark.parametrize("store", ["file", "gcs"])
 def test_writers_that_race_for_a_run_make_one_history(store, tmp_path, request):
     if store == "file":
-        root, environment, trials = str(tmp_path), {}, report.trials(short=3, long=60)
+        root, environment, trials = str(tmp_path), {}, report.trials(short=2, long=60)
     else:
         gcs = request.getfixturevalue("gcs")
-        root, environment, trials = gcs.bucket_uri, gcs.env, report.trials(short=3, long=40)
+        root, environment, trials = gcs.bucket_uri, gcs.env, report.trials(short=2, long=40)
     found = drive(
         "racing_driver",
         {"root": root, "trials": trials, "seed": report.seed()},

@@ -170,7 +170,7 @@ def test_every_event_is_delivered_in_its_runs_order_or_visibly_given_up(
         with Client(servers.url(0)) as client:
             kinds = ["alias.moved"]
             webhook = client.create_webhook(receiver.url, kinds=kinds).details.id
-        wanted = trials(short=120, long=1000)
+        wanted = trials(short=48, long=1000)
         with servers.killed(), ThreadPoolExecutor(len(RUNS)) as promoters:
             asked = [promoters.submit(promote_often, servers, run, wanted // 3) for run in RUNS]
             assert all(one.result() for one in asked)

@@ -55,7 +55,7 @@ def names(url: str, uri: str) -> dict[str, list[object]]:
 def ask(url: str, report: Path, known: dict[str, list[object]]) -> subprocess.CompletedProcess[str]:
     arguments = ["--config-file", str(FOLDER / "schemathesis.toml"), "run", f"{url}/openapi.json"]
     arguments += ["--checks", "all", "--continue-on-failure", "--no-color"]
-    arguments += ["--max-examples", str(trials(short=5, long=310)), "--seed", str(seed())]
+    arguments += ["--max-examples", str(trials(short=2, long=310)), "--seed", str(seed())]
     arguments += ["--request-timeout", "30", "--output-truncate", "false"]
     arguments += ["--report", "json", "--report-json-path", str(report)]
     environment = {
@@ -93,4 +93,4 @@ def test_requests_made_from_the_document_find_no_fault(tmp_path):
     assert not told["failures"]
     assert not told["errors"]
     assert told["operations"]["tested"] == told["operations"]["selected"]
-    assert sum(told["test_cases"].values()) >= trials(short=500, long=10_000), told["test_cases"]
+    assert sum(told["test_cases"].values()) >= trials(short=300, long=10_000), told["test_cases"]
