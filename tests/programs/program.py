@@ -30,6 +30,7 @@ class Program:
         arguments: of the interpreter: `-m module ...`, `-c code ...` or `script.py ...`.
         env: its environment; this process's own by default.
         cwd: its folder; this process's own by default.
+        stdin: `subprocess.PIPE` for one that stays open until `with` ends; nothing by default.
         stdout: `subprocess.PIPE`, `DEVNULL`, an open file, or None for this process's own.
         stderr: the same, or `subprocess.STDOUT`.
 
@@ -43,6 +44,7 @@ class Program:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        stdin: int | None = None,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
     ) -> None:
@@ -59,7 +61,7 @@ class Program:
             "folder": os.path.abspath(cwd or "."),
         }
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        source = os.open(os.devnull, os.O_RDONLY)
+        source, self.stdin = _source(stdin)
         hand_on(request, [theirs.fileno(), source, out, err])
         for file in (source, out, err):
             os.close(file)
@@ -75,7 +77,7 @@ class Program:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for stream in (self.stdout, self.stderr):
+        for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
         self.wait()
@@ -182,6 +184,14 @@ def hand_on(request: Mapping[str, Any], files: Sequence[int]) -> None:
     message = json.dumps(request).encode()
     assert len(message) < MESSAGE_BYTES, len(message)
     socket.send_fds(interpreter, [message], list(files))
+
+
+def _source(chosen: int | None) -> tuple[int, IO[str] | None]:
+    """The program's end of its standard input, and ours, if it has one."""
+    if chosen == subprocess.PIPE:
+        theirs, ours = os.pipe()
+        return theirs, open(ours, "w", encoding="utf-8")
+    return os.open(os.devnull, os.O_RDONLY), None
 
 
 def _stream(chosen: int | IO[Any] | None, own: int) -> tuple[IO[str] | None, int]:

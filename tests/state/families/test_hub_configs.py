@@ -590,6 +590,14 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
     assert DecoderConfig.from_hf(ours.to_hf()) == ours
 
 
+STRETCHED = {
+    "long_factor": [2.0] * 48,
+    "short_factor": [1.0] * 48,
+    "type": "longrope",
+    "original_max_position_embeddings": 8192,
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*attention_dropout=0.1. the decoder has none of it")
 @pytest.mark.parametrize(
     ("name", "keys", "found"),
@@ -616,27 +624,12 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(name, null):
         ),
         (
             "Phi-3.5-mini",
-            {
-                "rope_scaling": {
-                    "long_factor": [2.0] * 48,
-                    "short_factor": [1.0] * 48,
-                    "type": "longrope",
-                    "original_max_position_embeddings": 8192,
-                }
-            },
+            {"rope_scaling": STRETCHED},
             "expected one original_max_position_embeddings; found 4096, and 8192 beside",
         ),
         (
             "Phi-3.5-mini",
-            {
-                "original_max_position_embeddings": None,
-                "rope_scaling": {
-                    "long_factor": [2.0] * 48,
-                    "short_factor": [1.0] * 48,
-                    "type": "longrope",
-                    "original_max_position_embeddings": 8192,
-                },
-            },
+            {"original_max_position_embeddings": None, "rope_scaling": STRETCHED},
             "found 8192 beside rope_type 'longrope' alone, where transformers takes 4096",
         ),
         (
