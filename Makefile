@@ -12,8 +12,12 @@ STORE ?= file
 DEMO_DIR ?= .demo
 PORT ?= 8321
 TESTS ?= tests
-WORKERS ?= 4
+WORKERS ?= 3
 LEGS ?=
+# Those that try more often, or more of what is alike, where CAIRN_FAULTS=long is set.
+LONG_TESTS = tests/faults tests/multi_process/test_positions.py tests/multi_process/test_process_deaths.py \
+  tests/service/test_webhooks_killed.py tests/state/saving/test_continued_training.py \
+  tests/storage/training/test_restored_trees.py
 MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
@@ -56,7 +60,7 @@ test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
 faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the counts land in benchmarks/results/faults.json
-	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 tests/faults tests/service/test_webhooks_killed.py
+	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -q --timeout 3600 tests/service/fuzzing
