@@ -59,7 +59,7 @@ serve: $(RUN_STAMP)  ## serve the demo's store (STORE=file or STORE=gcs) at http
 test: $(DEV_STAMP) system  ## run every test (TESTS=tests/storage for a part)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q $(TESTS)
 
-faults: $(DEV_STAMP)  ## inject faults by the hundred (some 25 minutes); the counts land in benchmarks/results/faults.json
+faults: $(DEV_STAMP)  ## inject faults by the hundred (half an hour and more); the counts land in benchmarks/results/faults.json
 	CAIRN_FAULTS=long $(BIN)/python -m pytest -n 2 --dist load -q --timeout 3600 $(LONG_TESTS)
 
 fuzz: $(DEV_STAMP)  ## ask the HTTP API more than 10,000 odd questions (some 6 minutes)
