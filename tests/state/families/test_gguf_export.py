@@ -161,10 +161,10 @@ def test_more_ends_than_a_file_can_name_are_refused(llama, tmp_path):
 
 
 def test_transformers_reads_the_same_model_and_tokenizer(tmp_path):
-    model = DecoderForCausalLM.from_pretrained(smollm2_gguf(), auto_shard_model=False)
-    small = model.config.replace(num_hidden_layers=1, hidden_size=72, intermediate_size=64)
-    one = DecoderForCausalLM(small.replace(head_dim=8, tokenizer_files={}), rngs=nnx.Rngs(0))
-    assets = dict(model.config.tokenizer_files)
+    file = GGUFFile(smollm2_gguf())
+    small = file.config().replace(num_hidden_layers=1, hidden_size=72, intermediate_size=64)
+    one = DecoderForCausalLM(small.replace(head_dim=8), rngs=nnx.Rngs(0))
+    assets = dict(file.tokenizer_files())
     path, problem = write(tmp_path, one, assets)
     assert problem is None
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name)
