@@ -20,6 +20,7 @@ OTHERS: Final = (
     "CAIRN_ENV_FILE",
     "CAIRN_KEY",
     "CAIRN_KEY_FILE",
+    "CAIRN_READ_ONCE",
     "CAIRN_URL",
     "CAIRN_WRITER_ID",
 )

@@ -52,6 +52,7 @@ from .paged_table import PagedTable as PagedTable
 from .paged_table import TablePlace as TablePlace
 from .paged_table import damaged_index as damaged_index
 from .paged_table import table_place as table_place
+from .regions import ALIGNMENT as ALIGNMENT
 from .regions import Index as Index
 from .regions import Region as Region
 from .regions import SmallArrays as SmallArrays

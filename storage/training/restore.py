@@ -1,11 +1,13 @@
 """Read an item back into the caller's tree: resharded, strict, verified. Imports JAX.
 
 Every process reads only what its own devices hold, in parallel, straight into the memory that
-becomes the arrays. All differences between the target and what is stored are found first, from
-metadata, and raised in one error; no value is handed out before all that were read are checked.
+becomes the arrays; of what several processes hold each reads a share, and they exchange them. All
+differences between the target and what is stored are found first, from metadata, and raised in one
+error; no value is handed out before all that were read are checked.
 """
 
 import functools
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,7 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cairn.storage.arrays import META_ITEM, Index, Region, SmallArrays, aligned_empty, origin_of
+from cairn.storage.arrays import (
+    ALIGNMENT,
+    META_ITEM,
+    Index,
+    Region,
+    SmallArrays,
+    aligned_empty,
+    origin_of,
+)
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
@@ -37,6 +47,7 @@ from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
 from cairn.storage.training.garbage import no_collections
 from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
+from cairn.storage.training.read_plan import Part, SharedLeaf, batches, shared_parts
 from cairn.storage.training.weak_types import weakly_typed
 
 __all__ = [
@@ -279,6 +290,12 @@ def _native(dtype: Any) -> Any:
 _STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
 _CHUNKS_AT_ONCE: Final = 512
 
+READ_ONCE: Final = "CAIRN_READ_ONCE"
+"""Environment variable: 0 lets each process read all that its devices hold."""
+
+BATCH_BYTES: Final = 128 << 20
+"""What a process has at a time of parts that are read for several, beside the leaves."""
+
 Step = StoreURI | CheckpointReader
 
 
@@ -449,8 +466,14 @@ class FittedItem(NamedTuple):
     where: object
 
     def read(self) -> dict[str, Any]:
-        """The wanted leaves by path, as the target says; all processes must call this."""
-        values = processes.together(lambda: _read(self.arrays, self.infos, self.wanted))
+        """The wanted leaves by path, as the target says; all processes must call this.
+
+        What several processes hold one of them reads, for all of them.
+        """
+        shared = _agreed_shared(self)
+        alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
+        values = processes.together(lambda: _read(self.arrays, self.infos, alone))
+        values |= _read_shared(self, shared)
         return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
 
 
@@ -621,6 +644,130 @@ def _read(
         while filling:
             _finish(arrays, filling, values)
     return values
+
+
+def _agreed_shared(fitted: FittedItem) -> dict[str, SharedLeaf]:
+    """The leaves of which several processes hold the same; none unless all see the same ones."""
+    if jax.process_count() == 1:
+        return {}
+    shared = processes.together(lambda: _shared(fitted))
+    said = None if os.environ.get(READ_ONCE) == "0" else sha256_of(repr(shared).encode())
+    heard = {*processes.collect(said)}
+    return shared if said is not None and heard == {said} else {}
+
+
+def _shared(fitted: FittedItem) -> dict[str, SharedLeaf]:
+    found = {}
+    for path, target in fitted.wanted.items():
+        info, sharding = fitted.infos[path], target.sharding
+        if info.chunks is None or sharding is None or sharding.is_fully_addressable:
+            continue
+        slices = _holders(sharding, info.shape)
+        if any(len(holders) > 1 for holders in slices.values()):
+            shape = sharding.shard_shape(info.shape)
+            found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _holders(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> dict[Index, tuple[int, ...]]:
+    """The processes that hold each slice of an array, by its first element."""
+    found: dict[Index, set[int]] = {}
+    places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in places.items():
+        found.setdefault(origin_of(index), set()).add(device.process_index)
+    return {origin: tuple(sorted(holders)) for origin, holders in sorted(found.items())}
+
+
+def _read_shared(fitted: FittedItem, shared: Mapping[str, SharedLeaf]) -> dict[str, Any]:
+    """The leaves that several processes hold, of which each reads a share."""
+    values: dict[str, Any] = {}
+    filling: dict[str, _Filling] = {}
+    memory = SmallArrays()
+    parts = shared_parts(shared.values())
+    last = {part.path: part for part in parts}
+
+    def share(batch: Sequence[Part], streams: Mapping[tuple[int, ...], _Streams]) -> None:
+        for members in sorted(streams):
+            if len(members) > 1:
+                processes.gather_bytes(members, [*streams[members].bytes.values()])
+        for part in batch:
+            one = filling.get(part.path)
+            if one is None:
+                info = fitted.infos[part.path]
+                leaf = PlacedLeaf(fitted.wanted[part.path], info, memory)
+                one = filling[part.path] = _Filling(part.path, info, leaf, [])
+            if part.holders in streams:
+                _put(one.leaf.regions, part, streams[part.holders].parts[part])
+            if last[part.path] is part:
+                values[part.path] = _made(fitted.arrays, filling.pop(part.path))
+
+    def take(batch: Sequence[Part]) -> None:
+        # A collective waits for all without a deadline: it begins once each has what it gives.
+        streams = processes.together(lambda: _read_streams(fitted, batch))
+        processes.together(lambda: share(batch, streams))
+
+    for batch in batches(parts, BATCH_BYTES):
+        take(batch)
+    return values
+
+
+class _Streams(NamedTuple):
+    """What some processes give each other of a batch.
+
+    Attributes:
+        bytes: of each of them, in their order.
+        parts: where in them each part is.
+    """
+
+    bytes: dict[int, np.ndarray[Any, Any]]
+    parts: dict[Part, np.ndarray[Any, Any]]
+
+
+def _read_streams(fitted: FittedItem, batch: Sequence[Part]) -> dict[tuple[int, ...], _Streams]:
+    """Room for what this process holds of a batch, by holders; what it is to read is there."""
+    me = int(jax.process_index())
+    mine = [part for part in batch if me in part.holders]
+    sizes: dict[tuple[int, ...], dict[int, int]] = {}
+    starts: dict[Part, int] = {}
+    for part in mine:
+        size = sizes.setdefault(part.holders, dict.fromkeys(part.holders, 0))
+        starts[part] = size[part.reader]
+        size[part.reader] += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+    streams = {}
+    for holders, size in sizes.items():
+        made = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
+        streams[holders] = _Streams(dict(zip(size, made, strict=True)), {})
+    reads = LeafReads(fitted.arrays)
+    tasks: list[Callable[[], None]] = []
+    fitted.arrays.prefetch(
+        dict.fromkeys(fitted.infos[part.path].path for part in mine if part.reader == me)
+    )
+    for part, start in starts.items():
+        info, stream = fitted.infos[part.path], streams[part.holders]
+        stored = stream.bytes[part.reader][start : start + part.nbytes]
+        stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
+        if part.reader == me:
+            tasks += reads.tasks(info, [Region(part.origin, stream.parts[part])])
+    with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+    return streams
+
+
+def _put(regions: Sequence[Region], part: Part, values: np.ndarray[Any, Any]) -> None:
+    """Copy a part into its slice."""
+    (region,) = (one for one in regions if one.origin == part.within)
+    starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
+    box = tuple(slice(at, at + size) for at, size in zip(starts, part.shape, strict=True))
+    region.part(box)[...] = values
 
 
 def _finish_small(

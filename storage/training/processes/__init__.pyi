@@ -11,3 +11,5 @@ from .background import wait_for as wait_for
 from .exchange import LATE_SECONDS as LATE_SECONDS
 from .exchange import POLL_SECONDS as POLL_SECONDS
 from .exchange import is_primary as is_primary
+from .gathering import GATHER_BYTES as GATHER_BYTES
+from .gathering import gather_bytes as gather_bytes

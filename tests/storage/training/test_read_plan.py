@@ -1,0 +1,77 @@
+"""A plan of who reads what covers all slices, each element once, and shares the bytes out."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cairn.storage.training.read_plan import PART_BYTES, SharedLeaf, batches, shared_parts
+
+AXIS = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
+"""(slices, elements of each, elements of a chunk)"""
+
+
+@st.composite
+def shared_leaves(draw):
+    axes = draw(st.lists(AXIS, max_size=3))
+    starts = itertools.product(*(range(0, count * size, size) for count, size, _ in axes))
+    everybody = st.sets(st.integers(0, 5), min_size=1).map(lambda one: tuple(sorted(one)))
+    slices = {start: draw(everybody) for start in starts}
+    chunks, shape = tuple(axis[2] for axis in axes), tuple(axis[1] for axis in axes)
+    return SharedLeaf("leaf", draw(st.sampled_from([1, 2, 8])), chunks, shape, slices)
+
+
+@given(shared_leaves())
+def test_each_element_of_each_slice_is_read_once_by_one_that_holds_it(leaf):
+    read = {origin: np.zeros(leaf.shape, int) for origin in leaf.slices}
+    for part in shared_parts([leaf]):
+        assert part.holders == leaf.slices[part.within]
+        assert part.reader in part.holders
+        assert part.nbytes == int(np.prod(part.shape)) * leaf.itemsize
+        starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
+        box = tuple(slice(at, at + n) for at, n in zip(starts, part.shape, strict=True))
+        read[part.within][box] += 1
+    assert all((one == 1).all() for one in read.values())
+
+
+@given(shared_leaves())
+def test_parts_of_a_slice_share_no_chunk(leaf):
+    touched = Counter()
+    for part in shared_parts([leaf]):
+        spans = (
+            range(start // chunk, -(-(start + size) // chunk))
+            for start, size, chunk in zip(part.origin, part.shape, leaf.chunks, strict=True)
+        )
+        touched.update((part.within, index) for index in itertools.product(*spans))
+    assert set(touched.values()) == {1}
+
+
+@given(st.lists(shared_leaves(), max_size=4), st.integers(1, 400))
+def test_no_process_holds_more_than_the_limit_of_a_batch_of_several_parts(leaves, limit):
+    parts = shared_parts([leaf._replace(path=str(i)) for i, leaf in enumerate(leaves)])
+    cut = batches(parts, limit)
+    assert [part for batch in cut for part in batch] == parts
+    for batch in cut:
+        held, number = Counter(), Counter()
+        for part in batch:
+            held.update(dict.fromkeys(part.holders, part.nbytes))
+            number.update(part.holders)
+        assert all(held[one] <= limit or number[one] == 1 for one in held)
+
+
+def test_many_leaves_are_shared_out_evenly_whatever_their_size():
+    leaves = [SharedLeaf(str(n), 4, (100,), (n * 37,), {(0,): (0, 1, 2)}) for n in range(1, 90)]
+    read = Counter()
+    parts = shared_parts(leaves)
+    for part in parts:
+        read[part.reader] += part.nbytes
+    assert max(read.values()) - min(read.values()) <= max(part.nbytes for part in parts)
+
+
+def test_a_large_leaf_is_read_in_stretches_of_bounded_size():
+    leaf = SharedLeaf("w", 4, (256, 4096), (1 << 16, 4096), {(0, 0): (0, 1)})
+    parts = shared_parts([leaf])
+    assert max(part.nbytes for part in parts) <= PART_BYTES
+    assert {part.reader for part in parts} == {0, 1}
