@@ -28,7 +28,7 @@ from cairn.storage.runs import (
 )
 from cairn.storage.training import (
     Positions,
-    agreed_step,
+    agreed_checkpoint,
     dtype_name,
     find_positions,
     is_key_dtype,
@@ -111,8 +111,8 @@ class StoredCheckpoint:
             return replace(ref, step=number)
 
         ref = processes.together(named, same={"load_directory": str}, error=ArgumentError)
-        info = agreed_step(lambda: resolve_step(Run.open(ref.run), ref))
-        return processes.together(lambda: cls(Run(ref.run), info))
+        run, info = agreed_checkpoint(ref.run, lambda run: resolve_step(run, ref))
+        return processes.together(lambda: cls(run, info))
 
     def served(self) -> "StoredCheckpoint":
         """Returns the checkpoint as those see it who serve its model: merged, if it is so stored.

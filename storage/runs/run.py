@@ -49,6 +49,7 @@ from cairn.storage.runs.records import (
     StepContents,
     check_run_name,
     check_step,
+    expect_run,
     is_run_name,
     judge_attempts,
     judge_records,
@@ -58,6 +59,7 @@ from cairn.storage.runs.records import (
     open_contents,
     parse_attempt_file,
     parse_record,
+    place_of,
     read_lease,
     read_records,
     read_run_info,
@@ -296,6 +298,17 @@ class Run:
             ],
             more=len(listed) - len(newest),
         )
+
+    def expected(self, run_id: str | None) -> "Run":
+        """This, taken for the run of an id that another process has read; saves a request."""
+        if run_id is not None:
+            expect_run(self.objects, run_id)
+        return self
+
+    @property
+    def id(self) -> str | None:
+        """The id that its records tell; None if none of them can be read."""
+        return place_of(self.objects, RUN_FILE).run
 
     @classmethod
     def open(cls, uri: StoreURI | str | os.PathLike[str], *, clock: Clock = utc_now) -> "Run":

@@ -8,6 +8,7 @@ from .iterators import take_states as take_states
 from .iterators import warn_of_left as warn_of_left
 from .leaf_forms import dtype_name as dtype_name
 from .leaf_forms import is_key_dtype as is_key_dtype
+from .loading import agreed_checkpoint as agreed_checkpoint
 from .loading import agreed_step as agreed_step
 from .loading import load as load
 from .modules import open_modules as open_modules

@@ -31,7 +31,7 @@ from cairn.storage.training.iterators import Positions, find_positions, warn_of_
 from cairn.storage.training.modules import OpenedItems, as_items, open_modules
 from cairn.storage.training.restore import FittedItem, fit_item
 
-__all__ = ["StepChoice", "agreed_step", "load"]
+__all__ = ["StepChoice", "agreed_checkpoint", "agreed_step", "load"]
 
 StepChoice = SupportsIndex | str | None
 """A step's number, "best:METRIC" (also with ":min" or ":max"), an alias, or None: the latest."""
@@ -90,11 +90,11 @@ def load(
         same={"reference": lambda made: str(made[0]), "step": lambda made: repr(made[1])},
         error=InvalidURIError,
     )
-    info = agreed_step(lambda: _find(ref, chosen))
+    run, info = agreed_checkpoint(ref.run, lambda run: _find(run, ref, chosen))
     with no_collections():
         # What fails on one process fails on all: none may wait for another that has given up.
         given, opened, fitted, positions = processes.together(
-            lambda: _fitted(Run(ref.run), info, target, only, cast, iterators),
+            lambda: _fitted(run, info, target, only, cast, iterators),
             same={
                 "target": lambda made: [(one.name, sorted(one.wanted)) for one in made[2]],
                 "iterators": lambda made: made[3].names,
@@ -120,12 +120,35 @@ def agreed_step(find: Callable[[], StepInfo]) -> StepInfo:
     Raises:
         StorageError: `find` raised on process 0; it is raised on every process.
     """
-    found = processes.agree(lambda: asdict(find()))
-    return StepInfo(**{**found, "state": StepState(found["state"])})
+    return _told(processes.agree(lambda: asdict(find())))
 
 
-def _find(ref: CheckpointRef, step: StepChoice) -> StepInfo:
-    run = Run.open(ref.run)
+def agreed_checkpoint(uri: StoreURI, find: Callable[[Run], StepInfo]) -> tuple[Run, StepInfo]:
+    """The run that process 0 opens, and the step that `find` gives there, on all.
+
+    All processes of a job must call this. The others do not ask the store.
+
+    Args:
+        uri: the run's folder, the same on all.
+        find: called on process 0 only.
+
+    Raises:
+        StorageError: there is no such run, or `find` raised, on process 0; raised on every process.
+    """
+
+    def opened() -> dict[str, Any]:
+        run = Run.open(uri)
+        return {"step": asdict(find(run)), "run": run.id}
+
+    found = processes.agree(opened)
+    return Run(uri).expected(found["run"]), _told(found["step"])
+
+
+def _told(step: Mapping[str, Any]) -> StepInfo:
+    return StepInfo(**{**step, "state": StepState(step["state"])})
+
+
+def _find(run: Run, ref: CheckpointRef, step: StepChoice) -> StepInfo:
     if isinstance(step, str) and step.startswith(BEST):
         ref = replace(ref, best=step.removeprefix(BEST))
     elif step is not None:

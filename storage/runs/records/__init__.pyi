@@ -88,6 +88,7 @@ from .manifest import ManifestSummary as ManifestSummary
 from .manifest import ObjectRecord as ObjectRecord
 from .manifest import PlainStep as PlainStep
 from .placed import UNREADABLE as UNREADABLE
+from .placed import expect_run as expect_run
 from .placed import judge_records as judge_records
 from .placed import misplaced as misplaced
 from .placed import parse_record as parse_record

@@ -21,6 +21,7 @@ from cairn.storage.store import ObjectStore, Place, Record, StoreURI, Versioned,
 
 __all__ = [
     "UNREADABLE",
+    "expect_run",
     "judge_records",
     "misplaced",
     "parse_record",
@@ -70,10 +71,14 @@ class _RunIds:
         told = None if lease is None else place_told(lease.value)
         return None if told is None else told.run
 
+    def expect(self, objects: ObjectStore, run_id: str) -> None:
+        """Take this for the id of the run that is there now."""
+        with self._lock:
+            self._known[objects] = run_id
+
     def note(self, objects: ObjectStore, info: RunInfo) -> str:
         """The id of the run that is there now."""
-        with self._lock:
-            self._known[objects] = info.id
+        self.expect(objects, info.id)
         return info.id
 
 
@@ -83,6 +88,11 @@ _ids: Final = _RunIds()
 def place_of(objects: ObjectStore, name: str) -> Place:
     """Where the record `name` of a run belongs."""
     return Place(_ids.get(objects), name)
+
+
+def expect_run(objects: ObjectStore, run_id: str) -> None:
+    """Take the run for the one of this id, as somebody has read who tells; saves a request."""
+    _ids.expect(objects, run_id)
 
 
 def read_run_info(objects: ObjectStore) -> RunInfo | None:
