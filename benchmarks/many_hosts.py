@@ -1,0 +1,121 @@
+"""What a save and a load ask of a store as processes grow in number: 1 to 8 real ones.
+
+They share a state of some 100 MB through a server that speaks GCS's protocol and counts every
+request; for a load each process has one of its own, with the same objects. The reference of what is
+read are the bytes of the step's values.
+
+    JAX_PLATFORMS=cpu python -m benchmarks.many_hosts [--counts 1 2 4 8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.many_hosts_rows import row
+from tests.gcs.server import GcsServer
+from tests.multi_process.launcher import start
+from tests.multi_process.many_hosts import BUCKET
+
+RESULTS = Path(__file__).resolve().parent / "results" / "many_hosts.json"
+VALUES = re.compile(r"/(?:ocdbt\.process_[0-9]+/)?d/[0-9a-f]+$")
+MARK = re.compile(r"/commit_success\.txt$")
+VOCABULARY = 65_536
+"""Of the embedding, 33 MB; with Adam's moments 100 MB."""
+
+JOB_SECONDS = 400
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--counts", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    for count in options.counts:
+        rows += _printed(measure(count, options.vocabulary))
+    options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+def _printed(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for one in rows:
+        print(json.dumps(one), flush=True)
+        yield one
+
+
+def measure(count: int, vocabulary: int) -> Iterator[dict[str, Any]]:
+    """The rows of so many real processes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with GcsServer(folder / "saved") as server:
+            server.store.create_bucket(BUCKET)
+            given = {"url": server.url, "vocabulary": vocabulary}
+            saved = _results(folder / "save", "many_hosts.save", given, count)
+            requests = list(server.requests)
+        uploads = [one for one in requests if VALUES.search(one.name)]
+        others = [one for one in requests if not VALUES.search(one.name)]
+        published = max(at for at, one in enumerate(requests) if MARK.search(one.name))
+        stored = sum(one.received for one in uploads)
+        seconds = max(one["seconds"] for one in saved)
+        yield row("save", count, requests=len(requests), bytes=_bytes(requests), seconds=seconds)
+        yield row("save, but for values", count, requests=len(others), bytes=_bytes(others))
+        yield row("save, after Orbax's commit", count, requests=len(requests) - published)
+        layouts = [("load, sharded", 1)] + [("load, replicated", count)] * (count > 1)
+        for kind, replicas in layouts:
+            yield from _loads(folder, kind, count, replicas, stored, saved[0]["digest"])
+
+
+def _loads(
+    folder: Path, kind: str, count: int, replicas: int, stored: int, digest: str
+) -> Iterator[dict[str, Any]]:
+    with ExitStack() as stack:
+        servers = []
+        for number in range(count):
+            own = folder / f"{replicas}-{number}"
+            shutil.copytree(folder / "saved", own)
+            servers.append(stack.enter_context(GcsServer(own)))
+        given = {"urls": [one.url for one in servers], "replicas": replicas}
+        loaded = _results(folder / f"load-{replicas}", "many_hosts.load", given, count)
+        assert {one["digest"] for one in loaded} == {digest}, "every value is what was saved"
+        asked = [list(server.requests) for server in servers]
+    seconds = max(one["seconds"] for one in loaded)
+    metadata = [[one for one in all_ if not VALUES.search(one.name)] for all_ in asked]
+    values = [[one for one in all_ if VALUES.search(one.name)] for all_ in asked]
+    read = sum(one.answered for all_ in values for one in all_)
+    yield row(f"{kind}: values", count, requests=sum(map(len, values)), bytes=read,
+              seconds=seconds, reference=stored, ratio=read / stored, budget=1.02)  # fmt: skip
+    yield row(f"{kind}: metadata, process 0", count, requests=len(metadata[0]),
+              bytes=_bytes(metadata[0]))  # fmt: skip
+    if count > 1:
+        most = max(metadata[1:], key=len)
+        yield row(f"{kind}: metadata, any other process", count, requests=len(most),
+                  bytes=_bytes(most), budget=4, ratio=len(most) / 4)  # fmt: skip
+
+
+def _bytes(requests: Sequence[Any]) -> int:
+    return sum(one.received + one.answered for one in requests)
+
+
+def _results(folder: Path, scenario: str, given: dict[str, Any], count: int) -> list[Any]:
+    job = start(
+        folder,
+        scenario,
+        given,
+        count=count,
+        devices=1,
+        environment={"CAIRN_WRITER_ID": "benchmark"},
+    )
+    return job.results(JOB_SECONDS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
