@@ -12,7 +12,7 @@ def row(
     processes: int,
     *,
     requests: int | None = None,
-    bytes: int | None = None,  # noqa: A002 (the JSON's name)
+    bytes: int | None = None,
     seconds: float | None = None,
     reference: float | None = None,
     ratio: float | None = None,
