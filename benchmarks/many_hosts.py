@@ -26,7 +26,6 @@ from tests.multi_process.many_hosts import BUCKET
 
 RESULTS = Path(__file__).resolve().parent / "results" / "many_hosts.json"
 VALUES = re.compile(r"/(?:ocdbt\.process_[0-9]+/)?d/[0-9a-f]+$")
-MARK = re.compile(r"/commit_success\.txt$")
 VOCABULARY = 65_536
 """Of the embedding, 33 MB; with Adam's moments 100 MB."""
 
@@ -63,12 +62,10 @@ def measure(count: int, vocabulary: int) -> Iterator[dict[str, Any]]:
             requests = list(server.requests)
         uploads = [one for one in requests if VALUES.search(one.name)]
         others = [one for one in requests if not VALUES.search(one.name)]
-        published = max(at for at, one in enumerate(requests) if MARK.search(one.name))
         stored = sum(one.received for one in uploads)
         seconds = max(one["seconds"] for one in saved)
         yield row("save", count, requests=len(requests), bytes=_bytes(requests), seconds=seconds)
         yield row("save, but for values", count, requests=len(others), bytes=_bytes(others))
-        yield row("save, after Orbax's commit", count, requests=len(requests) - published)
         layouts = [("load, sharded", 1)] + [("load, replicated", count)] * (count > 1)
         for kind, replicas in layouts:
             yield from _loads(folder, kind, count, replicas, stored, saved[0]["digest"])
