@@ -95,6 +95,7 @@ bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export
 	$(BIN)/python -m benchmarks.storage
 	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.many_hosts
 
 format: $(DEV_STAMP)  ## format, fix what can be fixed, make the client that waits of the awaited one, and the notebook of its page
 	$(BIN)/ruff check --fix .

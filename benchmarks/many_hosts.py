@@ -4,13 +4,17 @@ They share a state of some 100 MB through a server that speaks GCS's protocol an
 request; for a load each process has one of its own, with the same objects. The reference of what is
 read are the bytes of the step's values.
 
-    JAX_PLATFORMS=cpu python -m benchmarks.many_hosts [--counts 1 2 4 8]
+    python -m benchmarks.many_hosts [--counts 1 2 4 8] [--vocabulary 65536] [--json FILE]
+
+Counts are what counts here: the seconds are those of processes that share one machine's cores. The
+plot is drawn beside the rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -19,6 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from benchmarks.many_hosts_plot import drawing
 from benchmarks.many_hosts_rows import row
 from tests.gcs.server import GcsServer
 from tests.multi_process.launcher import start
@@ -38,10 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go")
     options = parser.parse_args(arguments)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # of the processes: several can't share an accelerator
     rows: list[dict[str, Any]] = []
     for count in options.counts:
         rows += _printed(measure(count, options.vocabulary))
     options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    options.json.with_suffix(".svg").write_text("\n".join(drawing(rows)) + "\n")
     return 0
 
 

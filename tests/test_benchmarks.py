@@ -7,7 +7,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import control_plane, control_plane_looks, storage, storage_limits, storage_rows
+from benchmarks import (
+    control_plane,
+    control_plane_looks,
+    many_hosts,
+    many_hosts_plot,
+    storage,
+    storage_limits,
+    storage_rows,
+)
 from tests.programs.program import run
 
 pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch
@@ -108,6 +116,20 @@ def test_ratio_is_taken_within_each_round():
 def test_row_whose_measurement_failed_is_left_out():
     row = next(row for row in storage_rows.all_rows("file") if row.name == "verify")
     assert row.result([{row.value.measurement: {"seconds": 1.0, "bytes": 7}}]) is None
+
+
+def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path):
+    output = tmp_path / "many_hosts.json"
+    assert many_hosts.main(["--counts", "2", "--vocabulary", "512", "--json", str(output)]) == 0
+    rows = {row["row"]: row for row in json.loads(output.read_text())}
+    for kind in ("sharded", "replicated"):
+        read = rows[f"load, {kind}: values"]
+        assert read["reference"] <= read["bytes"] <= read["budget"] * read["reference"]
+        asked = rows[f"load, {kind}: metadata, any other process"]
+        assert 0 < asked["requests"] <= asked["budget"]
+    drawn = ElementTree.parse(output.with_suffix(".svg"))
+    texts = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+    assert set(many_hosts_plot.PANELS) <= texts
 
 
 @pytest.fixture(scope="module")

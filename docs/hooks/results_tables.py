@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.storage_plot import drawing
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-PLOTS = ("storage.svg", "storage_gcs.svg")
+PLOTS = ("storage.svg", "storage_gcs.svg", "export.svg", "many_hosts.svg")
 MARK = re.compile(r"^<!-- results: (\w+)\.json -->$", re.MULTILINE)
 
 
@@ -72,6 +72,29 @@ def _control_plane(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _export(rows: Any) -> str:
+    lines = [
+        "| | measured | peak memory | reference | ratio | budget |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['row']} | {row['seconds']:.2f} s | {row['peak_rss_bytes'] / 1e6:.0f} MB "
+        f"| {row['reference']['name']} | {row['ratio']:.2f} | {_shown(row['budget'], '{:g}')} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _many_hosts(rows: Any) -> str:
+    lines = ["| | processes | requests | bytes | ratio | budget |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {row['row']} | {row['processes']} | {row['requests']} | {row['bytes'] / 1e6:.4g} MB "
+        f"| {_shown(row['ratio'], '{:.3g}')} | {_shown(row['budget'], '{:g}')} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
 def _faults(rows: Any) -> str:
     lines = ["| fault | store | trials | lost |", "|---|---|---|---|"]
     lines += [
@@ -93,4 +116,6 @@ TABLES = {
     "storage_gcs": _storage,
     "control_plane": _control_plane,
     "faults": _faults,
+    "export": _export,
+    "many_hosts": _many_hosts,
 }
