@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -34,6 +34,10 @@ __all__ = [
 
 _LEAST_SPLIT_BYTES: Final = 1 << 20
 """What several processes hold is divided among them from this size on."""
+
+_LEAST_CELL_BYTES: Final = 64 << 10
+_MOST_CELLS: Final = 8
+"""For each of the processes that divide a slice: of more cells there would be more to index."""
 
 HostView = memoryview | np.ndarray[Any, Any]
 
@@ -272,33 +276,59 @@ def _layout(
             first.setdefault(origin, mine.index(device))
     shard = sharding.shard_shape(shape)
     sharers = {len(processes) for processes in holders.values()}
-    axis = None
-    if len(sharers) == 1 and math.prod(shard) * itemsize >= _LEAST_SPLIT_BYTES:
-        axis = _split_axis(shard, next(iter(sharers)))
-    part = shard
-    if axis is not None:
-        (share,) = sharers
-        part = (*shard[:axis], shard[axis] // share, *shard[axis + 1 :])
+    division = None
+    if math.prod(shard) * itemsize >= _LEAST_SPLIT_BYTES:
+        division = _division(shard, itemsize, sharers)
+    if division is None:
+        pieces = [
+            _Piece(number, (slice(None),) * len(shape), origin)
+            for origin, number in first.items()
+            if jax.process_index() == min(holders[origin])
+        ]
+        return ArrayLayout(_cut(shape, shard, itemsize, columns), tuple(pieces))
+    axis, cell = division
     pieces = []
     for origin, number in first.items():
         rank = sorted(holders[origin]).index(jax.process_index())
-        if axis is None:
-            if rank == 0:
-                pieces.append(_Piece(number, (slice(None),) * len(shape), origin))
-            continue
-        start = rank * part[axis]
-        within = [slice(None)] * len(shape)
-        within[axis] = slice(start, start + part[axis])
-        at = (*origin[:axis], origin[axis] + start, *origin[axis + 1 :])
-        pieces.append(_Piece(number, tuple(within), at))
+        count, cells = len(holders[origin]), shard[axis] // cell
+        start, stop = (cells * one // count * cell for one in (rank, rank + 1))
+        if start < stop:
+            within = [slice(None)] * len(shape)
+            within[axis] = slice(start, stop)
+            at = (*origin[:axis], origin[axis] + start, *origin[axis + 1 :])
+            pieces.append(_Piece(number, tuple(within), at))
+    part = (*shard[:axis], cell, *shard[axis + 1 :])
     return ArrayLayout(_cut(shape, part, itemsize, columns), tuple(pieces))
 
 
-def _split_axis(shard: tuple[int, ...], share: int) -> int | None:
-    """The first axis that so many processes can divide among them."""
-    if share == 1:
+def _division(
+    shard: tuple[int, ...], itemsize: int, sharers: Collection[int]
+) -> tuple[int, int] | None:
+    """How processes divide a slice that they hold: an axis, and how much of it a cell is.
+
+    Each takes cells that follow each other, as many as the others or one more. Cells are as large
+    as leaves the largest share within a twentieth of the least that there is.
+
+    Args:
+        shard: shape of the slice.
+        itemsize: bytes of an element.
+        sharers: how many processes hold a slice, of all slices.
+    """
+    if max(sharers) == 1:
         return None
-    return next((axis for axis, size in enumerate(shard) if size % share == 0), None)
+    nbytes = math.prod(shard) * itemsize
+    costs: dict[tuple[int, int], float] = {}
+    for axis, size in enumerate(shard):
+        for cells in range(
+            2, min(size, nbytes // _LEAST_CELL_BYTES, _MOST_CELLS * max(sharers)) + 1
+        ):
+            if size % cells == 0:
+                costs[axis, size // cells] = max(-(-cells // n) * n / cells for n in sharers)
+    if not costs:
+        return None
+    least = min(costs.values())
+    near = [each for each, cost in costs.items() if cost <= least * (1.05 if least > 1 else 1)]
+    return min(near, key=lambda each: (-each[1] / shard[each[0]], each[0]))
 
 
 def _cut(

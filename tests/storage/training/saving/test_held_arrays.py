@@ -206,6 +206,7 @@ OWNERS = {
 def test_all_processes_together_write_each_element_once(owners, spec, on, least):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(held_arrays, "_LEAST_SPLIT_BYTES", least)
+        patch.setattr(held_arrays, "_LEAST_CELL_BYTES", min(least, 64 << 10))
         held_arrays._layout.cache_clear()
         found = written_by((24, 16), NamedSharding(on, PartitionSpec(*spec)), owners)
     held_arrays._layout.cache_clear()
@@ -220,9 +221,25 @@ def test_what_all_processes_hold_is_divided_among_them(owners, shape):
     assert [int(count.sum()) for count in found.values()] == [share] * len(found)
 
 
+@pytest.mark.parametrize(
+    ("shape", "owners", "largest"),
+    [
+        ((4096, 1536), (0, 1, 2, 0, 1, 2, 0, 1), 1 / 3),  # the columns divide by three
+        ((4096, 1024), (0, 1, 2, 0, 1, 2, 0, 1), 6 / 16),  # nothing does: sixteen cells
+        ((1000, 1049), (0, 1, 2, 3, 4, 5, 6, 0), 2 / 10),  # of more cells each would be small
+        ((1048583, 3), OWNERS["two"], 2 / 3),
+        ((2, 1048583), OWNERS["four"], 1 / 2),  # two cells are all that there are
+    ],
+)
+def test_what_does_not_divide_evenly_is_divided_nearly_so(shape, owners, largest):
+    found = written_by(shape, NamedSharding(mesh(), PartitionSpec()), owners)
+    assert (sum(found.values()) == 1).all()
+    assert max(int(count.sum()) for count in found.values()) <= largest * math.prod(shape)
+
+
 def test_what_is_small_or_can_not_be_divided_one_process_writes():
     everywhere = NamedSharding(mesh(), PartitionSpec())
-    for shape in ((4, 4), (), (1048583, 3)):
+    for shape in ((4, 4), (), (1048583,)):
         found = written_by(shape, everywhere, OWNERS["two"])
         assert [int(count.sum()) for count in found.values()] == [math.prod(shape), 0]
 
