@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 import jax
 
 from cairn.storage.training import processes
-from cairn.storage.training.processes import exchange
+from cairn.storage.training.processes import exchange, patience
 from cairn.storage.training.processes.coordination import coordination
 from tests.multi_process.scenarios import error_of
 
@@ -45,12 +46,31 @@ def talk(large: int) -> dict[str, Any]:
         call = decided if index else other
         found["another call"] = error_of(lambda: processes.agree(call))
         found["interrupted"] = error_of(lambda: processes.together(interrupted(index)))
+    found["warned"] = warned(index)
     for _ in range(50):
         processes.agree(decided)
     processes.collect(index)
     found["kept"] = len(coordination().key_value_dir_get("cairn/round/"))
     processes.collect(index)  # nobody leaves while another counts
     return found
+
+
+def warned(index: int) -> list[str]:
+    """What the log of this process says of a save to which 2 comes late, and which 0 ends late."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("cairn.processes")
+    logger.addHandler(handler)
+    with mock.patch.object(patience, "TOLD_SECONDS", 0.5):
+        if index == 2:
+            time.sleep(LATE_SECONDS)
+        processes.meet("cairn/warned", "start")
+        if index == 0:
+            time.sleep(LATE_SECONDS)
+        processes.share_outcome("cairn/warned/outcome", None)
+    logger.removeHandler(handler)
+    return said
 
 
 def interrupted(index: int) -> Any:

@@ -54,3 +54,12 @@ def test_what_was_said_is_forgotten(talked):
     for told in talked:
         # Of the three rounds that failed and of the last two; there were fifty more.
         assert told["kept"] <= 3 * 4 + 2 * 4 + 3
+
+
+def test_the_log_names_who_is_waited_for_in_a_save_long_before_it_fails(talked):
+    first, second, late = (told["warned"] for told in talked)
+    for said in (first, second):
+        assert any("'start' of a save (cairn/warned) for process 2, since" in line for line in said)
+    for said in (second, late):
+        assert any("for process 0, which publishes, since" in line for line in said)
+    assert not any("start" in line for line in late)

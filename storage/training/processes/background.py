@@ -5,7 +5,6 @@ Unlike rounds of talk, these have names of their own: several may go on at a tim
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Final, TypeVar
@@ -23,6 +22,7 @@ from cairn.storage.training.processes.exchange import (
     is_set,
     named,
 )
+from cairn.storage.training.processes.patience import Patience
 
 __all__ = [
     "MEET_SECONDS",
@@ -90,10 +90,10 @@ def meet(key: str, place: str, *, seconds: float = MEET_SECONDS) -> None:
     client = coordination()
     arrivals, all_there = f"{key}/{place}/at", f"{key}/{place}/all"
     client.key_value_set(f"{arrivals}/{jax.process_index()}", "here")
-    deadline = time.monotonic() + seconds
+    patience = Patience(f"{place!r} of a save ({key})")
     while not _all_met(client, arrivals, all_there):
         _raise_reported(client, key)
-        if time.monotonic() > deadline:
+        if patience.waited(lambda: named(absent(client, arrivals))) > seconds:
             raise SaveError(
                 "some processes did not come",
                 path=key,
@@ -163,8 +163,12 @@ def share_outcome(key: str, error: BaseException | None) -> None:
     if is_primary():
         client.key_value_set(key, as_json(error))
         return
+    patience = Patience(f"the end of a save ({key})")
     try:
-        heard = json.loads(client.blocking_key_value_get(key, OUTCOME_SECONDS))
+        while not is_set(client, key):
+            if patience.waited(lambda: "process 0, which publishes") > OUTCOME_SECONDS:
+                raise TimeoutError("none came")
+        heard = json.loads(client.blocking_key_value_get(key, POLL_SECONDS))
     except Exception as exc:
         raise SaveError(
             "process 0 did not say whether the step was published",

@@ -6,11 +6,10 @@ names those that are late, to all. Rounds are numbered in each process: all must
 in the same order.
 """
 
+import functools
 import itertools
 import json
-import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,11 +17,11 @@ import jax
 
 from cairn.storage.errors import LateProcessError
 from cairn.storage.training.processes.coordination import Coordination, coordination
+from cairn.storage.training.processes.patience import TOLD_SECONDS, Patience
 
 __all__ = [
     "LATE_SECONDS",
     "POLL_SECONDS",
-    "TOLD_SECONDS",
     "absent",
     "exchange",
     "is_primary",
@@ -32,9 +31,6 @@ __all__ = [
 
 LATE_SECONDS: Final = 1800.0
 """How long a process waits for another that is alive and does not come."""
-
-TOLD_SECONDS: Final = 30.0
-"""After how long the log names those that are waited for; then after twice that, and so on."""
 
 POLL_SECONDS: Final = 1
 """How often a process that waits looks who is there."""
@@ -46,8 +42,6 @@ _rounds = itertools.count()
 _numbering = threading.Lock()
 _answered: list[str] = []
 """Rounds of which the answer can be forgotten once all have come to a later one."""
-
-logger = logging.getLogger("cairn.processes")
 
 
 def is_primary() -> bool:
@@ -112,14 +106,10 @@ def _answer(
 
 def _wait_for_all(client: Coordination, place_key: str, place: str) -> dict[int, Mapping[str, str]]:
     """What each process has said; without those that did not come in time."""
-    began, told = time.monotonic(), TOLD_SECONDS
+    patience = Patience(place)
     while missing := absent(client, place_key):
-        waited = time.monotonic() - began
-        if waited > LATE_SECONDS:
+        if patience.waited(functools.partial(named, missing)) > LATE_SECONDS:
             break
-        if waited > told:
-            logger.warning("waiting at %s for %s, since %.0f s", place, named(missing), waited)
-            told *= 2
         is_set(client, f"{place_key}/{missing[0]}.0")
     there = set(range(jax.process_count())) - set(missing)
     return {index: json.loads(_said(client, f"{place_key}/{index}")) for index in sorted(there)}
@@ -151,12 +141,9 @@ def _elsewhere(said: Mapping[int, Mapping[str, str]], place: str) -> dict[str, s
 
 def _hear(client: Coordination, key: str, place: str) -> str:
     """What process 0 answers, waited for until it must have found out who is late."""
-    began, told = time.monotonic(), TOLD_SECONDS
+    patience = Patience(place)
     while not is_set(client, f"{key}/answer.0"):
-        waited = time.monotonic() - began
-        if waited > told:
-            logger.warning("waiting at %s for an answer, since %.0f s", place, waited)
-            told *= 2
+        waited = patience.waited(lambda: "an answer")
         if waited <= LATE_SECONDS:
             continue
         comes = client.key_value_try_get(f"{key}/said/0.0") is not None
@@ -211,5 +198,5 @@ def is_set(client: Coordination, name: str) -> bool:
 
 
 def named(numbers: Sequence[int]) -> str:
-    """How errors name processes."""
+    """How errors and the log name processes."""
     return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
