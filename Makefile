@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test faults fuzz families matrix check docs bench format openapi dist materials hooks system clean
+.PHONY: help demo serve test faults fuzz families matrix check docs screenshots bench format openapi dist materials hooks system clean
 
 help:  ## show this menu
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -90,6 +90,9 @@ check: $(DEV_STAMP)  ## ruff, mypy --strict, import contracts, what is made, wha
 docs: $(DEV_STAMP)  ## build the documentation into site/
 	$(MKDOCS)
 	@echo "python3 -m http.server -d site    # then http://127.0.0.1:8000, search included"
+
+screenshots: $(DEV_STAMP) system  ## take the pictures of the dashboard that the documentation shows (some 2 minutes)
+	$(BIN)/python scripts/screenshots.py
 
 bench: $(DEV_STAMP)  ## run the benchmarks; results land in benchmarks/results
 	$(BIN)/python -m benchmarks.export

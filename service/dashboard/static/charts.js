@@ -48,7 +48,7 @@ function draw(place, drawn, step) {
     height: place.clientHeight,
     legend: { show: false },
     scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 58 }],
+    axes: [{ ...axis, size: 28 }, { ...axis, size: 58 }],
     series: [{}, { stroke: line, width: 1.75, spanGaps: true, points: { size: 5, stroke: line } }],
     cursor: { drag: { x: true, y: false } },
     hooks: { draw: [aliasLines(drawn.aliases, colour("--ink"))] },

@@ -76,3 +76,13 @@ def test_nothing_is_moved_once_it_was_shown(browser, plane, path):
         page.goto(path)
         page.wait_for_load_state("networkidle")
         assert page.evaluate("moved") < 0.02
+
+
+def test_line_of_steps_can_be_read_on_a_phone_which_shows_the_last_step_first(browser, plane):
+    with opened(browser, plane, viewport=PHONE) as page:
+        page.goto("/ui/default/tiny")
+        line = page.locator(".timeline")
+        last = line.locator(".mark").last.bounding_box()
+        assert 0 <= last["x"] < PHONE["width"]
+        assert line.get_by_text("staging").bounding_box()["height"] > 10
+        assert line.evaluate("line => line.scrollWidth > 2 * line.clientWidth")

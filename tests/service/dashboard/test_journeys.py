@@ -143,6 +143,8 @@ def test_export_shows_progress_to_its_end_and_its_files_after_a_reload(page, tmp
     page.reload()
     page.locator(".operation").first.get_by_role("link", name="Files").click()
     expect(page.get_by_role("link", name="config.json")).to_be_visible()
+    expect(page.locator(".label", has_text="max shard")).to_contain_text("5.0 GB")
+    expect(page.get_by_text("None")).to_have_count(0)
     with page.expect_download() as download:
         page.get_by_role("link", name="model.safetensors").click()
     target = tmp_path / "model.safetensors"
