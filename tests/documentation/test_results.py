@@ -36,7 +36,7 @@ def test_no_table_is_forgotten(hooks):
 def test_the_questions_that_people_come_with_have_a_page():
     """The words are theirs; where a link leads is checked when the site is built."""
     home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    section = home.partition("## Where is the answer?")[2].partition("\n## ")[0]
+    section = home.partition("## Questions that people ask")[2].partition("\n## ")[0]
     for words in (
         "bytes",
         "dies in the midst of a save",
