@@ -9,7 +9,6 @@ fresh one. The plan is of the records of `large_step.py`.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks import large_step
+from benchmarks import storage_places as places
 from benchmarks.control_plane_load import load, request
 from cairn.storage.reading import CheckpointReader, TensorPart
 from cairn.storage.runs import Run
@@ -175,12 +175,7 @@ def _statistics(root: Path) -> list[Row]:
 
 def _evict(root: Path) -> None:
     """Have the system forget the files of the large leaves: a user meets them cold."""
-    os.sync()
-    for path in (root / "large").rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
+    places.evict(str(root / "large"))
 
 
 def _timed(do: Callable[[TensorPart], object], root: Path, leaf: str) -> float:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import storage_places as places
 from benchmarks.storage_plot import plot
 
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
@@ -103,7 +104,7 @@ def measure(gigabytes: float, folder: Path, rounds: int) -> list[dict[str, Any]]
     for number in range(rounds):
         names = [*contenders]
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            evict(store)
+            places.evict(str(store))
             made = contenders[name]()
             source = Path(made.pop("folder"))
             copied = copy(source, folder / "copy")
@@ -140,7 +141,7 @@ def in_fresh_process(*child: str) -> Measure:
 
 def copy(source: Path, target: Path) -> float:
     """Seconds that `cp` of a folder takes, and an fsync of each file and of the folder."""
-    evict(source)
+    places.evict(str(source))
     target.mkdir()
     began = time.perf_counter()
     for path in source.iterdir():
@@ -157,16 +158,6 @@ def sync(folder: Path) -> None:
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
         os.close(file)
-
-
-def evict(folder: Path) -> None:
-    """Takes a folder's files out of the page cache, once they are on the disk."""
-    os.sync()
-    for path in folder.rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(file)
 
 
 # -- in processes of their own ---------------------------------------------------------------------

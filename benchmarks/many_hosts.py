@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.many_hosts_plot import drawing
-from benchmarks.many_hosts_rows import row
 from tests.gcs.server import GcsServer
 from tests.multi_process.launcher import start
 from tests.multi_process.many_hosts import BUCKET
@@ -71,8 +70,8 @@ def measure(count: int, vocabulary: int) -> Iterator[dict[str, Any]]:
         others = [one for one in requests if not VALUES.search(one.name)]
         stored = sum(one.received for one in uploads)
         seconds = max(one["seconds"] for one in saved)
-        yield row("save", count, requests=len(requests), bytes=_bytes(requests), seconds=seconds)
-        yield row("save, but for values", count, requests=len(others), bytes=_bytes(others))
+        yield _row("save", count, requests=len(requests), bytes=_bytes(requests), seconds=seconds)
+        yield _row("save, but for values", count, requests=len(others), bytes=_bytes(others))
         layouts = [("load, sharded", 1)] + [("load, replicated", count)] * (count > 1)
         for kind, replicas in layouts:
             yield from _loads(folder, kind, count, replicas, stored, saved[0]["digest"])
@@ -95,14 +94,38 @@ def _loads(
     metadata = [[one for one in all_ if not VALUES.search(one.name)] for all_ in asked]
     values = [[one for one in all_ if VALUES.search(one.name)] for all_ in asked]
     read = sum(one.answered for all_ in values for one in all_)
-    yield row(f"{kind}: values", count, requests=sum(map(len, values)), bytes=read,
+    yield _row(f"{kind}: values", count, requests=sum(map(len, values)), bytes=read,
               seconds=seconds, reference=stored, ratio=read / stored, budget=1.02)  # fmt: skip
-    yield row(f"{kind}: metadata, process 0", count, requests=len(metadata[0]),
+    yield _row(f"{kind}: metadata, process 0", count, requests=len(metadata[0]),
               bytes=_bytes(metadata[0]))  # fmt: skip
     if count > 1:
         most = max(metadata[1:], key=len)
-        yield row(f"{kind}: metadata, any other process", count, requests=len(most),
+        yield _row(f"{kind}: metadata, any other process", count, requests=len(most),
                   bytes=_bytes(most), budget=4, ratio=len(most) / 4)  # fmt: skip
+
+
+def _row(
+    name: str,
+    processes: int,
+    *,
+    requests: int | None = None,
+    bytes: int | None = None,
+    seconds: float | None = None,
+    reference: float | None = None,
+    ratio: float | None = None,
+    budget: float | None = None,
+) -> dict[str, Any]:
+    """What was counted; None is what the row does not tell."""
+    return {
+        "row": name,
+        "processes": processes,
+        "requests": requests,
+        "bytes": bytes,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "reference": reference,
+        "ratio": None if ratio is None else round(ratio, 4),
+        "budget": budget,
+    }
 
 
 def _bytes(requests: Sequence[Any]) -> int:

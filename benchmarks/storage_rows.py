@@ -231,11 +231,6 @@ def is_peers(name: str) -> bool:
     return any(name.endswith(f", {kind.label}") for key, kind in CONTENDERS.items() if key != OURS)
 
 
-def names(store: str) -> list[str]:
-    """The name of every row."""
-    return [row.name for row in all_rows(store)]
-
-
 def _of(measure: str, field: str, key: str | None = None) -> FigureOf:
     """Of the contender `key`, or of the one that the row is about."""
     return lambda own: Figure(Measurement(measure, key or own), field)

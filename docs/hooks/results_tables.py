@@ -5,7 +5,7 @@ A page says `<!-- results: storage.json -->` where a table goes: numbers are nev
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,70 +37,87 @@ def _beside_mlflow(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head, *lines = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
+    return "\n".join([head, "|" + "---|" * len(titles), *lines])
+
+
 def _storage(rows: Any) -> str:
-    lines = ["| | measured | reference | ratio | budget |", "|---|---|---|---|---|"]
-    for row in rows:
-        budget = "" if row["budget"] is None else f"{row['budget']:g}"
+    def measured(row: Mapping[str, Any]) -> str:
         in_bytes = row["row"].startswith(("extra peak memory", "LoRA"))
-        measured = f"{row['bytes'] / 1e6:.4g} MB" if in_bytes else f"{row['seconds']:.3g} s"
-        lines.append(
-            f"| {row['row']} | {measured} | {row['reference']['name']} "
-            f"| {row['ratio']:.2f} | {budget} |"
-        )
-    return "\n".join(lines)
+        return f"{row['bytes'] / 1e6:.4g} MB" if in_bytes else f"{row['seconds']:.3g} s"
 
-
-def _control_plane(results: Mapping[str, Any]) -> str:
-    lines = [
-        f"{results['steps']:,} steps in {results['runs']:,} runs; beside {results['peer']}; "
-        f"{results['device']}.\n",
-        "| | clients | p50 | p99 | a second | reference | ratio | budget |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in results["rows"]:
-        cells = [
-            row["row"],
-            _shown(row.get("clients"), "{}"),
-            _shown(row.get("p50_ms"), "{:.0f} ms"),
-            _shown(row.get("p99_ms"), "{:.0f} ms") or _shown(row.get("seconds"), "{:g} s"),
-            _shown(row.get("per_second"), "{:.0f}"),
-            (row.get("reference") or {}).get("name", ""),
-            _shown(row.get("ratio"), "{:.3g}"),
-            _shown(row.get("budget"), "{:g}"),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return _table(
+        ["", "measured", "reference", "ratio", "budget"],
+        ([row["row"], measured(row), *_compared(row)] for row in rows),
+    )
 
 
 def _export(rows: Any) -> str:
-    lines = [
-        "| | measured | peak memory | reference | ratio | budget |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['row']} | {row['seconds']:.2f} s | {row['peak_rss_bytes'] / 1e6:.0f} MB "
-        f"| {row['reference']['name']} | {row['ratio']:.2f} | {_shown(row['budget'], '{:g}')} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    return _table(
+        ["", "measured", "peak memory", "reference", "ratio", "budget"],
+        (
+            [
+                row["row"],
+                f"{row['seconds']:.2f} s",
+                f"{row['peak_rss_bytes'] / 1e6:.0f} MB",
+                *_compared(row),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def _compared(row: Mapping[str, Any]) -> list[str]:
+    """What it is compared with, the ratio and the budget."""
+    return [row["reference"]["name"], f"{row['ratio']:.2f}", _shown(row["budget"], "{:g}")]
 
 
 def _many_hosts(rows: Any) -> str:
-    lines = ["| | processes | requests | bytes | ratio | budget |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {row['row']} | {row['processes']} | {row['requests']} | {row['bytes'] / 1e6:.4g} MB "
-        f"| {_shown(row['ratio'], '{:.3g}')} | {_shown(row['budget'], '{:g}')} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    return _table(
+        ["", "processes", "requests", "bytes", "ratio", "budget"],
+        (
+            [
+                row["row"],
+                str(row["processes"]),
+                str(row["requests"]),
+                f"{row['bytes'] / 1e6:.4g} MB",
+                _shown(row["ratio"], "{:.3g}"),
+                _shown(row["budget"], "{:g}"),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def _control_plane(results: Mapping[str, Any]) -> str:
+    told = (
+        f"{results['steps']:,} steps in {results['runs']:,} runs; beside {results['peer']}; "
+        f"{results['device']}.\n\n"
+    )
+    return told + _table(
+        ["", "clients", "p50", "p99", "a second", "reference", "ratio", "budget"],
+        (
+            [
+                row["row"],
+                _shown(row.get("clients"), "{}"),
+                _shown(row.get("p50_ms"), "{:.0f} ms"),
+                _shown(row.get("p99_ms"), "{:.0f} ms") or _shown(row.get("seconds"), "{:g} s"),
+                _shown(row.get("per_second"), "{:.0f}"),
+                (row.get("reference") or {}).get("name", ""),
+                _shown(row.get("ratio"), "{:.3g}"),
+                _shown(row.get("budget"), "{:g}"),
+            ]
+            for row in results["rows"]
+        ),
+    )
 
 
 def _faults(rows: Any) -> str:
-    lines = ["| fault | store | trials | lost |", "|---|---|---|---|"]
-    lines += [
-        f"| {row['fault']} | {row['store']} | {row['trials']} | {row['lost']} |" for row in rows
-    ]
-    return "\n".join(lines)
+    return _table(
+        ["fault", "store", "trials", "lost"],
+        ([row["fault"], row["store"], str(row["trials"]), str(row["lost"])] for row in rows),
+    )
 
 
 def _shown(value: Any, form: str) -> str:

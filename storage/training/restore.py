@@ -662,23 +662,11 @@ def _shared(fitted: FittedItem) -> dict[str, SharedLeaf]:
         info, sharding = fitted.infos[path], target.sharding
         if info.chunks is None or sharding is None or sharding.is_fully_addressable:
             continue
-        slices = _holders(sharding, info.shape)
+        slices = processes.holders_of_slices(sharding, info.shape)
         if any(len(holders) > 1 for holders in slices.values()):
             shape = sharding.shard_shape(info.shape)
             found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
     return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _holders(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> dict[Index, tuple[int, ...]]:
-    """The processes that hold each slice of an array, by its first element."""
-    found: dict[Index, set[int]] = {}
-    places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
-    for device, index in places.items():
-        found.setdefault(origin_of(index), set()).add(device.process_index)
-    return {origin: tuple(sorted(holders)) for origin, holders in sorted(found.items())}
 
 
 def _read_shared(fitted: FittedItem, shared: Mapping[str, SharedLeaf]) -> dict[str, Any]:

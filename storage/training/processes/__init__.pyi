@@ -13,3 +13,4 @@ from .exchange import POLL_SECONDS as POLL_SECONDS
 from .exchange import is_primary as is_primary
 from .gathering import GATHER_BYTES as GATHER_BYTES
 from .gathering import gather_bytes as gather_bytes
+from .holders import holders_of_slices as holders_of_slices

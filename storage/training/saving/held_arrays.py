@@ -18,6 +18,7 @@ import numpy as np
 
 from cairn.storage.arrays import ChunkShapes, inner_chunk_shape, origin_of, outer_shard_shape
 from cairn.storage.errors import UnsupportedLeafError
+from cairn.storage.training import processes
 from cairn.storage.training.leaf_forms import is_key_dtype
 
 __all__ = [
@@ -265,17 +266,12 @@ def _layout(
     shape: tuple[int, ...], itemsize: int, sharding: jax.sharding.Sharding, columns: bool
 ) -> ArrayLayout:
     """The same for every array of this shape and sharding."""
-    holders: dict[tuple[int, ...], set[int]] = {}
+    holders = processes.holders_of_slices(sharding, shape)
     first: dict[tuple[int, ...], int] = {}
-    mine: list[Any] = list(sharding.addressable_devices_indices_map(shape))
-    places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
-    for device, index in places.items():
-        origin = origin_of(index)
-        holders.setdefault(origin, set()).add(device.process_index)
-        if device in mine:
-            first.setdefault(origin, mine.index(device))
+    for number, index in enumerate(sharding.addressable_devices_indices_map(shape).values()):
+        first.setdefault(origin_of(index), number)
     shard = sharding.shard_shape(shape)
-    sharers = {len(processes) for processes in holders.values()}
+    sharers = {len(each) for each in holders.values()}
     division = None
     if math.prod(shard) * itemsize >= _LEAST_SPLIT_BYTES:
         division = _division(shard, itemsize, sharers)
@@ -283,13 +279,13 @@ def _layout(
         pieces = [
             _Piece(number, (slice(None),) * len(shape), origin)
             for origin, number in first.items()
-            if jax.process_index() == min(holders[origin])
+            if jax.process_index() == holders[origin][0]
         ]
         return ArrayLayout(_cut(shape, shard, itemsize, columns), tuple(pieces))
     axis, cell = division
     pieces = []
     for origin, number in first.items():
-        rank = sorted(holders[origin]).index(jax.process_index())
+        rank = holders[origin].index(jax.process_index())
         count, cells = len(holders[origin]), shard[axis] // cell
         start, stop = (cells * one // count * cell for one in (rank, rank + 1))
         if start < stop:

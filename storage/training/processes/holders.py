@@ -1,0 +1,23 @@
+"""Which processes hold which slices of an array."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from cairn.storage.arrays import Index, origin_of
+
+__all__ = ["holders_of_slices"]
+
+
+@functools.lru_cache(maxsize=4096)
+def holders_of_slices(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> dict[Index, tuple[int, ...]]:
+    """The processes that hold each slice of an array, in order, by its first element."""
+    found: dict[Index, set[int]] = {}
+    places: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in places.items():
+        found.setdefault(origin_of(index), set()).add(device.process_index)
+    return {origin: tuple(sorted(holders)) for origin, holders in sorted(found.items())}
