@@ -164,10 +164,13 @@ def sync(folder: Path) -> None:
 
 
 def config_of(gigabytes: float) -> Any:
-    """A Llama of about this size in f32; a larger one is wider, as real ones are."""
+    """A Llama of about this size in f32.
+
+    All whose peaks are compared have matrices of the same width: the peak depends on these.
+    """
     from cairn.state.config import DecoderConfig
 
-    hidden = 512 if gigabytes < 0.3 else 1024 if gigabytes < 1 else 2048
+    hidden = 512 if gigabytes < 0.3 else 2048
     vocabulary = min(VOCABULARY, max(64, int(gigabytes * 1e9 / 16 / hidden)))
     vocabulary -= vocabulary % (64 if vocabulary < 4096 else 128)  # as real ones are padded
     layer_bytes = 4 * hidden * hidden * (4 + 3 * 2.75)

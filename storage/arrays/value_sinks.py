@@ -2,10 +2,7 @@
 
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +12,14 @@ from typing import Final, Protocol
 import numpy as np
 
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
-from cairn.storage.store import ObjectStore, StoreURI
+from cairn.storage.store import (
+    ALIGNMENT,
+    ObjectStore,
+    StoreURI,
+    aligned_buffer,
+    is_direct,
+    set_direct,
+)
 
 __all__ = ["FILE_BYTES", "REMOTE_FILE_BYTES", "Buffer", "ValueSink", "open_sink"]
 
@@ -25,40 +29,16 @@ FILE_BYTES: Final = 64 << 20
 REMOTE_FILE_BYTES: Final = 16 << 20
 """The same for objects. Of those, `_REMOTE_WRITERS` are in memory at a time."""
 
-DIRECT_IO: Final = "CAIRN_DIRECT_IO"
-"""Environment variable; "0" has files written through the page cache."""
-
 _WRITERS: Final = 8
 _REMOTE_WRITERS: Final = 8
 _SOON_SECONDS: Final = 10.0
 """If an object takes less, twice as many at a time take far less than a store may be silent."""
-
-_BUFFER_BYTES: Final = 4 << 20
-"""Written to a disk at a time; one per writer."""
-
-_ALIGNMENT: Final = 4096
-"""What is written past the page cache begins and ends at multiples of this, as is its memory."""
-
-_O_DIRECT: Final[int] = getattr(os, "O_DIRECT", 0)
-_LARGE_PAGE: Final = 2 << 20
 
 _CACHED_BYTES: Final = 256 << 10
 """Written to the page cache at a time, as `cp` does: Linux finds larger pages for larger writes, in
 memory that has long been free, which a virtual machine may first have to get back."""
 
 Buffer = bytes | memoryview
-
-_free_buffers: "queue.SimpleQueue[memoryview]" = queue.SimpleQueue()
-"""Kept from save to save, as many as were once needed at a time."""
-
-
-def _forget_buffers() -> None:
-    """A child that was forked does not have them."""
-    global _free_buffers
-    _free_buffers = queue.SimpleQueue()
-
-
-os.register_at_fork(after_in_child=_forget_buffers)
 
 
 class ValueSink(Protocol):
@@ -106,19 +86,14 @@ class _LocalSink:
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
-            memory = _free_buffers.get_nowait()
-        except queue.Empty:
-            memory = _aligned_memory()
-        try:
-            _write_all(descriptor, buffers, memory)
+            with aligned_buffer() as memory:
+                _write_all(descriptor, buffers, memory)
         except OSError as exc:
             os.close(descriptor)
             raise OSError(exc.errno, exc.strerror, path) from exc
         except BaseException:
             os.close(descriptor)
             raise
-        finally:
-            _free_buffers.put(memory)
         return self._syncing.submit(_sync_and_close, descriptor, path)
 
     def close(self) -> None:
@@ -192,27 +167,11 @@ class _Window:
                 self._changed.notify_all()
 
 
-def _aligned_memory() -> memoryview:
-    """A buffer of large pages, if there are any: the disk is then asked for more at a time.
-
-    A child that is forked meanwhile does not get it.
-    """
-    size = _BUFFER_BYTES + _LARGE_PAGE
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for name in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
-        if hasattr(mmap, name):
-            with contextlib.suppress(OSError):  # a kernel without large pages
-                pages.madvise(getattr(mmap, name))
-    octets = np.frombuffer(pages, np.uint8)
-    start = -octets.ctypes.data % _LARGE_PAGE
-    return octets[start : start + _BUFFER_BYTES].data
-
-
 def _write_all(descriptor: int, buffers: Iterable[Buffer], memory: memoryview) -> None:
     """Write a new file, `memory` by `memory`; what is left at its end through the page cache."""
     into = np.frombuffer(memory, np.uint8)
     filled = 0
-    _set_direct(descriptor, wanted=os.environ.get(DIRECT_IO) != "0")
+    set_direct(descriptor, wanted=True)
     for buffer in buffers:
         source = np.frombuffer(buffer, np.uint8)
         while len(source):
@@ -222,35 +181,25 @@ def _write_all(descriptor: int, buffers: Iterable[Buffer], memory: memoryview) -
             if filled == len(into):
                 _write(descriptor, memory)
                 filled = 0
-    whole = filled - filled % _ALIGNMENT
+    whole = filled - filled % ALIGNMENT
     _write(descriptor, memory[:whole])
     if whole < filled:
-        _set_direct(descriptor, wanted=False)
+        set_direct(descriptor, wanted=False)
         _write(descriptor, memory[whole:filled])
 
 
 def _write(descriptor: int, data: memoryview) -> None:
     """`write`, again for what it did not take."""
     while data:
-        direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _O_DIRECT)
+        direct = is_direct(descriptor)
         try:
             taken = os.write(descriptor, data if direct else data[:_CACHED_BYTES])
         except OSError as exc:
             if not direct or exc.errno != errno.EINVAL:
                 raise
-            _set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
+            set_direct(descriptor, wanted=False)  # other alignment, or none of it after all
             continue
         data = data[taken:]
-
-
-def _set_direct(descriptor: int, *, wanted: bool) -> None:
-    """Write past the page cache from now on, or through it."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~_O_DIRECT
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (_O_DIRECT if wanted else 0))
-    except OSError as exc:
-        if exc.errno != errno.EINVAL:  # the file system has no such thing
-            raise
 
 
 def _sync_and_close(descriptor: int, path: str) -> None:

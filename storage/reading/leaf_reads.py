@@ -15,7 +15,8 @@ from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChun
 __all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "WholeChunk"]
 
 MOST_LOCAL_THREADS = 16
-_LOCAL_THREADS = max(2, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
+_LOCAL_THREADS = max(4, min(MOST_LOCAL_THREADS, os.cpu_count() or 2))
+"""A disk that is read past the page cache is asked for as many parts at a time."""
 REMOTE_THREADS = 8
 """Each holds what it reads of an outer shard, at most 64 MiB unless plain Orbax wrote it."""
 

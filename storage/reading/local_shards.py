@@ -32,7 +32,7 @@ from cairn.storage.arrays import (
 from cairn.storage.errors import CorruptionError
 from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
-from cairn.storage.store import StoreURI
+from cairn.storage.store import StoreURI, read_into
 
 __all__ = ["RUN_BYTES", "LocalShards", "StoredCut", "WholeChunk"]
 
@@ -136,7 +136,7 @@ class LocalShards:
                     start = run[0][0].offset
                     last = run[-1][0]
                     buffer = bytearray(last.offset + last.length - start)
-                    found = memoryview(buffer)[: _read_all(file, [buffer], start)]
+                    found = memoryview(buffer)[: read_into(file, [buffer], start)]
                     for ref, one in run:
                         at = ref.offset - start
                         _take(one, found[at : at + ref.length], ref.length)
@@ -198,7 +198,7 @@ class LocalShards:
         for _, chunk in run:
             buffers += (bytes_of(chunk.values), chunk.crc)
         expected = sum(map(len, buffers))
-        found = _read_all(file, buffers, offset)
+        found = read_into(file, buffers, offset)
         if found != expected:
             raise _damaged(array, run[0][1].origin, f"{expected} bytes", f"{found} before the end")
         for _, chunk in run:
@@ -323,19 +323,6 @@ def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
         raise _damaged(array, origin, f"digest {wanted}", f"digest {digest}")
     if sums[CRC_BYTES:] != index:
         raise _damaged(array, origin, "the index of its shard", "another")
-
-
-def _read_all(file: int, buffers: Sequence[memoryview | bytearray], offset: int) -> int:
-    """`preadv`, again for what it did not fill; how many bytes there were."""
-    left = [memoryview(buffer) for buffer in buffers]
-    found = 0
-    while left and (filled := os.preadv(file, left, offset + found)):
-        found += filled
-        while left and filled >= len(left[0]):
-            filled -= len(left.pop(0))
-        if filled:
-            left[0] = left[0][filled:]
-    return found
 
 
 def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chunk]]]:

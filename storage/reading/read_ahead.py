@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from cairn.storage.store import goes_direct
+
 __all__ = ["AHEAD_BYTES", "ReadAhead", "ask", "asked_ahead"]
 
 AHEAD_BYTES: Final = 64 << 20
@@ -77,7 +79,11 @@ def asked_ahead(
 
 
 def ask(file: int, ranges: Sequence[tuple[int, int]]) -> None:
-    """Ask for bytes of an open file, as (offset, length), where the system knows such a call."""
+    """Ask for bytes of an open file, as (offset, length), where the system knows such a call.
+
+    What is read past the page cache is not asked for: it would go there.
+    """
     if hasattr(os, "posix_fadvise"):
         for offset, length in ranges:
-            os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)
+            if not goes_direct(length):
+                os.posix_fadvise(file, offset, length, os.POSIX_FADV_WILLNEED)

@@ -12,8 +12,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,10 @@ from cairn.storage.store import Files, prefetched
 __all__ = [
     "BLOCKS_IN_FLIGHT",
     "BLOCK_BYTES",
+    "TENSORS_AT_ONCE",
     "Shard",
     "TensorSource",
+    "WrittenFile",
     "index_bytes",
     "peak_bytes",
     "plan_shards",
@@ -38,25 +41,24 @@ __all__ = [
     "write_shard",
 ]
 
-BLOCK_BYTES: Final = 16 << 20
+BLOCK_BYTES: Final = 8 << 20
 """Most bytes asked of a tensor's source at a time."""
 
-BLOCKS_IN_FLIGHT: Final = 4
-"""Blocks held at once: one is being written, the others were read ahead."""
+TENSORS_AT_ONCE: Final = 2
+"""Large tensors, or groups of small ones, that are read at once, each in a thread of its own."""
+
+BLOCKS_IN_FLIGHT: Final = 1 + 2 * TENSORS_AT_ONCE
+"""Blocks held at once: one is being written; of each tensor that is read one waits, and the next
+one is made."""
 
 PT_METADATA: Final[Mapping[str, str]] = {"format": "pt"}
 
-_SMALL_READS: Final = 8
-_GROUPS_AHEAD: Final = 1
-"""Blocks' worth of small tensors that are read while others are written."""
+_SMALL_READS: Final = 4
 _HEADER_BYTES: Final = 512
 """Of an entry, as it lies in memory several times while the header is made; without its name."""
 _READING_BYTES: Final = 192 << 20
 """What a store's chunks take while blocks are cut of them: two rows of chunks, one of which is read
 while the other is handed out, and what decoding threads keep of what they freed."""
-
-
-_Reads = deque[Future[list[memoryview]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class TensorSource:
         dtype: its dtype.
         blocks: given a limit in bytes, its elements in C order as consecutive blocks of `dtype`,
             each about that large at most. May be called from another thread, and more than once.
-        held_bytes: most bytes that `blocks` holds beside the block that it gives.
+        held_bytes: most bytes that `blocks` holds beside the block that it gives. If that is more
+            than a block, no other large tensor is read at the same time.
     """
 
     name: str
@@ -102,6 +105,18 @@ class Shard:
     nbytes: int
     header: bytes | None = None
     alignment: int = 1
+
+
+class WrittenFile(NamedTuple):
+    """What was written.
+
+    Attributes:
+        size: bytes of the whole file.
+        read_back: as `FileWriter` has it.
+    """
+
+    size: int
+    read_back: str | None
 
 
 def plan_shards(
@@ -150,8 +165,9 @@ def write_shard(
     on_bytes: Callable[[int], None] | None = None,
     on_data: Callable[[memoryview], None] | None = None,
     metadata: Mapping[str, str] = PT_METADATA,
-) -> int:
-    """Writes one file; the bytes of the whole file.
+    read_back: bool = False,
+) -> WrittenFile:
+    """Writes one file.
 
     Tensors of safetensors lie in order of falling element size, so that each starts at a multiple
     of its own. At most `peak_bytes` are held. On any error nothing becomes visible under `rel`, and
@@ -165,6 +181,7 @@ def write_shard(
             write.
         on_data: called with each part of the file just before it is written, for a checksum.
         metadata: free text for the header.
+        read_back: read what was written, see `Files.open_write`.
 
     Raises:
         UnsupportedLeafError: a dtype that safetensors has not.
@@ -174,12 +191,8 @@ def write_shard(
     """
     tensors, header = _in_order(shard), shard_header(shard, metadata)
     written = 0
-    with (
-        files.open_write(rel) as sink,
-        ThreadPoolExecutor(_SMALL_READS, "cairn-tensors") as pool,
-        prefetched(_blocks(tensors, pool, shard.alignment), BLOCKS_IN_FLIGHT - 2) as blocks,
-    ):
-        # Two more blocks than wait in the queue exist: the one made next, and the one written.
+    sink = files.open_write(rel, read_back=read_back)
+    with sink, closing(_blocks(tensors, shard.alignment)) as blocks:
         for data in _chain(header, blocks):
             if on_data is not None:
                 on_data(data)
@@ -188,7 +201,7 @@ def write_shard(
             if on_bytes is not None:
                 on_bytes(len(data))
             del data
-    return written
+    return WrittenFile(written, sink.read_back)
 
 
 def shard_header(shard: Shard, metadata: Mapping[str, str] = PT_METADATA) -> bytes:
@@ -213,8 +226,7 @@ def peak_bytes(shard: Shard) -> int:
     """Most bytes that `write_shard` holds of a file at once, its sources' reading included."""
     held = max((tensor.held_bytes for tensor in shard.tensors), default=0)
     header = sum(_HEADER_BYTES + len(tensor.name) for tensor in shard.tensors)
-    blocks = BLOCKS_IN_FLIGHT + _GROUPS_AHEAD
-    return blocks * BLOCK_BYTES + _READING_BYTES + held + header
+    return BLOCKS_IN_FLIGHT * BLOCK_BYTES + _READING_BYTES + held + header
 
 
 def index_bytes(shards: Sequence[Shard], *, metadata: Mapping[str, Any] | None = None) -> bytes:
@@ -278,38 +290,50 @@ def _chain(header: bytes, blocks: Iterator[memoryview]) -> Iterator[memoryview]:
     yield from blocks
 
 
-def _blocks(
-    tensors: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
+def _blocks(tensors: Sequence[TensorSource], alignment: int) -> Generator[memoryview, None, None]:
+    """The bytes of `tensors` in order; those of the next ones are made ahead of their turn."""
+    ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]] = deque()
+    with ThreadPoolExecutor(_SMALL_READS, "cairn-tensors") as pool:
+        try:
+            for group in _groups(tensors):
+                alone = any(tensor.held_bytes > BLOCK_BYTES for tensor in group)
+                while ahead and (alone or ahead[-1][2] or len(ahead) == TENSORS_AT_ONCE):
+                    yield from _taken(ahead)
+                began = ExitStack()
+                made = began.enter_context(prefetched(_made(group, pool, alignment), 1))
+                ahead.append((began, made, alone))
+            while ahead:
+                yield from _taken(ahead)
+        finally:
+            for began, _, _ in ahead:
+                began.close()
+
+
+def _taken(
+    ahead: deque[tuple[ExitStack, Iterator[memoryview], bool]],
+) -> Iterator[memoryview]:
+    """All blocks of the first."""
+    began, made, _ = ahead[0]
+    yield from made
+    began.close()
+    ahead.popleft()
+
+
+def _made(
+    group: Sequence[TensorSource], pool: ThreadPoolExecutor, alignment: int
 ) -> Generator[memoryview, None, None]:
-    """The bytes of `tensors` in order. Small ones are read together, and ahead of their turn."""
-
-    def padding(tensor: TensorSource) -> Iterator[memoryview]:
-        if missing := -tensor.nbytes % alignment:
-            yield memoryview(bytes(missing))
-
-    def made(group: list[TensorSource], read: _Reads) -> Iterator[memoryview]:
-        for tensor in group:
-            yield from read.popleft().result()
-            yield from padding(tensor)
-
-    waiting: deque[tuple[list[TensorSource], _Reads]] = deque()
+    """The bytes of a large tensor, block by block, or of small ones, which are read together."""
+    reads: deque[Future[list[memoryview]]] = deque()
+    if len(group) > 1:
+        reads.extend(pool.submit(_read_whole, tensor) for tensor in group)
     try:
-        for group in _groups(tensors):
-            small = sum(tensor.nbytes for tensor in group) <= BLOCK_BYTES
-            if small:
-                reads = deque(pool.submit(_read_whole, tensor) for tensor in group)
-                waiting.append((group, reads))
-            while waiting and not (small and len(waiting) <= _GROUPS_AHEAD):
-                yield from made(*waiting.popleft())
-            if not small:
-                yield from _checked_blocks(group[0])
-                yield from padding(group[0])
-        while waiting:
-            yield from made(*waiting.popleft())
+        for tensor in group:
+            yield from reads.popleft().result() if reads else _checked_blocks(tensor)
+            if missing := -tensor.nbytes % alignment:
+                yield memoryview(bytes(missing))
     finally:
-        for _, reads in waiting:
-            for read in reads:
-                read.cancel()
+        for read in reads:
+            read.cancel()
 
 
 def _read_whole(tensor: TensorSource) -> list[memoryview]:

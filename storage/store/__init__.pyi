@@ -21,8 +21,16 @@ from .deadlines import outcome as outcome
 from .deadlines import own_seconds_left as own_seconds_left
 from .deadlines import silence as silence
 from .deadlines import within as within
-from .disk_names import sync_names as sync_names
-from .disk_names import sync_path as sync_path
+from .disk.direct_io import ALIGNMENT as ALIGNMENT
+from .disk.direct_io import BUFFER_BYTES as BUFFER_BYTES
+from .disk.direct_io import aligned_buffer as aligned_buffer
+from .disk.direct_io import goes_direct as goes_direct
+from .disk.direct_io import is_direct as is_direct
+from .disk.direct_io import read_into as read_into
+from .disk.direct_io import set_direct as set_direct
+from .disk.disk_names import sync_names as sync_names
+from .disk.disk_names import sync_path as sync_path
+from .disk.stale_locks import LOCK_SUFFIX as LOCK_SUFFIX
 from .file_checksums import FileChecksum as FileChecksum
 from .file_checksums import read_crc32c as read_crc32c
 from .file_checksums import read_file as read_file
@@ -45,7 +53,6 @@ from .records import Record as Record
 from .records import canonical_json as canonical_json
 from .records import place_told as place_told
 from .records import sha256_of as sha256_of
-from .stale_locks import LOCK_SUFFIX as LOCK_SUFFIX
 from .uri import StoreURI as StoreURI
 from .uri import check_segment as check_segment
 from .uri import confine as confine

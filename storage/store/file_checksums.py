@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 
 from cairn.storage.store.checksums import ContentSum, combined
+from cairn.storage.store.disk.direct_io import read_into
 from cairn.storage.store.files import BLOCK_BYTES, Files, mapped
 from cairn.storage.store.opening import open_files
 from cairn.storage.store.uri import StoreURI
@@ -217,8 +218,7 @@ class _Reader:
 
     def _read(self, name: str, start: int, end: int, buffer: Buffer) -> Iterator[Buffer]:
         with mapped(self._files.uri / name), self._files.open_read(name) as stream:
-            stream.seek(start)
-            while count := stream.readinto(buffer[: end - start]):  # type: ignore[attr-defined]
+            while count := read_into(stream.fileno(), [buffer[: end - start].data], start):
                 yield buffer[:count]
                 start += count
 

@@ -73,7 +73,14 @@ class Held(NamedTuple):
 
 
 class FileWriter(abc.ABC):
-    """A file being written. As a context manager it commits on success and aborts on an error."""
+    """A file being written. As a context manager it commits on success and aborts on an error.
+
+    Attributes:
+        read_back: once it is committed: crc32c, as eight hexadecimal digits, of the bytes that the
+            store gave back before the file got its name; None: they were not read.
+    """
+
+    read_back: str | None = None
 
     @abc.abstractmethod
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -174,8 +181,14 @@ class Files(abc.ABC):
         return len(data)
 
     @abc.abstractmethod
-    def open_write(self, rel: str) -> FileWriter:
-        """A stream into the file `rel`; see `FileWriter`."""
+    def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
+        """A stream into the file `rel`; see `FileWriter`.
+
+        Args:
+            rel: the file.
+            read_back: read what was written while the rest is, on a disk. Stores that tell a
+                checksum (`stat`) are not asked for the bytes, and others read them afterwards.
+        """
 
     @abc.abstractmethod
     def delete_tree(self, rel: str) -> None:

@@ -97,7 +97,7 @@ class GcsFiles(RemoteFiles):
                 raise
 
     @override
-    def open_write(self, rel: str) -> FileWriter:
+    def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
         stream = asked(
             "write", self.uri / rel, self._fs.open, self._path(rel), "wb", block_size=BLOCK_BYTES
         )

@@ -12,14 +12,19 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import BinaryIO, Final
 
+import google_crc32c
+import numpy as np
 from typing_extensions import override
 
 from cairn.storage.errors import InvalidURIError, NotFoundError
-from cairn.storage.store.disk_names import forget_missing, names_held, sync_path
+from cairn.storage.store.checksums import combined
+from cairn.storage.store.disk.direct_io import aligned_buffer
+from cairn.storage.store.disk.disk_names import forget_missing, names_held, sync_path
 from cairn.storage.store.files import Entry, Files, FileStat, FileWriter, Held, mapped
 
 __all__ = ["SETTLED_NANOSECONDS", "TEMPORARY_PREFIX", "LocalFiles"]
@@ -146,9 +151,9 @@ class LocalFiles(Files):
         return done
 
     @override
-    def open_write(self, rel: str) -> FileWriter:
+    def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
         with mapped(self.uri / rel):
-            return _LocalWriter(self._path(rel), self.uri / rel)
+            return _LocalWriter(self._path(rel), self.uri / rel, read_back=read_back)
 
     @override
     def delete_tree(self, rel: str) -> None:
@@ -304,6 +309,50 @@ def _locked(descriptor: int, how: int) -> bool:
     return False
 
 
+class _ReadBack:
+    """Reads a file that is being written, part by part, in a thread of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._begun = 0
+        self._pool = ThreadPoolExecutor(1, "cairn-read-back")
+        self._parts: list[Future[tuple[int, int]]] = []
+
+    def has(self, written: int) -> None:
+        """So many bytes of it are written."""
+        while written - self._begun >= _READ_BACK_BYTES:
+            self.ends(self._begun + _READ_BACK_BYTES)
+
+    def ends(self, written: int) -> None:
+        """The same, and what is read next begins there."""
+        self._parts.append(self._pool.submit(self._read, self._begun, written))
+        self._begun = written
+
+    def crc32c(self) -> str:
+        """Of all that was read, eight hexadecimal digits."""
+        crc = 0
+        for part in self._parts:
+            length, of_part = part.result()
+            crc = combined(crc, of_part, length)
+        self.close()
+        return f"{crc:08x}"
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, start: int, end: int) -> tuple[int, int]:
+        crc, at = 0, start
+        with aligned_buffer() as memory:
+            while count := os.preadv(self._descriptor, [memory[: end - at]], at):
+                crc = google_crc32c.extend(crc, np.frombuffer(memory[:count], np.uint8))
+                at += count
+        return at - start, crc
+
+
+_READ_BACK_BYTES: Final = 16 << 20
+"""Of a file that is being written, read at a time: while its cache has them, without haste."""
+
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _WRITE_OUT_BYTES: Final = 32 << 20
 """Of a file, as many are left for its fsync at most, unless the disk is slower than the writer."""
@@ -332,7 +381,7 @@ def _sync_file_range() -> Callable[..., int] | None:
 class _LocalWriter(FileWriter):
     """Writes a hidden file beside the target, locked, syncs it, then renames it."""
 
-    def __init__(self, path: str, shown: object) -> None:
+    def __init__(self, path: str, shown: object, *, read_back: bool = False) -> None:
         self._path = path
         self._shown = shown
         folder = os.path.dirname(path)
@@ -349,13 +398,14 @@ class _LocalWriter(FileWriter):
             ) from exc
         while True:
             self._temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
-            self._stream = open(self._temporary, "xb", buffering=0)  # noqa: SIM115 (by commit)
+            self._stream = open(self._temporary, "x+b", buffering=0)  # noqa: SIM115 (by commit)
             _locked(self._stream.fileno(), fcntl.LOCK_EX)
             if os.path.lexists(self._temporary):
                 break
             self._stream.close()  # swept away before it was locked
         self._finished = False
         self._written, self._on_their_way = 0, 0
+        self._reading = _ReadBack(self._stream.fileno()) if read_back else None
 
     @override
     def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -368,6 +418,8 @@ class _LocalWriter(FileWriter):
         if self._written - self._on_their_way >= _WRITE_OUT_BYTES:
             _write_out(self._stream.fileno(), self._on_their_way, self._written)
             self._on_their_way = self._written
+        if self._reading is not None:
+            self._reading.has(self._written)
         return len(view)
 
     def copy_from(self, source: int, size: int) -> None:
@@ -384,7 +436,11 @@ class _LocalWriter(FileWriter):
     def commit(self) -> None:
         folder = os.path.dirname(self._path)
         with mapped(self._shown, "write"):
+            if self._reading is not None:
+                self._reading.ends(self._written)
             os.fsync(self._stream.fileno())
+            if self._reading is not None:
+                self.read_back = self._reading.crc32c()
             os.replace(self._temporary, self._path)
             self._finished = True
             self._stream.close()  # not before: it was locked until it had its name
@@ -396,6 +452,8 @@ class _LocalWriter(FileWriter):
         if self._finished:
             return
         self._finished = True
+        if self._reading is not None:
+            self._reading.close()
         self._stream.close()
         try:
             os.unlink(self._temporary)

@@ -108,7 +108,7 @@ class RemoteFiles(Files):
         )
 
     @override
-    def open_write(self, rel: str) -> FileWriter:
+    def open_write(self, rel: str, *, read_back: bool = False) -> FileWriter:
         path = self._path(rel)
         if self.uri.scheme == "memory":
             return _MemoryWriter(self._fs, path)

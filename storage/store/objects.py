@@ -24,12 +24,12 @@ from cairn.storage.errors import (
 )
 from cairn.storage.store.calls import Operation, called
 from cairn.storage.store.deadlines import Progress, outcome, silence
-from cairn.storage.store.disk_names import names_held
+from cairn.storage.store.disk.disk_names import names_held
+from cairn.storage.store.disk.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.files import mapped
 from cairn.storage.store.files_local import LocalFiles
 from cairn.storage.store.gcs import listed_pages
 from cairn.storage.store.records import canonical_json, load_json
-from cairn.storage.store.stale_locks import LOCK_SUFFIX, remove_stale_lock
 from cairn.storage.store.uri import StoreURI, check_segment, parse_uri
 
 __all__ = [

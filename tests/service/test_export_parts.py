@@ -1,6 +1,7 @@
 """Exports of several files: parts that workers share, checked as they are written."""
 
 import hashlib
+import os
 import threading
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from cairn.service.jobs.kinds import export_job
 from cairn.storage.errors import StorageError
 from cairn.storage.runs.records.manifest import ModelInfo
+from cairn.storage.store import files_local
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.trees import nest
 from tests.service.jobs import (
@@ -132,19 +134,14 @@ def test_a_cancel_stops_every_part_and_leaves_nothing(root, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("body", [{}, SEVERAL], ids=["one file", "several"])
 def test_a_file_that_is_not_what_was_written_is_never_published(root, tmp_path, monkeypatch, body):
-    real = export_job.write_shard
+    real = files_local._ReadBack.ends
 
-    def lying(files, rel, shard, **options):
-        size = real(files, rel, shard, **options)
-        path = files.uri.local_path
-        with open(f"{path}/{rel}", "r+b") as written:
-            written.seek(size - 3)
-            byte = written.read(1)
-            written.seek(size - 3)
-            written.write(bytes([byte[0] ^ 1]))
-        return size
+    def other(reading, written):
+        byte = os.pread(reading._descriptor, 1, written - 3)
+        os.pwrite(reading._descriptor, bytes([byte[0] ^ 1]), written - 3)
+        real(reading, written)
 
-    monkeypatch.setattr(export_job, "write_shard", lying)
+    monkeypatch.setattr(files_local._ReadBack, "ends", other)
     with serving(root, tmp_path / "data") as http:
         operation = http.post(CONVERT, json=body).json()["id"]
         ended = watch(http, operation)

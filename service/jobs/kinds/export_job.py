@@ -313,7 +313,7 @@ class _ExportJob:
             _require_room(files, shard.file_name, len(data))
             checksum = google_crc32c.extend(checksum, np.frombuffer(data, np.uint8))
 
-        size = write_shard(
+        written = write_shard(
             files,
             shard.file_name,
             _counting(shard, nonfinite),
@@ -322,10 +322,11 @@ class _ExportJob:
             ),
             on_data=on_data,
             metadata=self._content.metadata,
+            read_back=True,
         )
         progress.set(done_bytes=done + shard.nbytes)
-        record = _record(shard.file_name, size, checksum)
-        self._compare(planned["folder"], record)
+        record = _record(shard.file_name, written.size, checksum)
+        self._compare(planned["folder"], record, read_back=written.read_back)
         return {**record, "nonfinite": dict(nonfinite)}
 
     def _take(self, planned: Result, shard: Shard, left: Result, done: int) -> bool:
@@ -449,16 +450,22 @@ class _ExportJob:
             extra={"problems": problems},
         )
 
-    def _compare(self, folder: str, record: Result) -> None:
+    def _compare(self, folder: str, record: Result, *, read_back: str | None = None) -> None:
         """Make sure that the store has a file as it was meant; its own word is taken for it.
+
+        Args:
+            folder: Where it lies.
+            record: What was meant.
+            read_back: The crc32c of what the store has given back; None: it is read, if the store
+                does not tell.
 
         Raises:
             CorruptionError: It has not.
         """
         files = self._files(folder)
         stat = files.stat(record["name"])
-        found = {"size": stat.size, "crc32c": stat.crc32c}
-        if stat.crc32c is None and stat.size == record["size"]:
+        found = {"size": stat.size, "crc32c": stat.crc32c or read_back}
+        if found["crc32c"] is None and stat.size == record["size"]:
             size, crc = read_crc32c(
                 files, record["name"], stat.size, progress=lambda _: self._context.check()
             )

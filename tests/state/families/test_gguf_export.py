@@ -51,7 +51,7 @@ def write(folder, model, assets=None, dtype="float32"):
         model.config, leaves_of(model), assets or {}, dtype=dtype, path="the model"
     )
     files = open_files(parse_uri(folder))
-    size = write_shard(files, made.file_name, made)
+    size = write_shard(files, made.file_name, made).size
     assert size == (folder / GGUF_FILE).stat().st_size
     return folder / GGUF_FILE, problem
 

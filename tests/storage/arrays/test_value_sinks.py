@@ -16,18 +16,19 @@ from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreUnavailableError
 from cairn.storage.store import deadlines
+from cairn.storage.store.disk import direct_io
 from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
 
 MEMORY = 16 * 4096
 SIZES = [0, 1, 4095, 4096, 4097, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY, 3 * MEMORY + 4097]
-DIRECT = value_sinks._O_DIRECT
+DIRECT = os.O_DIRECT
 
 
 @pytest.fixture(autouse=True)
 def _small_memory(monkeypatch):
-    monkeypatch.setattr(value_sinks, "_BUFFER_BYTES", MEMORY)
-    monkeypatch.setattr(value_sinks, "_free_buffers", queue.SimpleQueue())
+    monkeypatch.setattr(direct_io, "BUFFER_BYTES", MEMORY)
+    monkeypatch.setattr(direct_io, "_free", queue.SimpleQueue())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Files are on their way to the disk before they are whole; their bytes are the same."""
 
+import google_crc32c
 import numpy as np
 import pytest
 
@@ -35,3 +36,43 @@ def test_where_the_system_has_no_such_call_files_are_written_all_the_same(
         sink.write(b"x" * 3000)
     assert asked
     assert (tmp_path / "file").read_bytes() == b"x" * 3000
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(files_local, "_READ_BACK_BYTES", 1000)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 2000, 5500])
+def test_what_the_disk_gave_back_is_summed_before_a_file_has_its_name(small_parts, tmp_path, size):
+    data = np.random.default_rng(size).bytes(size)
+    with open_files(parse_uri(tmp_path)).open_write("file", read_back=True) as sink:
+        for start in range(0, len(data), 550):
+            sink.write(data[start : start + 550])
+    assert sink.read_back == f"{google_crc32c.value(data):08x}"
+    assert (tmp_path / "file").read_bytes() == data
+
+
+def test_what_the_disk_gave_back_differs_where_the_disk_has_something_else(small_parts, tmp_path):
+    data = bytes(5500)
+    with open_files(parse_uri(tmp_path)).open_write("file", read_back=True) as sink:
+        sink.write(data[:950])
+        (temporary,) = tmp_path.iterdir()
+        with open(temporary, "r+b") as other:
+            other.write(b"x")
+        sink.write(data[950:])
+    assert sink.read_back == f"{google_crc32c.value(b'x' + data[1:]):08x}"
+
+
+def test_a_file_that_is_given_up_is_read_no_more(small_parts, tmp_path):
+    sink = open_files(parse_uri(tmp_path)).open_write("file", read_back=True)
+    sink.write(bytes(5500))
+    sink.abort()
+    assert sink.read_back is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_read_back_unless_it_is_asked_for(tmp_path):
+    with open_files(parse_uri(tmp_path)).open_write("file") as sink:
+        sink.write(b"x")
+    assert sink.read_back is None

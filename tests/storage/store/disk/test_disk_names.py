@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from cairn.storage.store import disk_names
+from cairn.storage.store.disk import disk_names
 from cairn.storage.store.objects import ObjectStore
 from cairn.storage.store.opening import open_files
 from tests.storage.held_names import HeldNames
