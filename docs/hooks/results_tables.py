@@ -120,6 +120,19 @@ def _faults(rows: Any) -> str:
     )
 
 
+def _clicks(results: Mapping[str, Any]) -> str:
+    def found(one: Mapping[str, int] | str | None) -> str:
+        if one is None or isinstance(one, str):
+            return one or ""
+        return f"{one['clicks']}" + (f", {one['fields']} typed" if one["fields"] else "")
+
+    titles = {"cairn": "Cairn", "mlflow": "MLflow"}
+    return _table(
+        ["", *(f"{titles[name]} {results[name]['version']}" for name in results["of"])],
+        ([row["row"], *(found(row[name]) for name in results["of"])] for row in results["rows"]),
+    )
+
+
 def _shown(value: Any, form: str) -> str:
     return "" if value is None else form.format(value)
 
@@ -135,4 +148,5 @@ TABLES = {
     "faults": _faults,
     "export": _export,
     "many_hosts": _many_hosts,
+    "clicks": _clicks,
 }
