@@ -44,7 +44,7 @@ def pull_command(
     checkpoint: CheckpointArgument,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Which has `current` in it.")],
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on, whenever the checkpoint is another one.")
+        bool, typer.Option("--watch", help="Stay, and fetch each next one, until Ctrl-C.")
     ] = False,
     every: Annotated[
         float | None, typer.Option(help="How often that is looked at; default: 10s.", **TIME)
@@ -85,8 +85,11 @@ def pull_command(
                         attempt=attempt,
                         keep=keep,
                     )
-                    known = found
                     _say(pulled, json, said=not watch or pulled.changed)
+                    if watch and known is None:
+                        stays = f"Watching {checkpoint} for another step; Ctrl-C ends it."
+                        errors.print(stays, soft_wrap=True, markup=False)
+                    known = found
             except (ClientError, OperationFailedError, PullError, OSError) as exc:
                 if not watch:
                     raise

@@ -4,7 +4,9 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from pathlib import Path
 
+from cairn.service.sizes import size_text
 from examples.demo import needs
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -13,6 +15,13 @@ Usage = namedtuple("Usage", ["total", "used", "free"])
 def test_what_it_takes_is_told_with_its_folder(tmp_path):
     told = needs.told(tmp_path)
     assert f"6 minutes on 2 cores, 6.0 GB of disk in {tmp_path} and 6.0 GB of memory" in told
+
+
+def test_the_readme_says_beforehand_what_the_demo_says():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    disk, memory = (size_text(one) for one in (needs.DISK_BYTES, needs.MEMORY_BYTES))
+    told = (f"up to {needs.MINUTES} minutes on two cores", f"{disk} of disk", f"{memory} of memory")
+    assert [one for one in told if one.replace(".0", "") not in readme] == []
 
 
 def test_too_little_disk_or_memory_is_told_with_what_helps(tmp_path, monkeypatch):
@@ -47,5 +56,7 @@ def test_it_ends_before_it_begins_where_there_is_too_little(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "of free disk, found" in done.stdout
+    said = " ".join(done.stdout.split())  # whose lines are as wide as the terminal
+    told = said.index(f"It takes up to {needs.MINUTES} minutes on 2 cores, ")
+    assert told < said.index("of free disk, found")
     assert list((tmp_path / "file").iterdir()) == []

@@ -184,6 +184,7 @@ def test_a_watch_outlives_a_server_that_goes_away(tmp_path):
             program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout.readline().startswith("llama/steps/1: ")
+        assert process.stderr.readline() == "Watching llama for another step; Ctrl-C ends it.\n"
     assert "llama: " in process.stderr.readline()
     time.sleep(0.3)
     assert process.poll() is None
