@@ -5,13 +5,14 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 from cairn.installation import installed_version
@@ -103,13 +104,13 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     """
     settings = settings or load_settings()
     app = FastAPI(
+        routes=_routes(),
         title="Cairn",
         summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
         description="Below `/v1`, a query parameter that an operation does not have is refused "
         "with 422: a misspelt one changes nothing.",
         version=installed_version(),
         lifespan=_lifespan,
-        generate_unique_id_function=_operation_id,
         docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
         redoc_url=None,
         redirect_slashes=False,
@@ -127,20 +128,27 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
     app.add_middleware(
         ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
     )
+    app.mount("/static", static_files)
+    describe_api(app, needs_keys=settings.auth == "keys")
+    return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """Every operation and page; the applications of a process share what is made of them once."""
+    all_routes = APIRouter(generate_unique_id_function=_operation_id)
     for router in ROUTERS:
-        app.include_router(
+        all_routes.include_router(
             router,
             prefix=API_PREFIX,
             responses=problem_responses(),
             dependencies=[Depends(refuse_unknown_parameters)],
         )
-    app.include_router(health.router, responses=problem_responses())
-    app.include_router(metrics.router, responses=problem_responses())
+    for router in (health.router, metrics.router):
+        all_routes.include_router(router, responses=problem_responses())
     for router in (*PAGES, *OPEN_ROUTERS):
-        app.include_router(router)
-    app.mount("/static", static_files)
-    describe_api(app, needs_keys=settings.auth == "keys")
-    return app
+        all_routes.include_router(router)
+    return all_routes.routes
 
 
 @asynccontextmanager

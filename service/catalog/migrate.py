@@ -106,10 +106,11 @@ def upgrade(connection: Connection) -> None:
     """
     if is_newer_and_works(connection):
         return
+    found, known = revisions(connection)
     try:
-        command.upgrade(configuration(connection), "head")
+        if found != known:  # each start asks: Alembic would load and run its environment
+            command.upgrade(configuration(connection), "head")
     except CommandError as exc:
-        known = _scripts(MIGRATIONS).get_current_head()
         shown = redact(repr(connection.engine.url))
         raise SettingsError(
             f"CAIRN_DATABASE_URL: the catalog {shown} cannot be brought to "

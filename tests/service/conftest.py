@@ -10,9 +10,23 @@ from fastapi.testclient import TestClient
 from cairn.service.app import create_app
 from cairn.service.settings import Settings
 from tests.service.databases import PostgreSQL, running_postgresql
+from tests.service.migrated import made_anew, made_once
 
 BASE_URL = "http://127.0.0.1:8321"
 PEER = ("127.0.0.1", 50000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with made_once(tmp_path_factory.mktemp("databases")):
+        yield
+
+
+@pytest.fixture
+def migrations() -> Iterator[None]:
+    """Databases that the test makes are migrated, each by itself."""
+    with made_anew():
+        yield
 
 
 @pytest.fixture(scope="session")

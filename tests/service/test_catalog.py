@@ -131,11 +131,13 @@ def test_rebuild_mends_rows_that_say_other_than_the_store(index, catalog, root):
     assert (row.nbytes, row.items) == (64, ["model", "optimizer"])
 
 
+@pytest.mark.usefixtures("migrations")
 def test_models_are_what_the_migrations_make(catalog):
     with catalog.engine.connect() as connection:
         command.check(configuration(connection))
 
 
+@pytest.mark.usefixtures("migrations")
 def test_migrations_go_down_and_up_again(catalog):
     with catalog.engine.begin() as connection:
         command.downgrade(configuration(connection), "base")
@@ -155,6 +157,7 @@ def test_sqlite_waits_for_writers_and_keeps_references(tmp_path):
     catalog.close()
 
 
+@pytest.mark.usefixtures("migrations")
 def test_servers_that_start_together_migrate_once(database_url):
     with ThreadPoolExecutor(4) as pool:
         catalogs = list(pool.map(lambda _: Catalog.open(database_url), range(4)))

@@ -1,6 +1,7 @@
 """Databases are brought to this version on request, while those of the version before go on."""
 
 import shutil
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,12 +22,16 @@ from cairn.service.catalog.migrate import configuration
 from cairn.service.command.doctor.databases import catalog_found
 from cairn.service.command.doctor.findings import Outcome
 from cairn.service.errors import SettingsError
+from cairn.service.jobs.dbos_engine.database import open_database
 from cairn.service.jobs.dbos_engine.jobs import open_jobs
 from cairn.service.settings import Settings
 from tests.service.commands import cairn_here
 from tests.service.conftest import BASE_URL, PEER
 from tests.service.jobs import save_llama, serving, watch
+from tests.service.migrated import made_once
 from tests.service.stores import make_run
+
+pytestmark = pytest.mark.usefixtures("migrations")
 
 EXPANDING_SINCE = "0006"
 """Every migration after it leaves all that the version before it reads and writes."""
@@ -305,3 +310,24 @@ def test_a_job_that_another_version_has_enqueued_is_executed(root, tmp_path, mor
     with serving(root, data) as http:
         ended = watch(http, asked.id)
     assert (ended["state"], ended["request"]) == ("succeeded", request)
+
+
+def test_what_tests_make_without_migrations_is_what_migrations_make(tmp_path):
+    def made(kind):
+        folder = tmp_path / kind
+        folder.mkdir()
+        Catalog.open(f"sqlite:///{folder}/catalog.sqlite").close()
+        open_database(f"sqlite:///{folder}/jobs.sqlite").destroy()
+        for name in ("catalog.sqlite", "jobs.sqlite"):
+            with closing(sqlite3.connect(folder / name)) as opened:
+                assert opened.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+                tables = "SELECT name, sql FROM sqlite_master ORDER BY name"
+                yield opened.execute(tables).fetchall()
+                revisions = "alembic_version" if name == "catalog.sqlite" else "dbos_migrations"
+                yield opened.execute(f"SELECT * FROM {revisions}").fetchall()
+
+    migrated = list(made("migrated"))
+    (tmp_path / "first").mkdir()
+    with made_once(tmp_path / "first"), patch.object(command, "upgrade") as upgrading:
+        assert list(made("at once")) == migrated
+    assert not upgrading.called

@@ -1,0 +1,68 @@
+"""Databases in SQLite that are made as one was: what migrations do of new ones is done once.
+
+Only a database without tables is made so. What is proved of migrations, and programs that tests
+start, run them.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from dbos import DBOS
+from sqlalchemy import Connection, make_url
+
+from cairn.service.catalog import Catalog, engine, migrate
+from cairn.service.jobs.dbos_engine import database
+
+TABLES = "SELECT count(*) FROM sqlite_master"
+_migrate = DBOS.migrate
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[None]:
+    """Catalogs and databases of jobs that this process makes are as the first; an empty folder."""
+    catalog, jobs = folder / "catalog.sqlite", folder / "jobs.sqlite"
+    Catalog.open(f"sqlite:///{catalog}").close()
+    database.upgrade_jobs(f"sqlite:///{jobs}")
+    with closing(sqlite3.connect(catalog)) as made:
+        begin, *statements, commit = made.iterdump()
+    assert (begin, commit) == ("BEGIN TRANSACTION;", "COMMIT;")
+
+    def upgraded(connection: Connection) -> None:
+        if connection.dialect.name != "sqlite" or connection.exec_driver_sql(TABLES).scalar():
+            return migrate.upgrade(connection)
+        with closing(connection.connection.cursor()) as cursor:  # in the transaction that waits
+            for statement in statements:
+                cursor.execute(statement)
+
+    def migrated(url: str) -> None:
+        path = make_url(url).database if database.is_sqlite(url) else None
+        if path is None or not Path(path).parent.is_dir() or Path(path).exists():
+            return _migrate(url)
+        ours = shutil.copy(jobs, f"{path}.{os.urandom(4).hex()}")
+        try:
+            os.link(ours, path)  # unless another is there meanwhile
+        except FileExistsError:
+            _migrate(url)
+        finally:
+            os.unlink(ours)
+
+    with (
+        patch.object(engine, "upgrade", upgraded),
+        patch.object(DBOS, "migrate", staticmethod(migrated)),
+    ):
+        yield
+
+
+@contextmanager
+def made_anew() -> Iterator[None]:
+    """Inside of `made_once`: migrations run, as they do without it."""
+    with (
+        patch.object(engine, "upgrade", migrate.upgrade),
+        patch.object(DBOS, "migrate", staticmethod(_migrate)),
+    ):
+        yield
