@@ -32,6 +32,10 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+from tests.lowering import share_contexts
+
+share_contexts()
+
 # How long an example takes says nothing of what is tested, on a machine that others use.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
