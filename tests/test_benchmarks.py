@@ -2,7 +2,9 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 from xml.etree import ElementTree
 
 import pytest
@@ -16,7 +18,9 @@ from benchmarks import (
     storage_limits,
     storage_rows,
 )
+from examples.demo import servers
 from tests.programs.program import run
+from tests.service import planes
 
 pytestmark = pytest.mark.timeout(900)  # some twenty processes, half of which load torch
 
@@ -134,12 +138,17 @@ def test_benchmark_of_many_processes_counts_what_is_asked_and_read_once(tmp_path
 
 @pytest.fixture(scope="module")
 def control_plane_rows(tmp_path_factory):
-    """As many runs as clients, each of which promotes in its own; MLflow is not installed here."""
+    """As many runs as clients, each of which promotes in its own; MLflow is not installed here.
+
+    Its eight servers are forked.
+    """
     output = tmp_path_factory.mktemp("control-plane") / "rows.json"
     options = ["--runs", "4", "--steps", "4", "--turns", "3", "--idle", "0.1", "--alone", "0.1"]
     options += ["--clients", *map(str, CLIENTS), "--without-mlflow", "--json", str(output)]
     options += ["--looked", str(4 << 20), "--leaves", "50"]
-    assert control_plane.main(options) == 0
+    forked = partial(servers.control_plane, start=planes.start)
+    with patch.object(servers, "control_plane", forked):
+        assert control_plane.main(options) == 0
     return json.loads(output.read_text())["rows"]
 
 

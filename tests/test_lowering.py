@@ -1,4 +1,4 @@
-"""Programs of the tests are lowered in contexts that many share, which JAX does not do by itself."""
+"""The tests' programs are lowered in contexts that many share, as JAX by itself does not do it."""
 
 import threading
 

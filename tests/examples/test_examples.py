@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs.commands import commands
+from tests.programs.interpreter import PYTHON
 from tests.programs.program import run as run_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -17,8 +19,15 @@ EXAMPLES = sorted(
 )
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """An interpreter for the processes that examples start, forked as they are themselves."""
+    with commands(tmp_path_factory.mktemp("commands")) as folder:
+        yield folder / "python"
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_runs_and_its_checks_hold(name, tmp_path, tmp_path_factory):
+def test_example_runs_and_its_checks_hold(name, python, tmp_path, tmp_path_factory):
     # The examples choose their own devices; the tests' choice must not reach them.
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     result = run_program(
@@ -27,6 +36,7 @@ def test_example_runs_and_its_checks_hold(name, tmp_path, tmp_path_factory):
         env={
             **environment,
             "TMPDIR": str(tmp_path),
+            PYTHON: str(python),
             # torch makes this one when it is imported, and leaves it.
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("torch")),
             # Threads that wait for each other by spinning are very slow beside other tests.

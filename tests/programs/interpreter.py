@@ -36,6 +36,8 @@ IMPORTED = (
     "torch",
     "uvicorn",
 )
+PYTHON = "TESTS_PYTHON"
+"""The variable that names what a program finds as `sys.executable`, if it is another."""
 MESSAGE_BYTES = 200_000
 """Of the longest request: a program's whole environment is in it."""
 
@@ -103,6 +105,7 @@ def _become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = environment.get(PYTHON, sys.executable)
     if environment.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(write_through=True)

@@ -22,9 +22,10 @@ def running_plane(
 
     Port 0 takes any free one.
     """
-    with control_plane(str(root), folder, environment or {}, port, _start) as (url, _, process):
+    with control_plane(str(root), folder, environment or {}, port, start) as (url, _, process):
         yield url, process
 
 
-def _start(arguments: list[str], environment: Mapping[str, str], errors: IO[str]) -> Program:
+def start(arguments: list[str], environment: Mapping[str, str], errors: IO[str]) -> Program:
+    """Starts Python, for what starts it so (`examples.demo.servers`), but forked."""
     return Program(arguments, env=environment, stdout=subprocess.PIPE, stderr=errors)

@@ -82,21 +82,24 @@ def test_parts_are_those_of_jax_and_what_jax_refuses_does_not_fit(drawn):
     assert not any(mesh[axis] == 1 for entry in found.entries for axis in entry_axes(entry))
 
 
-def models():
-    rngs = nnx.Rngs(0)
-    plain = DecoderForCausalLM(CONFIG, rngs=rngs)
-    yield "plain", plain
-    biased = CONFIG.replace(attention_bias=True, attention_out_bias=True, mlp_bias=True)
-    yield "biased", DecoderForCausalLM(biased, rngs=rngs)
-    yield "tied", DecoderForCausalLM(CONFIG.replace(tie_word_embeddings=True), rngs=rngs)
-    yield "lora", DecoderForCausalLM(CONFIG, rngs=rngs).apply_lora_to_layers(4)
-    for method in ("nf4", "8bit"):
-        yield method, DecoderForCausalLM(CONFIG, rngs=rngs).quantize(method, group_size=16)
-    yield "qlora", DecoderForCausalLM(CONFIG, rngs=rngs).quantize("nf4").apply_lora_to_layers(4)
+def made(**options):
+    return DecoderForCausalLM(CONFIG.replace(**options), rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize(("name", "model"), [pytest.param(*one, id=one[0]) for one in models()])
-def test_axes_of_every_leaf_of_the_decoder_are_known_from_its_path(name, model):
+MODELS = {
+    "plain": made,
+    "biased": lambda: made(attention_bias=True, attention_out_bias=True, mlp_bias=True),
+    "tied": lambda: made(tie_word_embeddings=True),
+    "lora": lambda: made().apply_lora_to_layers(4),
+    "nf4": lambda: made().quantize("nf4", group_size=16),
+    "8bit": lambda: made().quantize("8bit", group_size=16),
+    "qlora": lambda: made().quantize("nf4").apply_lora_to_layers(4),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_axes_of_every_leaf_of_the_decoder_are_known_from_its_path(name):
+    model = MODELS[name]()
     leaves = named_leaves(nnx.state(model))
     shapes = {leaf.path: leaf.leaf.shape for leaf in leaves}
     assert {leaf.path: decoder_axes(leaf.path, shapes) for leaf in leaves} == {
