@@ -103,18 +103,9 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         SettingsError: A setting cannot work.
     """
     settings = settings or load_settings()
-    app = FastAPI(
-        routes=_routes(),
-        title="Cairn",
-        summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
-        description="Below `/v1`, a query parameter that an operation does not have is refused "
-        "with 422: a misspelt one changes nothing.",
-        version=installed_version(),
-        lifespan=_lifespan,
-        docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = _framed(lifespan=_lifespan)
+    # FastAPI's documented way.
+    app.openapi = partial(_document, settings.auth == "keys")  # type: ignore[method-assign]
     app.state.settings = settings
     app.state.launch_jobs = jobs
     install_handlers(app)
@@ -129,8 +120,29 @@ def create_app(settings: Settings | None = None, *, jobs: bool = True) -> FastAP
         ObservedRequests, metrics=app.state.metrics.requests, route_of=_route_template
     )
     app.mount("/static", static_files)
-    describe_api(app, needs_keys=settings.auth == "keys")
     return app
+
+
+def _framed(**options: Any) -> FastAPI:
+    """An application with every operation and page, and nothing around them."""
+    return FastAPI(
+        routes=_routes(),
+        title="Cairn",
+        summary="Checkpoints of JAX training jobs: find, promote, restore, convert.",
+        description="Below `/v1`, a query parameter that an operation does not have is refused "
+        "with 422: a misspelt one changes nothing.",
+        version=installed_version(),
+        docs_url=None,  # the framework's page runs scripts from elsewhere, next to our API
+        redoc_url=None,
+        redirect_slashes=False,
+        **options,
+    )
+
+
+@cache
+def _document(needs_keys: bool) -> dict[str, Any]:
+    """The OpenAPI document, made once: the first request with a query waits for it."""
+    return describe_api(_framed(), needs_keys=needs_keys)
 
 
 @cache

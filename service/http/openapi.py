@@ -36,22 +36,6 @@ _SECURITY: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def describe_api(app: FastAPI, *, needs_keys: bool = False) -> None:
-    """Give `app` its document: the framework's, with the problems it declares, and who may ask.
-
-    Args:
-        app: With all of its routes.
-        needs_keys: Who shows no key is refused.
-    """
-
-    def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app, needs_keys=needs_keys)
-        return app.openapi_schema
-
-    app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way
-
-
 def _without_null(schema: dict[str, Any]) -> None:
     """A parameter is left out, never null: the word would be taken for text."""
     kinds = [one for one in schema.get("anyOf", []) if one != {"type": "null"}]
@@ -68,7 +52,13 @@ def _of(method: str, operation: dict[str, Any]) -> set[int]:
     return with_body if method == "get" else with_body | {409}
 
 
-def _document(app: FastAPI, *, needs_keys: bool) -> dict[str, Any]:
+def describe_api(app: FastAPI, *, needs_keys: bool = False) -> dict[str, Any]:
+    """The document: the framework's, with the problems that are declared, and who may ask.
+
+    Args:
+        app: With all of its routes.
+        needs_keys: Who shows no key is refused.
+    """
     found = get_openapi(
         title=app.title,
         summary=app.summary,
