@@ -6,6 +6,7 @@ Until the manifest is written nothing lists the step; whatever fails before leav
 """
 
 import contextlib
+import functools
 import os
 import platform
 import shutil
@@ -224,16 +225,22 @@ def failure(exc: BaseException, path: object) -> StorageError:
 
 def job_environment() -> dict[str, Any]:
     """Versions, host and devices of this job, for people who ask later where a step came from."""
-    versions: dict[str, str] = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "packages": versions,
+        "packages": dict(_versions()),
         "processes": jax.process_count(),
         "devices": jax.device_count(),
         "device_kind": jax.devices()[0].device_kind,
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Of the packages that there are; each is found in a text, which takes a millisecond."""
+    versions: dict[str, str] = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
