@@ -411,6 +411,22 @@ class TensorList(Page):
     tensors: list[Tensor]
 
 
+class StepFile(Response):
+    """One file of a checkpoint."""
+
+    name: str = Field(description="Its path in the step's folder.")
+    bytes: int
+    crc32c: str | None = Field(
+        description="Eight hexadecimal digits; null in manifests of early releases."
+    )
+
+
+class StepFileList(Page):
+    """Files of a checkpoint, by name."""
+
+    files: list[StepFile]
+
+
 class StepName(Response):
     """Which step."""
 

@@ -10,7 +10,6 @@ from .events import list_events as list_events
 from .events import list_webhooks as list_webhooks
 from .events import redeliver as redeliver
 from .events import send_test as send_test
-from .exports import StoredFile as StoredFile
 from .exports import convert_checkpoint as convert_checkpoint
 from .exports import find_file as find_file
 from .exports import gather_checkpoint as gather_checkpoint
@@ -36,6 +35,8 @@ from .looking.diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .looking.diffs import Side as Side
 from .looking.diffs import Wanted as Wanted
 from .looking.diffs import diff_steps as diff_steps
+from .looking.files import find_step_file as find_step_file
+from .looking.files import list_files as list_files
 from .looking.lineage import RunLineage as RunLineage
 from .looking.lineage import run_lineage as run_lineage
 from .looking.plans import plan_step as plan_step

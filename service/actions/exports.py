@@ -1,10 +1,9 @@
 """Exports of a checkpoint, and what they made."""
 
-from dataclasses import dataclass
-
 from cairn.service.access import Caller
 from cairn.service.actions.plane import ControlPlane
 from cairn.service.actions.starting import Start
+from cairn.service.http import StoredFile
 from cairn.service.jobs import ArtifactRef, convert, export_request, gather
 from cairn.service.schemas import (
     Artifact,
@@ -14,10 +13,10 @@ from cairn.service.schemas import (
     Operation,
     OperationKind,
 )
-from cairn.storage.errors import ArtifactNotFoundError, CorruptionError
+from cairn.storage.errors import ArtifactNotFoundError
 from cairn.storage.runs import ExportFile, ExportKey, ExportManifest, Run, published_exports
 from cairn.storage.safetensors import parse_size
-from cairn.storage.store import Files, StoreURI, from_rfc3339, open_files
+from cairn.storage.store import StoreURI, from_rfc3339, open_files
 
 
 def convert_checkpoint(
@@ -132,23 +131,6 @@ def artifact_body(ref: ArtifactRef, manifest: ExportManifest, folder: StoreURI) 
     )
 
 
-@dataclass(frozen=True)
-class StoredFile:
-    """A file of an artifact, ready to be read.
-
-    Attributes:
-        files: The folder.
-        name: Of the file.
-        size: Bytes.
-        version: Another text for every other content.
-    """
-
-    files: Files
-    name: str
-    size: int
-    version: str
-
-
 def find_file(plane: ControlPlane, ref: ArtifactRef, name: str) -> StoredFile:
     """A file of an artifact.
 
@@ -158,17 +140,18 @@ def find_file(plane: ControlPlane, ref: ArtifactRef, name: str) -> StoredFile:
     """
     manifest, folder = ref.open(plane.roots)
     file = _file(manifest, name, folder)
-    files = open_files(folder)
-    size = files.stat(name).size
+    found = StoredFile(
+        open_files(folder),
+        name,
+        file.size,
+        f"{file.crc32c}-{file.size:x}-{manifest.folder[-8:]}",
+        file.crc32c,
+        "Delete the export, then convert or gather the checkpoint again.",
+    )
+    size = found.files.stat(name).size
     if size != file.size:
-        raise CorruptionError(
-            "the file changed since it was published",
-            path=folder / name,
-            expected=f"{file.size} bytes",
-            found=f"{size}",
-            next_step="Delete the export, then convert or gather the checkpoint again.",
-        )
-    return StoredFile(files, name, size, f"{file.crc32c}-{size:x}-{manifest.folder[-8:]}")
+        raise found.changed(f"{file.size} bytes", f"{size}")
+    return found
 
 
 def _file(manifest: ExportManifest, name: str, folder: StoreURI) -> ExportFile:

@@ -49,6 +49,12 @@ def file(artifact_id: str, name: str) -> str:
     return f"/v1/artifacts/{artifact_id}/files/{quote(name, safe='')}"
 
 
+def step_file(checkpoint: Checkpoint, name: str) -> str:
+    """Where a file of a step is downloaded."""
+    place = f"/v1/roots/{checkpoint.root}/runs/{checkpoint.run}/checkpoints/{checkpoint.step}"
+    return f"{place}/files/{quote(name)}"
+
+
 def with_query(path: str, query: Mapping[str, str], **changes: object) -> str:
     """The same page, asked otherwise: parameters that are None or empty are left out."""
     asked = {**query, **changes}

@@ -3,12 +3,15 @@ from .answers import created_answer as created_answer
 from .answers import json_answer as json_answer
 from .answers import tagged_answer as tagged_answer
 from .body_limit import BodyLimit as BodyLimit
-from .byte_ranges import ByteRange as ByteRange
-from .byte_ranges import parse_range as parse_range
 from .catalog_turns import CatalogTurns as CatalogTurns
 from .catalog_turns import leave_catalog_turn as leave_catalog_turn
 from .connections import MAX_HEAD_BYTES as MAX_HEAD_BYTES
 from .connections import BoundedConnection as BoundedConnection
+from .downloads import DOWNLOADS as DOWNLOADS
+from .downloads import RangeHeader as RangeHeader
+from .downloads import StoredFile as StoredFile
+from .downloads import described as described
+from .downloads import download as download
 from .entity_tags import body_etag as body_etag
 from .entity_tags import etag as etag
 from .entity_tags import names_etag as names_etag

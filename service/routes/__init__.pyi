@@ -2,6 +2,7 @@ from . import aliases as aliases
 from . import artifacts as artifacts
 from . import audit as audit
 from . import checkpoints as checkpoints
+from . import files as files
 from . import health as health
 from . import keys as keys
 from . import metrics as metrics

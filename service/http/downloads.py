@@ -1,0 +1,155 @@
+"""Files of a store that are sent as they are: whole or a range, with what tells them apart.
+
+A whole file is compared with its checksum while it is sent, and its last block stays back until
+that is right: what ends short of its `Content-Length` is no file that a client keeps. One of a
+single block is compared before its status is sent.
+"""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import google_crc32c
+from fastapi import Header, Response
+from fastapi.responses import StreamingResponse
+
+from cairn.service.http.byte_ranges import ByteRange, parse_range
+from cairn.service.http.entity_tags import names_etag
+from cairn.storage.errors import CorruptionError
+from cairn.storage.store import Files
+
+BLOCK_BYTES: Final = 4 << 20
+
+MEDIA_TYPE: Final = "application/octet-stream"
+"""Of every file: it is to be kept, not to be shown."""
+
+DOWNLOADS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The file.",
+        "content": {MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}},
+    },
+    206: {"description": "The range that was asked for."},
+    304: {"description": "The client has it already."},
+}
+"""What the OpenAPI document says of such an answer."""
+
+RangeHeader = Annotated[
+    str | None, Header(alias="Range", max_length=200, description="One range of bytes.")
+]
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of a store, ready to be read.
+
+    Attributes:
+        files: The folder.
+        name: Of the file in it; one that is downloaded is called by its last part.
+        size: Bytes.
+        version: Another text for every other content.
+        crc32c: Of the bytes, eight hexadecimal digits; None: nobody has noted it.
+        next_step: What to do if they are others.
+    """
+
+    files: Files
+    name: str
+    size: int
+    version: str
+    crc32c: str | None
+    next_step: str
+
+    def changed(self, expected: object, found: object) -> CorruptionError:
+        """That the store has other bytes."""
+        return CorruptionError(
+            "the file is not what was saved",
+            path=self.files.uri / self.name,
+            expected=expected,
+            found=found,
+            next_step=self.next_step,
+        )
+
+
+def download(
+    file: StoredFile,
+    *,
+    range_header: str | None,
+    if_range: str | None,
+    if_none_match: str | None,
+) -> Response:
+    """The answer that has a file, or a range of it.
+
+    Args:
+        file: Which.
+        range_header: Value of `Range`.
+        if_range: Value of `If-Range`: with another ETag than the file's, all of it is sent.
+        if_none_match: Value of `If-None-Match`.
+
+    Raises:
+        RangeNotSatisfiableError: Nothing of the range lies in the file.
+        CorruptionError: It is one block, and not what it was.
+        StoreUnavailableError: The store does not answer.
+    """
+    headers = _headers(file)
+    if names_etag(if_none_match, headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    if if_range is not None and if_range != headers["ETag"]:
+        range_header = None
+    part = parse_range(range_header, file.size)
+    if part is None:
+        blocks, status, length = _whole(file), 200, file.size
+    else:
+        blocks, status, length = _blocks(file, part), 206, len(part)
+        headers["Content-Range"] = part.content_range
+    headers["Content-Length"] = str(length)
+    begun = chain([next(blocks, b"")], blocks)  # what fails at once gets a status that says so
+    return StreamingResponse(begun, status_code=status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def described(file: StoredFile) -> Response:
+    """The headers of the whole file alone."""
+    headers = {**_headers(file), "Content-Length": str(file.size)}
+    return Response(headers=headers, media_type=MEDIA_TYPE)
+
+
+def _headers(file: StoredFile) -> dict[str, str]:
+    """What every answer about a file has."""
+    name = file.name.rpartition("/")[2]
+    headers = {
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{file.version}"',
+        "Cache-Control": "private, no-cache",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if file.crc32c is not None:  # RFC 9530; of the whole file, also where a range of it is sent
+        digest = base64.b64encode(bytes.fromhex(file.crc32c)).decode()
+        headers["Repr-Digest"] = f"crc32c=:{digest}:"
+    return headers
+
+
+def _blocks(file: StoredFile, part: ByteRange) -> Iterator[bytes]:
+    position = part.start
+    while position < part.stop:
+        end = min(position + BLOCK_BYTES, part.stop)
+        block = file.files.read_range(file.name, position, end)
+        if not block:
+            raise file.changed(f"{file.size} bytes", f"{position}")  # it was cut short just now
+        position += len(block)
+        yield block
+
+
+def _whole(file: StoredFile) -> Iterator[bytes]:
+    """All its bytes, the last of them once they are known to be right."""
+    checksum, held = google_crc32c.Checksum(), b""
+    for block in _blocks(file, ByteRange(0, file.size, file.size)):
+        checksum.update(block)
+        if held:
+            yield held
+        held = block
+    found = checksum.digest().hex()
+    if file.crc32c not in (None, found):
+        raise file.changed(f"crc32c {file.crc32c}", found)
+    yield held
