@@ -44,6 +44,7 @@ from cairn.service.http import (
 from cairn.service.jobs import Jobs, Watches, open_jobs, start_worker
 from cairn.service.observing import ObservedRequests, ServerMetrics, traced
 from cairn.service.routes import (
+    adopt,
     aliases,
     artifacts,
     audit,
@@ -78,6 +79,7 @@ ROUTERS: Final[tuple[APIRouter, ...]] = (
     tensors.router,
     files.router,
     aliases.router,
+    adopt.router,
     restore.router,
     gather.router,
     convert.router,

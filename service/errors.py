@@ -19,10 +19,12 @@ ServiceError
     ├── ForbiddenError            403
     ├── UnknownRootError          404
     ├── RunExistsError            409
+    ├── AlreadyAdoptedError       409
     ├── RootTakenError            409
     ├── RootInUseError            409
     ├── FixedRootError            409
     ├── RootRefusedError          422
+    ├── FolderRefusedError        422
     ├── PreconditionRequiredError 428
     ├── AliasMovedError           412
     ├── ResourceChangedError      412
@@ -189,6 +191,12 @@ class RunExistsError(ProblemError):
     status, slug, title = 409, "run-exists", "The name is taken"
 
 
+class AlreadyAdoptedError(ProblemError):
+    """A folder was to be adopted that another run adopts; `.extra` has its `root` and `run`."""
+
+    status, slug, title = 409, "already-adopted", "Another run adopts the folder"
+
+
 class RootTakenError(ProblemError):
     """A root was to be added under the name, or in the place, of another."""
 
@@ -211,6 +219,12 @@ class RootRefusedError(ProblemError):
     """No root can be, or may be, where one was to be added."""
 
     status, slug, title = 422, "root-refused", "No root can be there"
+
+
+class FolderRefusedError(ProblemError):
+    """A folder was to be adopted that is in no root of whoever asks."""
+
+    status, slug, title = 422, "folder-refused", "The folder is in no root"
 
 
 class PreconditionRequiredError(ProblemError):

@@ -1005,6 +1005,25 @@ class RestoreRequest(Request):
     )
 
 
+class AdoptRequest(Request):
+    """List what plain Orbax has saved in a folder as the steps of a run, where it lies."""
+
+    folder: PlainText = Field(
+        min_length=1,
+        max_length=4000,
+        description="That Orbax was given: its path within the run's root, or a URI or an absolute "
+        "path in any root that the caller may use.",
+        examples=["old_run"],
+    )
+    run: str = Field(
+        pattern=NAME_PATTERN,
+        description="Name of the run: a new one, or that which adopts the folder already.",
+    )
+    step: Whole | None = Field(
+        default=None, description="The folder is one checkpoint, and this its step."
+    )
+
+
 class UndeleteRequest(Request):
     """Take the deletion of a step back."""
 
@@ -1262,6 +1281,7 @@ class ConvertRequest(Request):
 class OperationKind(StrEnum):
     """What a job does."""
 
+    ADOPT = "adopt"
     RESTORE = "restore"
     GATHER = "gather"
     CONVERT = "convert"

@@ -50,6 +50,7 @@ from .looking.tensors import tensor_values as tensor_values
 from .looking.tensors import version_of as version_of
 from .looking.usage import get_usage as get_usage
 from .looking.usage import usage_of as usage_of
+from .making.adoption import adopt_folder as adopt_folder
 from .making.roots import add_root as add_root
 from .making.roots import get_root as get_root
 from .making.roots import list_roots as list_roots

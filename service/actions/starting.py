@@ -68,6 +68,20 @@ class Start:
             entry.complete(operation=found.id)
         return found
 
+    def is_key_used(self) -> bool:
+        """Whether the key names an operation: then `make` finds it, or tells what is wrong.
+
+        Raises:
+            NotReadyError: Jobs were not launched.
+        """
+        if self.idempotency_key is None:
+            return False
+        try:
+            self.plane.jobs.get(operation_id(self.idempotency_key))
+        except OperationNotFoundError:
+            return False
+        return True
+
     def make(self, request: Mapping[str, Any], *, exported: Run | None = None) -> Operation:
         """Start the job, or find the one that is meant.
 

@@ -160,6 +160,20 @@ def forks(connection: Connection, roots: Iterable[str], uri: str, limit: int) ->
     return [RunColumns._make(row) for row in connection.execute(page)]
 
 
+def runs_adopting(connection: Connection, roots: Iterable[str], folder: str) -> list[RunColumns]:
+    """Runs of which a step's files lie in a folder, or right in a folder of it; by root and name.
+
+    Those that adopt a single checkpoint of the folder are among them.
+    """
+    here = (CheckpointRow.source == folder) | CheckpointRow.source.startswith(
+        f"{folder}/", autoescape=True
+    )
+    owners = select(CheckpointRow.run_id).where(here)
+    query = _RUNS.where(RunRow.root.in_(list(roots)), RunRow.id.in_(owners))
+    page = query.order_by(RunRow.root, RunRow.name)
+    return [RunColumns._make(row) for row in connection.execute(page)]
+
+
 def run_at(connection: Connection, roots: Iterable[str], uri: str) -> RunColumns | None:
     """The run of some roots that lies at a URI."""
     query = _RUNS.where(RunRow.root.in_(list(roots)), RunRow.uri == uri).limit(1)

@@ -151,6 +151,33 @@ class Client(TensorsConnection, EventsConnection):
         body = {"name": run, "labels": dict(labels or {})}
         return self._send(Run, "POST", f"/v1/roots/{segment(root)}/runs", body)
 
+    def adopt(
+        self,
+        folder: str,
+        run: str,
+        *,
+        step: int | None = None,
+        root: str = DEFAULT_ROOT,
+        idempotency_key: str | None = None,
+    ) -> Operation:
+        """List what plain Orbax has saved in a folder as the steps of a run, where it lies.
+
+        Args:
+            folder: Its path within the run's root, or its URI in any root.
+            run: Name of the run: a new one, or that which adopts the folder already.
+            step: The folder is one checkpoint, and this its step.
+            root: Name of the run's root.
+            idempotency_key: Of this one request.
+
+        Raises:
+            ProblemResponseError: 404 or 422 if there is nothing to adopt, or the folder is in no
+                root; 409 if the name is taken, or another run adopts the folder.
+        """
+        body = {"folder": folder, "run": run, "step": step}
+        headers = idempotency(idempotency_key)
+        path = f"/v1/roots/{segment(root)}/runs:adopt"
+        return self._send(Operation, "POST", path, body, headers=headers)
+
     def usage(self, run: str, *, root: str = DEFAULT_ROOT) -> RunUsage:
         """What a run takes in the store, to the byte, counted there now."""
         return self._get(RunUsage, f"{run_path(root, run)}/usage")

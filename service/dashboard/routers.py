@@ -6,14 +6,25 @@ from fastapi import APIRouter
 
 from cairn.service.dashboard import sign_in
 from cairn.service.dashboard.acting import administration as administration_forms
+from cairn.service.dashboard.acting import adoption as adoption_form
 from cairn.service.dashboard.acting import runs as run_forms
 from cairn.service.dashboard.acting import steps as step_forms
-from cairn.service.dashboard.pages import administration, compare, docs, health, operations, runs
+from cairn.service.dashboard.pages import (
+    administration,
+    adopt,
+    compare,
+    docs,
+    health,
+    operations,
+    runs,
+)
 from cairn.service.dashboard.pages.run import aliases, lineage, steps, storage
 from cairn.service.dashboard.pages.step import config, files, overview, plan, tensor, tensors
 
 ROUTERS: Final[tuple[APIRouter, ...]] = (
     runs.router,
+    adopt.router,
+    adoption_form.router,
     steps.router,
     aliases.router,
     lineage.router,

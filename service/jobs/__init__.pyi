@@ -10,6 +10,7 @@ from .errors import OperationNotFoundError as OperationNotFoundError
 from .errors import WorkerAliveError as WorkerAliveError
 from .errors import WorkerNotFoundError as WorkerNotFoundError
 from .exports import start_export as start_export
+from .kinds import adopt as adopt
 from .kinds import convert as convert
 from .kinds import gather as gather
 from .kinds import gc as gc

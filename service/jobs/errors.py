@@ -8,6 +8,7 @@ ServiceError
     ├── OperationNotFoundError     404
     ├── OperationStateError        409
     ├── DamagedError               500
+    ├── NotAllAdoptedError         422
     ├── JobEngineError             500
     ├── WorkerNotFoundError        404
     ├── WorkerAliveError           409
@@ -80,6 +81,12 @@ class DamagedError(ProblemError):
     """A checkpoint is not what was saved; `.extra` has what was found."""
 
     status, slug, title = 500, "damaged", "The checkpoint is damaged"
+
+
+class NotAllAdoptedError(ProblemError):
+    """Something in an adopted folder is not listed, or not as it was; `.extra` has what is."""
+
+    status, slug, title = 422, "not-all-adopted", "Not all was adopted"
 
 
 class JobEngineError(ProblemError):

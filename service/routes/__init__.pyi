@@ -14,6 +14,7 @@ from . import workers as workers
 from .checkpoints import page_of_checkpoints as page_of_checkpoints
 from .events import happened as happened
 from .events import webhooks as webhooks
+from .jobs import adopt as adopt
 from .jobs import clean_up as clean_up
 from .jobs import convert as convert
 from .jobs import gather as gather

@@ -58,7 +58,7 @@ from cairn.storage.store import (
     utc_now,
 )
 
-__all__ = ["Adoption", "adopt"]
+__all__ = ["Adoption", "adopt", "check_adoption"]
 
 _SUFFIX: Final = ".cairn"
 _WRITER: Final = "adopt:"
@@ -113,6 +113,7 @@ def adopt(
     *,
     step: SupportsIndex | None = None,
     model: ModelMap | None = None,
+    by: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     clock: Clock = utc_now,
 ) -> Adoption:
@@ -129,6 +130,8 @@ def adopt(
         step: of a folder that is one checkpoint; by default what its name says, or 0.
         model: which leaves are those of a model of ours, so that each step has an item "model" that
             can be exported; all of them must be there. See `cairn.model_map`.
+        by: who adopts: the same again takes the run at once, wherever it was interrupted; by
+            default this user on this machine.
         progress: called after each step with (steps that were looked at, steps that are new).
         clock: tells the time.
 
@@ -147,13 +150,11 @@ def adopt(
     """
     source = parse_uri(folder)
     target = _beside(source) if run is None else parse_uri(run)
-    _refuse_stores(source, target)
-    _refuse_overlap(source, target)
-    found = _checkpoints(source, target, None if step is None else check_step(step))
-    made = _run(source, target, found, is_default=run is None, clock=clock)
+    found, there = _looked(source, target, step, clock)
+    made = there or _made(source, target, is_default=run is None, clock=clock)
     adopted = []
     with ExitStack() as stack:
-        writer = Writer(made, writer=f"{_WRITER}{default_writer_id()}", clock=clock)
+        writer = Writer(made, writer=f"{_WRITER}{by or default_writer_id()}", clock=clock)
         stack.callback(writer.close)
         if _sorted_out(made, made.steps(), found)[0]:
             writer.begin()  # before it is looked what is new: another adoption may be at it
@@ -180,6 +181,34 @@ def adopt(
         tuple(sorted(problems)),
         tuple(sorted(left)),
     )
+
+
+def check_adoption(
+    folder: StoreURI | str, run: StoreURI | str, *, step: SupportsIndex | None = None
+) -> tuple[int, ...]:
+    """Which steps an adoption would look at; nothing of them is read, and nothing is made.
+
+    Args:
+        folder: as `adopt` takes it.
+        run: where the run is, or is to be.
+        step: as `adopt` takes it.
+
+    Raises:
+        NotFoundError, NotACheckpointError, InvalidURIError, PreconditionFailedError,
+        StoreUnavailableError: as `adopt`, before it begins.
+    """
+    found, _ = _looked(parse_uri(folder), parse_uri(run), step, utc_now)
+    return tuple(sorted(found.steps))
+
+
+def _looked(
+    source: StoreURI, target: StoreURI, step: SupportsIndex | None, clock: Clock
+) -> tuple[FolderContents, Run | None]:
+    """What lies in the folder, and the run that lists it if there is one; if both can be."""
+    _refuse_stores(source, target)
+    _refuse_overlap(source, target)
+    found = _checkpoints(source, target, None if step is None else check_step(step))
+    return found, _there(source, target, found, clock)
 
 
 def _checkpoints(source: StoreURI, run: StoreURI, step: int | None) -> FolderContents:
@@ -280,12 +309,10 @@ def _refuse_overlap(source: StoreURI, target: StoreURI) -> None:
         )
 
 
-def _run(
-    source: StoreURI, target: StoreURI, found: FolderContents, *, is_default: bool, clock: Clock
-) -> Run:
-    """The run that lists the folder's steps, made if there is none."""
+def _there(source: StoreURI, target: StoreURI, found: FolderContents, clock: Clock) -> Run | None:
+    """The run that lists the folder's steps; None if it is to be made, and can be there."""
     try:
-        made = Run.open(target, clock=clock)
+        run = Run.open(target, clock=clock)
     except RunNotFoundError:
         beside = target.parent == source.parent
         if beside and source in found.steps.values() and is_among_checkpoints(source):
@@ -296,30 +323,41 @@ def _run(
                 found="a step, or other checkpoints beside it",
                 next_step="Say where the run is to be, or adopt the folder that it lies in.",
             ) from None
-        try:
-            made = Run.create(target, adopts=str(source), clock=clock)
-        except StoreUnavailableError as exc:
-            if not is_default:
-                raise
-            raise StoreUnavailableError(
-                "no run can be made beside this folder",
-                path=target,
-                expected="a place that can be written",
-                found=str(exc),
-                next_step="Say where the run is to be.",
-            ) from exc
-    if not _adopts(made, source):
-        info = made.info()
+        return None
+    return _refuse_another(run, source)
+
+
+def _made(source: StoreURI, target: StoreURI, *, is_default: bool, clock: Clock) -> Run:
+    """The run, made now, or by another adoption meanwhile."""
+    try:
+        made = Run.create(target, adopts=str(source), clock=clock)
+    except StoreUnavailableError as exc:
+        if not is_default:
+            raise
+        raise StoreUnavailableError(
+            "no run can be made beside this folder",
+            path=target,
+            expected="a place that can be written",
+            found=str(exc),
+            next_step="Say where the run is to be.",
+        ) from exc
+    return _refuse_another(made, source)
+
+
+def _refuse_another(run: Run, source: StoreURI) -> Run:
+    """The run, if it adopts the folder."""
+    if not _adopts(run, source):
+        info = run.info()
         what = "nothing" if info.adopts is None else info.adopts
         raise PreconditionFailedError(
             "another run is there",
-            path=target,
+            path=run.uri,
             expected=f"no run, or one that adopts {source}",
             found=f"one that adopts {what}",
             next_step="Say where the run is to be.",
             current=info,
         )
-    return made
+    return run
 
 
 def _adopts(run: Run, folder: StoreURI) -> bool:

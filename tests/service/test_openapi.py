@@ -20,6 +20,7 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 OPERATION_IDS = {
     "announce_checkpoint",
     "add_root",
+    "adopt_folder",
     "annotate_checkpoint",
     "annotate_run",
     "list_workers",
@@ -111,6 +112,7 @@ QUERIES = {"diff": "?other=1"}
 """By the last word of a path, what a request must ask."""
 
 BODIES = {
+    "adopt": {"folder": "old", "run": "nothing"},
     "promote": {"alias": "production"},
     "restore": {"mode": "fork", "run": "copy"},
     "applyRetention": {"policy": {"keep_last": 1}},

@@ -34,6 +34,7 @@ QUEUE_POLL_SECONDS: Final = 10.0
 """How often DBOS looks at each queue by itself; what is in them is found much sooner (`waking`)."""
 
 LIMITS: Final[Mapping[str, int]] = {
+    OperationKind.ADOPT: 1,
     OperationKind.CONVERT: 2,
     OperationKind.GATHER: 2,
     OperationKind.RESTORE: 2,

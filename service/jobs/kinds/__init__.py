@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cairn.service.jobs.context import JobKind
+from cairn.service.jobs.kinds.adopt import ADOPT
 from cairn.service.jobs.kinds.convert import CONVERT
 from cairn.service.jobs.kinds.gather import GATHER
 from cairn.service.jobs.kinds.gc import GC
@@ -12,5 +13,5 @@ from cairn.service.jobs.kinds.retention import RETENTION
 from cairn.service.jobs.kinds.verify import VERIFY
 
 KINDS: Final[Mapping[str, JobKind]] = {
-    kind.name: kind for kind in (CONVERT, GATHER, GC, RESTORE, RETENTION, VERIFY)
+    kind.name: kind for kind in (ADOPT, CONVERT, GATHER, GC, RESTORE, RETENTION, VERIFY)
 }

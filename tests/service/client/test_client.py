@@ -4,9 +4,12 @@ import time
 
 import pytest
 
+from cairn.service.app import create_app
 from cairn.service.client.client import Client
 from cairn.service.errors import ProblemResponseError, ServerUnreachableError
 from cairn.service.schemas import OperationState
+from cairn.service.settings import Settings
+from tests.plain_orbax import manager
 from tests.service.servers import reply, scripted, serve
 from tests.service.stores import make_run
 
@@ -250,3 +253,15 @@ def test_a_server_that_is_slow_is_not_said_to_be_gone():
         pytest.raises(ServerUnreachableError, match="it is there, and it or its store is slow"),
     ):
         client.health()
+
+
+def test_client_adopts_what_orbax_has_saved(root, tmp_path):
+    manager(root / "old", steps=(5,))
+    app = create_app(Settings(root=str(root), data_dir=tmp_path / "jobs"))
+    with serve(app) as url, Client(url) as cairn:
+        ended = cairn.wait(cairn.adopt("old", "adopted").id)
+        assert ended.result["adopted"] == [5]
+        assert [one.step for one in cairn.checkpoints("adopted")] == [5]
+        with pytest.raises(ProblemResponseError, match="nothing to adopt") as raised:
+            cairn.adopt("nowhere", "new", step=7)
+    assert raised.value.status == 404

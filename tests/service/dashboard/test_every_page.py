@@ -24,6 +24,7 @@ PAGES = (
     f"{STEP}/plan?mesh=fsdp%3D5",
     "/ui/default/writing/steps/300",
     "/ui/default/tiny/steps/1/compare?other=2",
+    "/adopt",
     "/compare",
     "/operations",
     "/health",

@@ -1,0 +1,22 @@
+"""Where what plain Orbax has saved is made steps of a run: `/adopt`."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from cairn.service.access import Reader
+from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.rendering import page
+from cairn.service.dependencies import PlaneDependency
+
+router: Final = APIRouter(
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+)
+
+
+@router.get("/adopt")
+def adopt_page(request: Request, caller: Reader, plane: PlaneDependency) -> HTMLResponse:
+    """The form that asks for a folder, and for the run that is to list it."""
+    roots = caller.visible(plane.roots)
+    return page(request, "runs/adopt.html", roots={name: str(uri) for name, uri in roots.items()})

@@ -1,0 +1,93 @@
+"""The adopt job: what plain Orbax has saved in a folder becomes steps of a run. No JAX."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from cairn.service.jobs.context import JobContext, JobKind, Request, Result
+from cairn.service.jobs.errors import NotAllAdoptedError
+from cairn.storage import adoption
+from cairn.storage.errors import RunNotFoundError
+from cairn.storage.store import StoreURI, confine
+
+KIND: Final = "adopt"
+PROBLEMS_KEPT: Final = 100
+
+
+def adopt_request(
+    *, root: str, run: str, folder: StoreURI, step: int | None = None
+) -> dict[str, Any]:
+    """The JSON that a job is started with.
+
+    Args:
+        root: Name of the run's root.
+        run: Name of the run.
+        folder: That Orbax was given.
+        step: Of a folder that is one checkpoint.
+    """
+    request: dict[str, Any] = {"root": root, "run": run, "folder": str(folder)}
+    return request if step is None else {**request, "step": step}
+
+
+def _run(context: JobContext, request: Request) -> Result:
+    return context.step("adopt", lambda: _adopt(context, request))
+
+
+def _adopt(context: JobContext, request: Request) -> Result:
+    root = request["root"]
+    if root not in context.roots:
+        raise RunNotFoundError(
+            "the root is gone",
+            path=root,
+            expected=f"one of {', '.join(context.roots)}",
+            found="a job of a root that is configured no more",
+            next_step="Configure or add the root again, then resume the operation.",
+        )
+    progress = context.progress
+    progress.set(message=f"looking into {request['folder']}")
+
+    def looked(done: int, total: int) -> None:
+        context.check()
+        progress.set(message=f"looked into {done} of {total} steps")
+
+    context.check()
+    found = adoption.adopt(
+        request["folder"],
+        confine(context.roots[root], request["run"]),
+        step=request.get("step"),
+        by=context.operation_id,
+        progress=looked,
+    )
+    progress.set(message="done")
+    return _result(request, found)
+
+
+def _result(request: Request, found: adoption.Adoption) -> Result:
+    """What was done, if all that lies in the folder is listed, as it is.
+
+    Raises:
+        NotAllAdoptedError: It is not; it carries what was done.
+    """
+    result = {
+        "root": request["root"],
+        "run": request["run"],
+        "adopted": list(found.adopted),
+        "kept": list(found.kept),
+        "gone": list(found.gone),
+        "left": list(found.left[:PROBLEMS_KEPT]),
+    }
+    if found.ok:
+        return result
+    count, problems = len(found.problems), list(found.problems)
+    raise NotAllAdoptedError(
+        f"{request['folder']}: expected checkpoints that can be adopted and are as they were, "
+        f"found {count} that are not: {'; '.join(problems[:3])}{'; …' if count > 3 else ''}. "
+        f"{len(found.adopted)} were adopted, and stay. See docs/howto/adopt.md for what can be.",
+        extra={**result, "problems": problems[:PROBLEMS_KEPT]},
+    )
+
+
+def _abandon(roots: Mapping[str, StoreURI], request: Request, operation_id: str) -> None:
+    """Nothing: each step that was adopted is whole, and the next run goes on behind it."""
+
+
+ADOPT: Final = JobKind(KIND, _run, _abandon, lambda request: str(request["run"]))
