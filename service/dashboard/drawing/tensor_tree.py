@@ -25,6 +25,24 @@ class Branch:
     leaf: LeafRecord | None = None
 
 
+def place(leaves: Sequence[LeafRecord], text: str) -> str:
+    """The prefix of the place in the tree that a text means: with a slash at its end, or empty.
+
+    Of a leaf's own path it is the level that the leaf is on.
+
+    Args:
+        leaves: Of one item, by path.
+        text: A prefix, with slashes around it or without.
+    """
+    inner = text.strip("/")
+    if not inner:
+        return ""
+    if any(leaf.path == inner for leaf in leaves):
+        above, slash, _ = inner.rpartition("/")
+        return above + slash
+    return f"{inner}/"
+
+
 def branches(leaves: Sequence[LeafRecord], prefix: str) -> list[Branch]:
     """What lies below a prefix: branches and leaves by name.
 

@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse
 
 from cairn.service import actions
 from cairn.service.access import Reader
-from cairn.service.dashboard.drawing.tensor_tree import branches
+from cairn.service.dashboard.drawing.tensor_tree import branches, place
 from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName, StepNumber
@@ -44,6 +44,7 @@ def tensors_page(
         counts[leaf.item] = counts.get(leaf.item, 0) + 1
     shown = item or ("model" if "model" in sizes else next(iter(sizes), ""))
     own = [leaf for leaf in found.leaves if leaf.item == shown]
+    prefix = place(own, prefix)
     words = q.lower().split()
     matches = [leaf for leaf in own if all(word in leaf.path.lower() for word in words)]
     rows = branches(own, prefix) if not words else []
