@@ -15,6 +15,7 @@ from .exports import find_file as find_file
 from .exports import gather_checkpoint as gather_checkpoint
 from .exports import get_artifact as get_artifact
 from .exports import list_artifacts as list_artifacts
+from .exports import list_run_artifacts as list_run_artifacts
 from .keys import create_key as create_key
 from .keys import list_keys as list_keys
 from .keys import revoke_key as revoke_key
@@ -35,11 +36,15 @@ from .looking.diffs import MOST_COMPARED_BYTES as MOST_COMPARED_BYTES
 from .looking.diffs import Side as Side
 from .looking.diffs import Wanted as Wanted
 from .looking.diffs import diff_steps as diff_steps
+from .looking.failures import Failure as Failure
+from .looking.failures import run_failures as run_failures
 from .looking.files import find_step_file as find_step_file
 from .looking.files import list_files as list_files
 from .looking.lineage import RunLineage as RunLineage
 from .looking.lineage import run_lineage as run_lineage
 from .looking.plans import plan_step as plan_step
+from .looking.reclaimable import Reclaimable as Reclaimable
+from .looking.reclaimable import reclaimable as reclaimable
 from .looking.root_health import RootHealth as RootHealth
 from .looking.root_health import root_health as root_health
 from .looking.tensors import list_tensors as list_tensors

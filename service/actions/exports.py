@@ -14,7 +14,14 @@ from cairn.service.schemas import (
     OperationKind,
 )
 from cairn.storage.errors import ArtifactNotFoundError
-from cairn.storage.runs import ExportFile, ExportKey, ExportManifest, Run, published_exports
+from cairn.storage.runs import (
+    ExportFile,
+    ExportKey,
+    ExportManifest,
+    Run,
+    exports_of_run,
+    published_exports,
+)
 from cairn.storage.safetensors import parse_size
 from cairn.storage.store import StoreURI, from_rfc3339, open_files
 
@@ -183,6 +190,23 @@ def list_artifacts(plane: ControlPlane, root: str, run: str, step: int) -> list[
     ]
     manifests.sort(key=lambda one: one.created, reverse=True)
     return [_artifact(root, found, manifest) for manifest in manifests]
+
+
+def list_run_artifacts(
+    plane: ControlPlane, root: str, run: str, most: int
+) -> tuple[list[Artifact], bool]:
+    """What was made of the steps of a run and is there; whether there is more. From the store.
+
+    Those of the highest steps come first, also of steps that were set aside since.
+
+    Raises:
+        RunNotFoundError: There is no such run.
+        UnsupportedFormatError, CorruptionError: A manifest of an export can't be read.
+        StoreUnavailableError: The store does not answer.
+    """
+    found = plane.run(root, run)
+    manifests, more = exports_of_run(found.objects, most)
+    return [_artifact(root, found, manifest) for manifest in manifests], more
 
 
 def _artifact(root: str, run: Run, manifest: ExportManifest) -> Artifact:

@@ -25,6 +25,9 @@ DIFFERENCES: Final = 100_000
 STATISTICS: Final = 4096
 """Statistics that are kept; a kilobyte each."""
 
+RECLAIMABLE: Final = 20_000
+"""Runs of which is kept what retention would free; a few hundred bytes each."""
+
 _DIFF: Final = 16  # a diff of no leaves takes as much as so many of them
 
 Found = TypeVar("Found")
@@ -44,6 +47,11 @@ class Known(Generic[Found]):
         self._entries: OrderedDict[Hashable, Found] = OrderedDict()
         self._together = 0
         self._lock = threading.Lock()
+
+    def peek(self, content: Hashable) -> Found | None:
+        """What is known of some content; None: nothing is."""
+        with self._lock:
+            return self._entries.get(content)
 
     def get(self, content: Hashable, find: Callable[[], Found]) -> Found:
         """What is known of some content; if that is nothing, it is found and kept.

@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass, field
 
-from cairn.service.actions.looked_into import STATISTICS, Known, OpenSteps
+from cairn.service.actions.looked_into import RECLAIMABLE, STATISTICS, Known, OpenSteps
 from cairn.service.catalog import Catalog, Index, Roots
 from cairn.service.errors import NotReadyError, UnknownRootError
 from cairn.service.jobs import Jobs, Watches
@@ -25,6 +25,7 @@ class ControlPlane:
         watches: Whoever watches them.
         steps: What steps hold that were looked into, and how they differ.
         statistics: Those of tensors that were asked for.
+        reclaimable: Bytes that retention would free of runs, by what tells their rows apart.
     """
 
     settings: Settings
@@ -34,6 +35,7 @@ class ControlPlane:
     watches: Watches | None = None
     steps: OpenSteps = field(default_factory=OpenSteps)
     statistics: Known[Statistics] = field(default_factory=lambda: Known(STATISTICS))
+    reclaimable: Known[int] = field(default_factory=lambda: Known(RECLAIMABLE))
 
     @property
     def catalog(self) -> Catalog:

@@ -1,3 +1,4 @@
+from . import outlooks as outlooks
 from . import queries as queries
 from . import rows as rows
 from .audit import AuditEntry as AuditEntry

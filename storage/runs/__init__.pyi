@@ -29,6 +29,7 @@ from .records.exports import LeftFile as LeftFile
 from .records.exports import LeftTry as LeftTry
 from .records.exports import delete_left as delete_left
 from .records.exports import delete_tries as delete_tries
+from .records.exports import exports_of_run as exports_of_run
 from .records.exports import find_export as find_export
 from .records.exports import leave_try as leave_try
 from .records.exports import left_tries as left_tries
@@ -89,6 +90,7 @@ from .retention import BestSteps as BestSteps
 from .retention import Decision as Decision
 from .retention import RetentionOutcome as RetentionOutcome
 from .retention import RetentionPolicy as RetentionPolicy
+from .retention import StepFacts as StepFacts
 from .retention import apply_retention as apply_retention
 from .retention import check_names as check_names
 from .retention import decide as decide

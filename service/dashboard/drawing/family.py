@@ -1,4 +1,4 @@
-"""A run between those that it comes from and those that were made of it: a graph of columns."""
+"""A run between what it comes from and what was made of it: a graph of columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,14 @@ class Node:
         note: What is said below.
         href: Where it leads; None: nowhere.
         here: It is the one that the page is about.
+        kind: What it is, if it is no run: "export", "aside" or "adopted".
     """
 
     name: str
     note: str
     href: str | None
     here: bool = False
+    kind: str = ""
 
     @property
     def short(self) -> str:

@@ -12,7 +12,7 @@ from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import OrderBy, PageToken, PlaneDependency
 from cairn.service.filters import RUN_FIELDS, Search, quote
 from cairn.service.routes import page_of_runs
-from cairn.service.schemas import PLAIN_PATTERN
+from cairn.service.schemas import PLAIN_PATTERN, RetentionPolicy
 
 ROWS: Final = 50
 
@@ -31,10 +31,14 @@ ORDERS: Final = (
     ("latest_step desc", "Highest step first"),
 )
 
+KEPT: Final = (1, 3, 5, 10, 25, 100)
+"""Last steps that stay, to choose from, where no schedule says what does."""
+
 router: Final = APIRouter(
     include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
 )
 
+Kept = Annotated[int, Query(ge=1, le=1_000_000)]
 Asked = Annotated[str, Query(max_length=300, pattern=PLAIN_PATTERN)]
 
 
@@ -48,6 +52,7 @@ def runs_page(
     label: Asked = "",
     state: Asked = "",
     order_by: OrderBy = "",
+    keep_last: Kept = 3,
     page_token: PageToken = None,
 ) -> HTMLResponse:
     """Runs of every root."""
@@ -55,11 +60,13 @@ def runs_page(
     search = Search.parse(run_filter(q, owner, label, state), order_by, RUN_FIELDS)
     found = page_of_runs(plane, roots, ROWS, page_token, search=search)
     activities = actions.run_activity(plane, found.runs)
+    failures = actions.run_failures(plane, found.runs)
+    freed = actions.reclaimable(plane, found.runs, RetentionPolicy(keep_last=keep_last))
     asked: dict[str, Any] = {"q": q, "owner": owner, "label": label, "state": state}
     return page(
         request,
         "runs/runs.html",
-        runs=list(zip(found.runs, activities, strict=True)),
+        runs=list(zip(found.runs, activities, failures, freed, strict=True)),
         next_page_token=found.next_page_token,
         roots={name: str(uri) for name, uri in roots.items()},
         several_roots=len(roots) > 1,
@@ -67,6 +74,8 @@ def runs_page(
         asked=asked | {"order_by": order_by},
         states=STATES,
         orders=ORDERS,
+        keep_last=keep_last,
+        kept=sorted({*KEPT, keep_last}),
     )
 
 

@@ -7,6 +7,7 @@ try that ran out of room, `<try>.json` says which of its files are whole: the ne
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,10 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.storage.errors import PreconditionFailedError
 from cairn.storage.runs.records.layout import (
+    EXPORTS,
     MAX_NUMBER,
     export_dir,
     export_manifest,
     export_manifests,
+    parse_export_manifest,
 )
 from cairn.storage.runs.records.placed import (
     UNREADABLE,
@@ -46,6 +49,7 @@ __all__ = [
     "LeftTry",
     "delete_left",
     "delete_tries",
+    "exports_of_run",
     "find_export",
     "leave_try",
     "left_record",
@@ -56,6 +60,7 @@ __all__ = [
 ]
 
 _DIGEST_DIGITS = 32
+_STEP: Final = re.compile(r"[0-9]{1,18}\.[0-9]{1,18}")
 
 LEFT_SECONDS: Final = 24 * 3600.0
 """How long what a try has left waits for the next one, before it is garbage."""
@@ -212,6 +217,30 @@ def published_exports(
         if name.startswith(f"{folder}/{kind}-") and name.endswith(".json")
     ]
     return list(read_records(objects, names, ExportManifest.parse).values())
+
+
+def exports_of_run(objects: ObjectStore, most: int) -> tuple[list[ExportManifest], bool]:
+    """The published exports of a run, of its highest steps first; whether there are more.
+
+    Args:
+        objects: of the run.
+        most: at most so many are told, and folders of no more steps are looked into.
+
+    Raises:
+        UnsupportedFormatError, CorruptionError: a manifest can't be read.
+        StoreUnavailableError: the store gives no answer.
+    """
+    entries = open_files(objects.uri).list(EXPORTS.removesuffix("/"))
+    steps = [entry.name for entry in entries if entry.is_dir and _STEP.fullmatch(entry.name)]
+    steps.sort(key=lambda name: [-int(part) for part in name.split(".")])
+    names: list[str] = []
+    for folder in steps:
+        if len(names) > most:
+            break
+        children = objects.children(f"{EXPORTS}{folder}")
+        names += [name for name in children if parse_export_manifest(name) is not None]
+    found = read_records(objects, names[:most], ExportManifest.parse)
+    return [found[name] for name in names[:most] if name in found], len(names) > most
 
 
 def publish_export(

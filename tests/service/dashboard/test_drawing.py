@@ -3,6 +3,7 @@
 import struct
 import zlib
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from cairn.service.catalog.queries import RecentStep
 from cairn.service.dashboard.drawing.family import Node, family
 from cairn.service.dashboard.drawing.mesh import mesh_of, splitting
 from cairn.service.dashboard.drawing.picture import png_of
+from cairn.service.dashboard.drawing.tensor_tree import branches, place
+from cairn.service.dashboard.pages.run.lineage import _cut, _gone_back
 from cairn.service.dashboard.pages.runs import run_filter
 from cairn.service.dashboard.pages.step.meshes import parse_mesh
 from cairn.service.dashboard.wording import apart, figure, percent, spec
 from cairn.service.errors import InvalidRequestError
 from cairn.service.filters import RUN_FIELDS, Search
+from cairn.storage.runs import LeafRecord
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -81,6 +85,34 @@ def test_family_stands_in_columns_from_parents_to_forks():
     names = [one.node.name for one in sorted(drawn.nodes, key=lambda one: (one.x, one.y))]
     assert names == ["grandparent", "parent", "here", "one", "two"]
     assert len(drawn.edges) == 4
+
+
+def checkpoint(step, attempt):
+    return SimpleNamespace(step=step, attempt=attempt)
+
+
+def test_steps_that_were_set_aside_are_drawn_by_attempt_and_what_is_much_is_cut():
+    aside = [checkpoint(step, attempt) for step, attempt in ((9, 1), (7, 2), (5, 1), (7, 1))]
+    nodes = _gone_back(aside)
+    assert [(one.name, one.note) for one in nodes] == [
+        ("step 7", "set aside, attempt 2"),
+        ("steps 5 to 9", "set aside, attempt 1"),
+    ]
+    many = _cut([Node(str(at), "", None, kind="export") for at in range(40)])
+    assert (len(many), many[-1].name, many[-1].kind) == (12, "29 more", "export")
+
+
+def test_place_of_a_tensor_tree_is_meant_with_slashes_around_it_or_without():
+    leaves = [
+        LeafRecord(item="model", path=path, shape=(2,), dtype="float32")
+        for path in ("norm", "layers/0/kernel", "layers/1/kernel")
+    ]
+    for text in ("layers", "layers/", "/layers", "//layers//"):
+        assert place(leaves, text) == "layers/"
+    assert place(leaves, "layers/1/kernel") == "layers/1/"
+    assert place(leaves, "norm") == place(leaves, "") == place(leaves, "/") == ""
+    assert place(leaves, "lay") == "lay/"
+    assert branches(leaves, "lay/") == []
 
 
 def test_form_of_the_runs_page_is_a_filter_whatever_is_typed():

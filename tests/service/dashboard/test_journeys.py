@@ -33,6 +33,28 @@ def test_newcomer_finds_a_run_and_looks_into_a_tensor(page):
     expect(page.get_by_text("4 × 64, 1.0 kB")).to_be_visible()
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_place_in_the_tree_is_the_same_with_a_slash_at_its_end_and_without(page, slash):
+    page.goto(f"{STEP}/tensors?item=model&prefix=model/layers/0{slash}")
+    names = page.locator("#tensors td.title a")
+    expect(names.first).to_have_text("input_layernorm/scale")
+    texts = names.all_text_contents()
+    assert "mlp/" in texts
+    assert not any(one.startswith("/") or not one for one in texts)
+    expect(page.get_by_label("Place in the tree")).to_contain_text("model / model / layers / 0")
+    page.get_by_role("link", name="mlp/").click()
+    expect(page.get_by_role("link", name="gate_proj/kernel")).to_be_visible()
+
+
+def test_prefix_of_a_leaf_shows_its_level_and_of_nothing_says_so(page):
+    page.goto(f"{STEP}/tensors?prefix=model/layers/0/mlp/gate_proj/kernel")
+    expect(page.locator("#tensors td.title a")).to_have_text(["kernel"])
+    page.goto(f"{STEP}/tensors?prefix=model/lay")
+    expect(page.get_by_role("heading", name="Nothing lies there")).to_be_visible()
+    page.get_by_role("link", name="Show the tree").click()
+    expect(page.locator("#tensors td.title a").first).to_be_visible()
+
+
 def test_runs_are_searched_while_typing_and_the_address_says_what_for(page):
     page.goto("/")
     rows = page.locator("#runs tbody tr")
@@ -308,3 +330,21 @@ def _tab_to(page, wanted):
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", page.evaluate("document.activeElement.outerHTML")
     raise AssertionError("60 times Tab did not lead there")
+
+
+def test_graph_of_a_run_shows_what_was_exported_of_its_steps(page):
+    page.goto("/ui/default/tiny/steps/1")
+    page.get_by_label("Numbers").select_option("float32")
+    page.get_by_role("button", name="Export to PyTorch").click()
+    card = page.locator(".operation").first
+    expect(card).to_have_attribute("data-state", "succeeded", timeout=30_000)
+    page.goto("/ui/default/tiny/lineage")
+    graph = page.get_by_role("region", name="Graph of what it comes from and what came of it")
+    node = graph.locator("svg a", has_text="Hugging Face files").filter(has_text="of step 1")
+    expect(node.first).to_be_visible()
+    assert node.first.get_attribute("href").startswith("/artifacts/default~tiny~1~")
+    listed = (
+        page.get_by_role("listitem").filter(has_text="Hugging Face files").filter(has_text="step 1")
+    )
+    listed.first.get_by_role("link", name="Hugging Face files").click()
+    expect(page.get_by_role("link", name="model.safetensors", exact=True)).to_be_visible()

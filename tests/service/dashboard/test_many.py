@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import insert
 
-from cairn.service.catalog.models import CheckpointRow, RunRow
+from cairn.service.catalog.models import CheckpointRow, EventRow, RunRow
 from cairn.service.dashboard.drawing.tensor_tree import branches
 from cairn.storage.runs import LeafRecord
 from tests.service.stores import make_run
@@ -51,7 +51,22 @@ def fill(catalog):
         for run in runs
         for step in range(STEPS)
     ]
+    events = [
+        {
+            "uid": f"evt-{run['id']}-{at}",
+            "kind": "job.ended",
+            "root": "default",
+            "run": run["name"],
+            "sequence": at + 1,
+            "identity": f"{run['id']}-{at}",
+            "detail": {"operation": f"op-{at}", "kind": "verify", "state": "failed", "step": at},
+            "at": NOW,
+        }
+        for run in [*runs[:50], *runs[-50:]]
+        for at in range(100)
+    ]
     with catalog.write() as session:
+        session.execute(insert(EventRow), events)
         session.execute(insert(RunRow), runs)
         session.execute(insert(CheckpointRow), steps)
 
@@ -76,6 +91,8 @@ def test_pages_of_a_thousand_runs_take_less_than_a_fifth_of_a_second(http, app, 
         seconds, answer = cost(http, path)
         assert seconds < 0.2, path
         assert answer.text.count("every 1 min") > 5
+        assert answer.text.count("27.0 GB") > 5  # all but the last three steps
+        assert answer.text.count("failing: verify of step 99, 39 more") > 4
 
 
 def test_tree_of_a_hundred_thousand_leaves_is_shown_a_level_at_a_time():

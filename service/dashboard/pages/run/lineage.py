@@ -1,5 +1,7 @@
 """Where a run comes from, and what came of it: `/ui/{root}/{run}/lineage`."""
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from fastapi import APIRouter, Request
@@ -10,17 +12,21 @@ from cairn.service.access import Reader
 from cairn.service.actions import RunLineage
 from cairn.service.dashboard import addresses
 from cairn.service.dashboard.drawing.family import Family, Node, family
-from cairn.service.dashboard.page_routes import CatalogPage
+from cairn.service.dashboard.page_routes import StorePage
 from cairn.service.dashboard.rendering import page
 from cairn.service.dependencies import PlaneDependency, RootName, RunName
 from cairn.service.routes import page_of_checkpoints
-from cairn.service.schemas import CheckpointState, Run
+from cairn.service.schemas import Artifact, Checkpoint, CheckpointState, Run
+from cairn.storage.errors import StorageError
 
-_FORKS_DRAWN: Final = 12
+_DRAWN: Final = 12
+"""Of each kind of what came of a run."""
+
 _STEPS: Final = 100
+_EXPORTS: Final = 50
 
 router: Final = APIRouter(
-    include_in_schema=False, default_response_class=HTMLResponse, route_class=CatalogPage
+    include_in_schema=False, default_response_class=HTMLResponse, route_class=StorePage
 )
 
 
@@ -28,26 +34,65 @@ router: Final = APIRouter(
 def lineage_page(
     request: Request, caller: Reader, root: RootName, run: RunName, plane: PlaneDependency
 ) -> HTMLResponse:
-    """Forks, rollbacks and adopted steps of one run."""
+    """Forks, exports, rollbacks and adopted steps of one run."""
     known = actions.get_run(plane, root, run, refresh=False)
     found = actions.run_lineage(plane, caller.visible(plane.roots), known)
     aside = page_of_checkpoints(plane, root, run, CheckpointState.SET_ASIDE, _STEPS, None)
     listed = page_of_checkpoints(plane, root, run, CheckpointState.LISTED, _STEPS, None)
     adopted = [one for one in listed.checkpoints if not one.uri.startswith(f"{known.uri}/")]
+    exports: list[Artifact] = []
+    more, problem = False, None
+    try:  # alone of all that is here, they are read from the store
+        exports, more = actions.list_run_artifacts(plane, root, run, _EXPORTS)
+    except StorageError as exc:
+        problem = str(exc)
     return page(
         request,
         "run/lineage.html",
         run=known,
         lineage=found,
-        drawing=_drawing(known, found),
+        drawing=_drawing(known, found, adopted, exports, aside.checkpoints),
         aside=aside.checkpoints,
         adopted=adopted,
+        exports=[(one, export_name(one)) for one in exports],
+        more_exports=more,
+        export_problem=problem,
     )
 
 
-def _drawing(run: Run, found: RunLineage) -> Family | None:
-    if not found.parents and not found.forks and found.unknown is None:
+def export_name(one: Artifact) -> str:
+    """What an export made, in words."""
+    if one.kind.value == "gather":
+        return "One safetensors file"
+    return "GGUF file" if one.options.get("format") == "gguf" else "Hugging Face files"
+
+
+def _drawing(
+    run: Run,
+    found: RunLineage,
+    adopted: Sequence[Checkpoint],
+    exports: Sequence[Artifact],
+    aside: Sequence[Checkpoint],
+) -> Family | None:
+    before = _before(run, found, adopted)
+    forks = [Node(one.name, _from(one), addresses.run(one.root, one.name)) for one in found.forks]
+    made = [
+        Node(
+            export_name(one),
+            f"of step {one.step}",
+            addresses.artifact(one.id),
+            kind="export",
+        )
+        for one in exports
+    ]
+    after = [*_cut(forks), *_cut(made), *_cut(_gone_back(aside))]
+    if not before and not after:
         return None
+    return family(before, Node(run.name, "this run", None, here=True), after)
+
+
+def _before(run: Run, found: RunLineage, adopted: Sequence[Checkpoint]) -> list[Node]:
+    """What it comes from, the nearest first; of a run without a parent the folders it adopts."""
     children = [run, *found.parents]
     before = [
         Node(parent.name, _from(child), addresses.run(parent.root, parent.name))
@@ -55,12 +100,29 @@ def _drawing(run: Run, found: RunLineage) -> Family | None:
     ]
     if found.unknown is not None:
         before.append(Node(found.unknown.rsplit("/", 1)[-1], "not in these roots", None))
-    after = [Node(one.name, _from(one), addresses.run(one.root, one.name)) for one in found.forks]
-    if len(after) > _FORKS_DRAWN:
-        rest = len(after) - _FORKS_DRAWN + 1
-        after = [*after[: _FORKS_DRAWN - 1], Node(f"{rest} more", "listed below", None)]
-    here = Node(run.name, "this run", None, here=True)
-    return family(before, here, after)
+    if adopted and not before:
+        folders = sorted({one.uri.rpartition("/")[0] for one in adopted})
+        name = folders[0].rpartition("/")[2] if len(folders) == 1 else f"{len(folders)} folders"
+        before.append(Node(name, f"{len(adopted)} steps adopted", None, kind="adopted"))
+    return before
+
+
+def _gone_back(aside: Sequence[Checkpoint]) -> list[Node]:
+    """The steps that were set aside, those of an attempt together."""
+    by_attempt = sorted(aside, key=lambda one: (-one.attempt, one.step))
+    nodes = []
+    for attempt, group in groupby(by_attempt, key=lambda one: one.attempt):
+        steps = [one.step for one in group]
+        name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        nodes.append(Node(name, f"set aside, attempt {attempt}", None, kind="aside"))
+    return nodes
+
+
+def _cut(nodes: Sequence[Node]) -> list[Node]:
+    if len(nodes) <= _DRAWN:
+        return list(nodes)
+    rest = len(nodes) - _DRAWN + 1
+    return [*nodes[: _DRAWN - 1], Node(f"{rest} more", "listed below", None, kind=nodes[0].kind)]
 
 
 def _from(child: Run) -> str:

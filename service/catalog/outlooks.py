@@ -1,0 +1,113 @@
+"""What is asked of the catalog to say how runs are: how their jobs ended, what rules would keep."""
+
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import Connection, bindparam, select
+
+from cairn.service.catalog.models import AliasRow, CheckpointRow, EventRow, RunRow
+from cairn.service.schemas import CheckpointState, EventKind
+from cairn.storage.runs import StepFacts
+
+ENDS: Final = 40
+"""Ends of jobs of a run, at most, that are looked at: the last ones."""
+
+_JOB_ENDS: Final = (
+    select(EventRow.detail)
+    .where(
+        EventRow.root == bindparam("root_name"),
+        EventRow.run == bindparam("run_name"),
+        EventRow.kind == EventKind.JOB_ENDED.value,
+    )
+    .order_by(EventRow.sequence.desc())
+    .limit(ENDS)
+)
+
+
+class Version(NamedTuple):
+    """Which rows of a run there are.
+
+    Attributes:
+        id: Of the run.
+        revision: Another with every write of its rows.
+    """
+
+    id: int
+    revision: int
+
+
+class KnownStep(NamedTuple):
+    """A listed step, as retention judges it.
+
+    Attributes:
+        facts: What a decision needs to know.
+        nbytes: Of its files.
+    """
+
+    facts: StepFacts
+    nbytes: int
+
+
+def job_ends(connection: Connection, root: str, run: str) -> list[dict[str, Any]]:
+    """How the last jobs of a run ended, as the events tell it; newest first."""
+    given = {"root_name": root, "run_name": run}
+    return [row.detail for row in connection.execute(_JOB_ENDS, given)]
+
+
+def versions(
+    connection: Connection, runs: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], Version]:
+    """Those of some runs, by root and name."""
+    names = {name for _, name in runs}
+    query = select(RunRow.root, RunRow.name, RunRow.id, RunRow.revision)
+    found = connection.execute(query.where(RunRow.name.in_(names)))
+    known = {(row.root, row.name): Version(row.id, row.revision) for row in found}
+    return {run: known[run] for run in runs if run in known}
+
+
+def known_steps(
+    connection: Connection, runs: Iterable[int], *, with_notes: bool
+) -> dict[int, list[KnownStep]]:
+    """The listed steps of some runs, by the run's id; a run without any is left out.
+
+    Args:
+        connection: To the catalog.
+        runs: Ids of runs.
+        with_notes: Read labels and metrics too, which takes longer.
+    """
+    columns: list[Any] = [CheckpointRow.run_id, CheckpointRow.step, CheckpointRow.attempt]
+    columns += [CheckpointRow.created, CheckpointRow.nbytes]
+    if with_notes:
+        columns += [CheckpointRow.metrics, CheckpointRow.labels, CheckpointRow.better]
+    query = (
+        select(*columns)
+        .where(
+            CheckpointRow.run_id.in_(list(runs)),
+            CheckpointRow.state == CheckpointState.LISTED.value,
+        )
+        .order_by(CheckpointRow.run_id, CheckpointRow.step)
+    )
+    rows = connection.execute(query)
+    return {run: list(map(_known, steps)) for run, steps in groupby(rows, lambda row: row.run_id)}
+
+
+def alias_targets(
+    connection: Connection, runs: Iterable[int]
+) -> dict[int, dict[str, tuple[int, int]]]:
+    """The (step, attempt) that each alias names, by the id of its run."""
+    found: dict[int, dict[str, tuple[int, int]]] = {}
+    query = select(AliasRow.run_id, AliasRow.alias, AliasRow.step, AliasRow.attempt)
+    for row in connection.execute(query.where(AliasRow.run_id.in_(list(runs)))):
+        found.setdefault(row.run_id, {})[row.alias] = row.step, row.attempt
+    return found
+
+
+def _known(row: Any) -> KnownStep:
+    created: datetime = row.created  # a listed step has a manifest, which says it
+    notes = {}
+    if hasattr(row, "metrics"):
+        metrics = {name: float(value) for name, value in row.metrics.items()}
+        notes = {"metrics": metrics, "labels": row.labels, "better": row.better}
+    return KnownStep(StepFacts(row.step, row.attempt, created, **notes), row.nbytes or 0)
