@@ -129,6 +129,8 @@ class Watches:
                 break
             self._looks += 1
             known = {name: watched.operation for name, watched in self._watched.items()}
+            if not known:  # all have gone meanwhile; who asks of none is told of all
+                break
             try:
                 found = await run_in_threadpool(self._jobs.look, known)
             except Exception as exc:  # whatever a driver raises: it may answer again

@@ -64,12 +64,14 @@ class Looks:
     def __init__(self, jobs):
         self._jobs = jobs
         self.count = 0
+        self.asked = []
 
     def __getattr__(self, name):
         return getattr(self._jobs, name)
 
     def look(self, known):
         self.count += 1
+        self.asked.append([*known])
         return self._jobs.look(known)
 
     async def more(self, number):
@@ -231,6 +233,7 @@ def test_nothing_is_looked_at_once_nobody_watches(jobs):
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await asyncio.sleep(0.1)
+            assert all(looks.asked)  # of none a database tells everything
             before = looks.count
             await asyncio.sleep(0.1)
             assert looks.count == before

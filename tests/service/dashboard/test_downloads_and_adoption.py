@@ -57,6 +57,8 @@ def test_folder_of_plain_orbax_becomes_a_run_whose_files_are_its_owners(
     assert (tmp_path / "file").read_bytes() == owners.read_bytes()
     page.goto("/ui/default/adopted/lineage")
     expect(page.locator("main")).to_contain_text(f"{trained}/{saved_by_orbax}")
+    expect(page.locator("svg .node.adopted")).to_be_visible()
+    expect(page.locator("main")).not_to_contain_text("It began by itself")
     page.goto("/audit")
     expect(page.locator("#audit")).to_contain_text("run.adopt")
     page.goto("/adopt")

@@ -18,6 +18,8 @@ PAGES = (
     STEP,
     f"{STEP}/tensors",
     f"{STEP}/tensors?q=kernel",
+    f"{STEP}/tensors?prefix=model/lay",
+    "/?keep_last=1",
     f"{STEP}/tensor?item=model&path=model/layers/0/mlp/gate_proj/kernel",
     f"{STEP}/config",
     f"{STEP}/files",

@@ -1,0 +1,84 @@
+"""Jobs that run while somebody looks at them: cancelled, resumed, and taken over from the dead."""
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from cairn.service.app import create_app
+from cairn.service.settings import Settings
+from tests.service.dashboard.conftest import opened
+from tests.service.jobs import PATIENCE, Hold, save_llama, tries, until
+from tests.service.servers import serve
+from tests.service.test_workers import started, working
+
+LONG = 60_000
+"""Milliseconds that a job may take on a machine that has much else to do."""
+
+
+@pytest.fixture
+def store(tmp_path):
+    save_llama(tmp_path / "store/llama")
+    return tmp_path / "store"
+
+
+def test_export_is_cancelled_while_it_runs_leaves_nothing_and_is_resumed(
+    browser, store, tmp_path, monkeypatch
+):
+    hold = Hold(monkeypatch)
+    app = create_app(Settings(root=str(store), data_dir=tmp_path / "data"))
+    with serve(app) as url, opened(browser, url) as page:
+        page.goto("/ui/default/llama/steps/1")
+        page.get_by_role("button", name="Export to PyTorch").click()
+        card = page.locator(".operation").first
+        assert hold.reached.wait(PATIENCE)
+        expect(card).to_have_attribute("data-state", "running", timeout=LONG)
+        assert len(tries(store, "llama")) == 1
+        card.get_by_role("button", name="Cancel").click()
+        expect(card).to_have_attribute("data-state", "cancelled", timeout=LONG)
+        expect(card).to_contain_text("what it wrote is removed")
+        expect(card.get_by_role("button", name="Cancel")).to_have_count(0)
+        until(lambda: tries(store, "llama") == [])
+        page.reload()
+        expect(card).to_have_attribute("data-state", "cancelled")
+        hold.reached.clear()
+        card.get_by_role("button", name="Resume").click()
+        assert hold.reached.wait(PATIENCE)
+        expect(card).to_have_attribute("data-state", "running", timeout=LONG)
+        hold.opened.set()
+        expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
+        card.get_by_role("link", name="Files").click()
+        expect(page.get_by_role("link", name="model.safetensors", exact=True)).to_be_visible()
+        assert len(tries(store, "llama")) == 1
+
+
+def test_what_a_dead_worker_had_is_given_to_another_that_ends_it(browser, store, tmp_path):
+    settings = Settings(root=str(store), data_dir=tmp_path / "data", worker=False)
+    reached = tmp_path / "reached"
+    program = ("-m", "tests.service.stalling_worker", str(reached))
+    with serve(create_app(settings)) as url, opened(browser, url) as page:
+        page.on("dialog", lambda dialog: dialog.accept())
+        with working(settings, "one", program) as process:
+            page.goto("/ui/default/llama/steps/1")
+            page.get_by_role("button", name="Export to PyTorch").click()
+            until(reached.exists)
+            page.goto("/operations")
+            row = page.get_by_role("row").filter(has_text="one").first
+            expect(row).to_contain_text("alive")
+            expect(row.get_by_role("button")).to_have_count(0)  # it lives
+            process.kill()
+            process.wait(60)
+        with working(settings, "two") as other:
+            started(other)
+            until(lambda: not _workers(url)["one"]["alive"])
+            page.reload()
+            expect(row).to_contain_text("gone")
+            row.get_by_role("button", name="Give it to others").click()
+            card = page.locator(".operation").first
+            expect(card).to_have_attribute("data-state", "succeeded", timeout=LONG)
+            assert set(_workers(url)) == {"two"}
+            page.goto("/audit")
+            expect(page.locator("#audit")).to_contain_text("worker.takeOver")
+
+
+def _workers(url):
+    return {one["name"]: one for one in httpx.get(f"{url}/v1/workers").json()["workers"]}
