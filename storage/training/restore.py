@@ -6,54 +6,34 @@ differences between the target and what is stored are found first, from metadata
 error; no value is handed out before all that were read are checked.
 """
 
-import functools
-import os
 import re
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from cairn.storage.arrays import (
-    ALIGNMENT,
-    META_ITEM,
-    Index,
-    Region,
-    SmallArrays,
-    aligned_empty,
-    origin_of,
-)
+from cairn.storage.arrays import META_ITEM
 from cairn.storage.errors import (
     CorruptionError,
     LeafNotFoundError,
     NotFoundError,
     TreeMismatchError,
 )
-from cairn.storage.reading import (
-    HOST_BYTES,
-    CheckpointReader,
-    ItemArrays,
-    LeafInfo,
-    LeafReads,
-    WholeChunk,
-)
+from cairn.storage.reading import CheckpointReader, ItemArrays, LeafInfo
 from cairn.storage.runs import Manifest, manifest_file, read_record
 from cairn.storage.store import ObjectStore, StoreURI, canonical_json, sha256_of
 from cairn.storage.training import processes, trees
 from cairn.storage.training.garbage import no_collections
-from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
-from cairn.storage.training.read_plan import Part, SharedLeaf, batches, shared_parts
-from cairn.storage.training.weak_types import weakly_typed
+from cairn.storage.training.restoring import (
+    TargetLeaf,
+    agreed_shared,
+    read_leaves,
+    read_shared,
+    target_leaf,
+)
 
 __all__ = [
     "FittedItem",
-    "PlacedLeaf",
-    "TargetLeaf",
     "fit_item",
     "open_step",
     "read_meta",
@@ -61,240 +41,9 @@ __all__ = [
     "restore_leaves",
     "stored_items",
     "stored_tree",
-    "target_leaf",
 ]
 
-_KINDS: dict[type, tuple[str, str]] = {
-    bool: ("b", "a Python bool"),
-    int: ("iu", "a Python int"),
-    float: ("f", "a Python float"),
-    complex: ("fc", "a Python complex"),
-}
-
-
-class TargetLeaf(NamedTuple):
-    """One leaf of a target.
-
-    Attributes:
-        shape: wanted shape.
-        dtype: wanted dtype; None for Python numbers, which take any dtype of their kind.
-        sharding: where to put it; None for leaves that stay on the host.
-        scalar: the type of scalar to make (Python's or NumPy's); None for arrays.
-        committed: False if JAX may move it to where other arguments of a computation are.
-        weak: the array gives way to the dtypes of others, as one made of a Python number does.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    sharding: jax.sharding.Sharding | None
-    scalar: type | None
-    committed: bool = True
-    weak: bool = False
-
-    def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, cast: bool) -> list[str]:
-        """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
-        problems = []
-        if tuple(stored.shape) != self.shape:
-            problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
-        elif isinstance(getattr(self.sharding, "mesh", None), jax.sharding.AbstractMesh):
-            problems.append(
-                "expected a sharding on devices, found one on an AbstractMesh, which has none "
-                "(jax.eval_shape makes such of explicit axes); give it one on the Mesh itself"
-            )
-        elif self.sharding is not None:
-            try:
-                if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
-                    _places(self.sharding, self.shape)
-            except ValueError as exc:
-                problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
-        if not self._takes(stored.dtype, cast):
-            wanted = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
-            expected = wanted or f"dtype {dtype_name(self.dtype)}"
-            problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
-        elif self.sharding is not None and not is_key_dtype(self.dtype):
-            made = _made_of(self.dtype)
-            if made != self.dtype:
-                problems.append(
-                    f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
-                    f"{dtype_name(made)}; set jax_enable_x64 for the whole process, or restore "
-                    "it as a NumPy array"
-                )
-        return problems
-
-    def _takes(self, dtype: Any, cast: bool) -> bool:
-        if self.dtype is None and self.scalar is not None:
-            return not is_key_dtype(dtype) and np.dtype(dtype).kind in _KINDS[self.scalar][0]
-        if self.dtype == dtype:
-            return True
-        return cast and _is_floating(dtype) and _is_floating(self.dtype)
-
-    def empty(self) -> Any:
-        """The leaf, if it has no elements."""
-        nothing = np.zeros(self.shape, self.dtype)
-        if self.sharding is None:
-            return nothing
-        return self.place(self.shape, self.dtype, lambda index: nothing[index])
-
-    def place(self, shape: tuple[int, ...], dtype: Any, part: Callable[[Any], Any]) -> jax.Array:
-        """The array of JAX, on its devices; without a copy, where one is not needed.
-
-        Args:
-            shape: of the whole; of typed keys that of their words.
-            dtype: its dtype.
-            part: gives what lies at an index of it.
-        """
-        assert self.sharding is not None
-        if self.committed:
-            return jax.make_array_from_callback(shape, self.sharding, part, dtype=dtype)
-        (device,) = self.sharding.device_set
-        with jax.default_device(device):
-            return jnp.asarray(part((slice(None),) * len(shape)), dtype)
-
-    def finish(self, value: Any) -> Any:
-        """`value`, read in logical dtype, as the type that was asked for."""
-        if self.scalar is not None:
-            item = np.asarray(value)[()]
-            return self.scalar(item) if self.dtype is None else item
-        if self.sharding is None and self.dtype is not None:
-            return np.asarray(value).astype(self.dtype, copy=False)
-        value = value if value.dtype == self.dtype else value.astype(self.dtype)
-        return weakly_typed(value) if self.weak else value
-
-
-class PlacedLeaf:
-    """A leaf being read: the parts of it that this process holds, and what is made of them.
-
-    Attributes:
-        regions: the parts, to be filled with the stored elements.
-        stays: the memory of the parts becomes the leaf's; it need not be moved to other devices.
-    """
-
-    def __init__(self, target: TargetLeaf, info: LeafInfo, memory: SmallArrays) -> None:
-        """Make room for them.
-
-        Args:
-            target: what to make; it fits what is stored.
-            info: what is stored.
-            memory: where small parts lie that become arrays of JAX.
-        """
-        self._target = target
-        self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
-        self._shape = info.shape  # of typed keys: of their words
-        if target.sharding is None:
-            origins: Sequence[Index] = ((0,) * len(info.shape),)
-            values, self.stays = aligned_empty([info.shape], info.dtype), True
-        else:
-            part, origins, self.stays = _places(target.sharding, info.shape)
-            values = [memory.empty(part, info.dtype) for _ in origins]
-        self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
-
-    def value(self, *, key_impl: str | None) -> Any:
-        """The leaf, in the dtype that the target asks for, once its regions are filled.
-
-        Args:
-            key_impl: of a leaf of typed PRNG keys: their implementation.
-        """
-        dtype, sharding = self._target.dtype, self._target.sharding
-        whole: Any
-        parts = [region.values for region in self.regions]
-        if key_impl is None and dtype is not None and parts[0].dtype != dtype:
-            parts = [part.astype(dtype) for part in parts]
-        if sharding is None:
-            (whole,) = parts
-        else:
-            origins = (region.origin for region in self.regions)
-            by_origin = dict(zip(origins, parts, strict=True))
-            (only,) = parts if len(parts) == 1 else (None,)
-            whole = self._target.place(
-                self._shape,
-                self._dtype,
-                lambda index: by_origin[origin_of(index)] if only is None else only,
-            )
-        return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
-
-
-class _Places(NamedTuple):
-    """Where the parts of an array lie.
-
-    Attributes:
-        part: shape of each.
-        origins: index of the first element of each that this process holds.
-        on_cpu: all of its devices are CPUs.
-    """
-
-    part: tuple[int, ...]
-    origins: tuple[tuple[int, ...], ...]
-    on_cpu: bool
-
-
-@functools.lru_cache(maxsize=4096)
-def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
-    """The parts of this process.
-
-    Raises:
-        ValueError: the sharding does not divide the shape.
-    """
-    part = sharding.shard_shape(shape)
-    places: Mapping[Any, Any] = sharding.addressable_devices_indices_map(shape)
-    origins = dict.fromkeys(origin_of(index) for index in places.values())
-    return _Places(part, tuple(origins), {device.platform for device in places} == {"cpu"})
-
-
-@functools.lru_cache(maxsize=256)
-def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
-    return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _made_of(dtype: Any) -> Any:
-    """The dtype that JAX makes of this one, as it is configured now."""
-    return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
-
-
-def _is_floating(dtype: Any) -> bool:
-    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
-
-
-def target_leaf(leaf: Any) -> TargetLeaf:
-    """What the leaf of a target asks for.
-
-    Raises:
-        TypeError: it is neither an array, a description of one, nor a number.
-    """
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        sharding, committed = leaf.sharding, not isinstance(leaf, jax.Array) or leaf.committed
-        if sharding is None:
-            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-            committed = False
-        weak = bool(getattr(leaf, "weak_type", False))  # typed keys know nothing of it
-        return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed, weak)
-    if isinstance(leaf, np.ndarray):
-        reason = why_no_plain_array(leaf)
-        if reason is not None:
-            raise TypeError(f"a restore target's leaf: {reason}")
-        return TargetLeaf(leaf.shape, _native(leaf.dtype), None, None)
-    if isinstance(leaf, np.generic):
-        return TargetLeaf((), leaf.dtype, None, type(leaf))
-    if type(leaf) in _KINDS:
-        return TargetLeaf((), None, None, type(leaf))
-    raise TypeError(
-        f"a restore target's leaf is {type(leaf).__name__}: expected jax.ShapeDtypeStruct, "
-        "jax.Array, a NumPy array or scalar, or a Python number"
-    )
-
-
-def _native(dtype: Any) -> Any:
-    """The dtype in this machine's byte order, in which everything is stored."""
-    return dtype if is_key_dtype(dtype) else np.dtype(dtype).newbyteorder("=")
-
-
 _STEP_FOLDER: Final = re.compile(r"attempts/([0-9]+)/([0-9]+)$")
-_CHUNKS_AT_ONCE: Final = 512
-
-READ_ONCE: Final = "CAIRN_READ_ONCE"
-"""Environment variable: 0 lets each process read all that its devices hold."""
-
-BATCH_BYTES: Final = 128 << 20
-"""What a process has at a time of parts that are read for several, beside the leaves."""
 
 Step = StoreURI | CheckpointReader
 
@@ -470,10 +219,10 @@ class FittedItem(NamedTuple):
 
         What several processes hold one of them reads, for all of them.
         """
-        shared = _agreed_shared(self)
+        shared = agreed_shared(self.infos, self.wanted)
         alone = {path: leaf for path, leaf in self.wanted.items() if path not in shared}
-        values = processes.together(lambda: _read(self.arrays, self.infos, alone))
-        values |= _read_shared(self, shared)
+        values = processes.together(lambda: read_leaves(self.arrays, self.infos, alone))
+        values |= read_shared(self.arrays, self.infos, self.wanted, shared)
         return {path: leaf.finish(values[path]) for path, leaf in self.wanted.items()} | self.texts
 
 
@@ -594,193 +343,3 @@ def _logical(arrays: ItemArrays, info: LeafInfo) -> jax.ShapeDtypeStruct:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=form.dtype))
         return jax.ShapeDtypeStruct(form.shape, key.dtype)
     return jax.ShapeDtypeStruct(info.shape, info.dtype)
-
-
-class _Filling(NamedTuple):
-    """A leaf whose parts are being read."""
-
-    path: str
-    info: LeafInfo
-    leaf: PlacedLeaf
-    futures: list[Future[None]]
-
-
-def _read(
-    arrays: ItemArrays, infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
-) -> dict[str, Any]:
-    """The leaves by path, placed as the targets say, in the dtypes that they ask for."""
-    values: dict[str, Any] = {}
-    memory = SmallArrays()
-    with ExitStack() as stack:
-        arrays.prefetch(infos[path].path for path in wanted)
-        reads = LeafReads(arrays)
-        pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
-        filling: deque[_Filling] = deque()
-        stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])
-        small: list[_Filling] = []
-        chunks: list[WholeChunk] = []
-        waiting = 0
-        for path, target in wanted.items():
-            info = infos[path]
-            if info.chunks is None:
-                values[path] = target.empty()
-                continue
-            leaf = PlacedLeaf(target, info, memory)
-            whole = reads.whole_chunks(info, leaf.regions)
-            if whole is not None:
-                small.append(_Filling(path, info, leaf, []))
-                chunks += whole
-                if len(chunks) >= _CHUNKS_AT_ONCE:
-                    _finish_small(reads, arrays, small, chunks, values)
-                    small, chunks = [], []
-                continue
-            futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
-            filling.append(_Filling(path, info, leaf, futures))
-            waiting += info.nbytes
-            while filling and not leaf.stays and waiting > HOST_BYTES:
-                waiting -= filling[0].info.nbytes
-                _finish(arrays, filling, values)
-        _finish_small(reads, arrays, small, chunks, values)
-        while filling:
-            _finish(arrays, filling, values)
-    return values
-
-
-def _agreed_shared(fitted: FittedItem) -> dict[str, SharedLeaf]:
-    """The leaves of which several processes hold the same; none unless all see the same ones."""
-    if jax.process_count() == 1:
-        return {}
-    shared = processes.together(lambda: _shared(fitted))
-    said = None if os.environ.get(READ_ONCE) == "0" else sha256_of(repr(shared).encode())
-    heard = {*processes.collect(said)}
-    return shared if said is not None and heard == {said} else {}
-
-
-def _shared(fitted: FittedItem) -> dict[str, SharedLeaf]:
-    found = {}
-    for path, target in fitted.wanted.items():
-        info, sharding = fitted.infos[path], target.sharding
-        if info.chunks is None or sharding is None or sharding.is_fully_addressable:
-            continue
-        slices = processes.holders_of_slices(sharding, info.shape)
-        if any(len(holders) > 1 for holders in slices.values()):
-            shape = sharding.shard_shape(info.shape)
-            found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
-    return found
-
-
-def _read_shared(fitted: FittedItem, shared: Mapping[str, SharedLeaf]) -> dict[str, Any]:
-    """The leaves that several processes hold, of which each reads a share."""
-    values: dict[str, Any] = {}
-    filling: dict[str, _Filling] = {}
-    memory = SmallArrays()
-    parts = shared_parts(shared.values())
-    last = {part.path: part for part in parts}
-
-    def share(batch: Sequence[Part], streams: Mapping[tuple[int, ...], _Streams]) -> None:
-        for members in sorted(streams):
-            if len(members) > 1:
-                processes.gather_bytes(members, [*streams[members].bytes.values()])
-        for part in batch:
-            one = filling.get(part.path)
-            if one is None:
-                info = fitted.infos[part.path]
-                leaf = PlacedLeaf(fitted.wanted[part.path], info, memory)
-                one = filling[part.path] = _Filling(part.path, info, leaf, [])
-            if part.holders in streams:
-                _put(one.leaf.regions, part, streams[part.holders].parts[part])
-            if last[part.path] is part:
-                values[part.path] = _made(fitted.arrays, filling.pop(part.path))
-
-    def take(batch: Sequence[Part]) -> None:
-        # A collective waits for all without a deadline: it begins once each has what it gives.
-        streams = processes.together(lambda: _read_streams(fitted, batch))
-        processes.together(lambda: share(batch, streams))
-
-    for batch in batches(parts, BATCH_BYTES):
-        take(batch)
-    return values
-
-
-class _Streams(NamedTuple):
-    """What some processes give each other of a batch.
-
-    Attributes:
-        bytes: of each of them, in their order.
-        parts: where in them each part is.
-    """
-
-    bytes: dict[int, np.ndarray[Any, Any]]
-    parts: dict[Part, np.ndarray[Any, Any]]
-
-
-def _read_streams(fitted: FittedItem, batch: Sequence[Part]) -> dict[tuple[int, ...], _Streams]:
-    """Room for what this process holds of a batch, by holders; what it is to read is there."""
-    me = int(jax.process_index())
-    mine = [part for part in batch if me in part.holders]
-    sizes: dict[tuple[int, ...], dict[int, int]] = {}
-    starts: dict[Part, int] = {}
-    for part in mine:
-        size = sizes.setdefault(part.holders, dict.fromkeys(part.holders, 0))
-        starts[part] = size[part.reader]
-        size[part.reader] += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-    streams = {}
-    for holders, size in sizes.items():
-        made = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
-        streams[holders] = _Streams(dict(zip(size, made, strict=True)), {})
-    reads = LeafReads(fitted.arrays)
-    tasks: list[Callable[[], None]] = []
-    fitted.arrays.prefetch(
-        dict.fromkeys(fitted.infos[part.path].path for part in mine if part.reader == me)
-    )
-    for part, start in starts.items():
-        info, stream = fitted.infos[part.path], streams[part.holders]
-        stored = stream.bytes[part.reader][start : start + part.nbytes]
-        stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
-        if part.reader == me:
-            tasks += reads.tasks(info, [Region(part.origin, stream.parts[part])])
-    with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
-        futures = [pool.submit(task) for task in tasks]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
-    return streams
-
-
-def _put(regions: Sequence[Region], part: Part, values: np.ndarray[Any, Any]) -> None:
-    """Copy a part into its slice."""
-    (region,) = (one for one in regions if one.origin == part.within)
-    starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
-    box = tuple(slice(at, at + size) for at, size in zip(starts, part.shape, strict=True))
-    region.part(box)[...] = values
-
-
-def _finish_small(
-    reads: LeafReads,
-    arrays: ItemArrays,
-    small: list[_Filling],
-    chunks: list[WholeChunk],
-    values: dict[str, Any],
-) -> None:
-    """Read many small leaves here: to hand them to other threads takes longer."""
-    reads.read_whole(chunks)
-    for one in small:
-        values[one.path] = _made(arrays, one)
-
-
-def _finish(arrays: ItemArrays, filling: deque[_Filling], values: dict[str, Any]) -> None:
-    """Wait for the first leaf's parts, and make it of them."""
-    first = filling[0]
-    for future in first.futures:
-        future.result()
-    filling.popleft()
-    values[first.path] = _made(arrays, first)
-
-
-def _made(arrays: ItemArrays, one: _Filling) -> Any:
-    """The leaf, whose parts are filled."""
-    form = arrays.form(one.info.path)
-    return one.leaf.value(key_impl=form.dtype if form is not None and form.kind == "key" else None)

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import cairn
-from cairn.storage.training import restore
 from cairn.storage.training.processes import exchange
+from cairn.storage.training.restoring import shared_leaves
 from tests.gcs.server import client_environment
 from tests.multi_process.scenarios import error_of
 
@@ -75,10 +75,10 @@ def save(url: str, run: str = RUN) -> None:
 def load(urls: list[str], split: int, once: str) -> int:
     """Loads all, each process from its own server; how many leaves are what was saved, here."""
     os.environ.update(client_environment(urls[jax.process_index()]))
-    os.environ[restore.READ_ONCE] = once
+    os.environ[shared_leaves.READ_ONCE] = once
     wanted = target(split)
     mesh = wanted["words"].sharding.mesh
-    with mock.patch.object(restore, "BATCH_BYTES", BATCH_BYTES), jax.set_mesh(mesh):
+    with mock.patch.object(shared_leaves, "BATCH_BYTES", BATCH_BYTES), jax.set_mesh(mesh):
         found = cairn.load(RUN, {"model": wanted})["model"]
     for name, leaf in found.items():
         assert leaf.sharding == wanted[name].sharding
@@ -91,7 +91,7 @@ def load_otherwise(urls: list[str], once: list[str]) -> list[str]:
     """Loads of processes that do not ask for the same are loads all the same."""
     me = int(jax.process_index())
     os.environ.update(client_environment(urls[me]))
-    os.environ[restore.READ_ONCE] = once[me]
+    os.environ[shared_leaves.READ_ONCE] = once[me]
     found = cairn.load(RUN, {"model": target(1), "key": {"key": jax.random.key(0)}})
     key = jax.random.key_data(found["key"]["key"])
     assert np.array_equal(key, jax.random.key_data(jax.random.key(7)))
@@ -105,14 +105,14 @@ def fail(urls: list[str]) -> dict[str, Any]:
     me = int(jax.process_index())
     os.environ.update(client_environment(urls[me]))
     told: dict[str, Any] = {}
-    real = restore._read_streams
+    real = shared_leaves._read_streams
 
     def broken(*given: Any) -> Any:
         if me == 1:
             raise cairn.StoreUnavailableError("the disk of this process is gone")
         return real(*given)
 
-    with mock.patch.object(restore, "_read_streams", broken):
+    with mock.patch.object(shared_leaves, "_read_streams", broken):
         told["fails"] = error_of(lambda: cairn.load(RUN, {"model": target(1)}))
     gone = late(me)
     told["late"] = error_of(gone)
@@ -122,7 +122,7 @@ def fail(urls: list[str]) -> dict[str, Any]:
 
 def late(me: int) -> Callable[[], Any]:
     """A load in which process 1 reads for longer than the others wait."""
-    real = restore._read_streams
+    real = shared_leaves._read_streams
 
     def slow(*given: Any) -> Any:
         if me == 1:
@@ -132,7 +132,7 @@ def late(me: int) -> Callable[[], Any]:
     def run() -> Any:
         with (
             mock.patch.object(exchange, "LATE_SECONDS", 4.0),
-            mock.patch.object(restore, "_read_streams", slow),
+            mock.patch.object(shared_leaves, "_read_streams", slow),
         ):
             try:
                 return cairn.load(RUN, {"model": target(1)})

@@ -1,5 +1,6 @@
 from .agreement import agree as agree
 from .agreement import collect as collect
+from .agreement import compare as compare
 from .agreement import together as together
 from .background import MEET_SECONDS as MEET_SECONDS
 from .background import OUTCOME_SECONDS as OUTCOME_SECONDS

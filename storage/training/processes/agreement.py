@@ -5,7 +5,7 @@ others. Whatever fails in one process fails in all of them: nobody is left waiti
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -16,7 +16,7 @@ from cairn.storage import errors
 from cairn.storage.errors import SaveError, StorageError
 from cairn.storage.training.processes.exchange import exchange, is_primary, named
 
-__all__ = ["agree", "as_json", "collect", "from_json", "together"]
+__all__ = ["agree", "as_json", "collect", "compare", "from_json", "together"]
 
 R = TypeVar("R")
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -84,12 +84,46 @@ def together(
     """
     if jax.process_count() == 1:
         return prepare()
+    made, columns = _prepared(prepare, same.values())
+    for name, others in zip(same, columns, strict=True):
+        if others:
+            raise error(
+                path=name,
+                expected="the same on every process",
+                found=f"another value on {named(others)} than on process 0",
+                next_step="All processes must make the same call; nothing was written.",
+            )
+    return made
+
+
+def compare(prepare: Callable[[], R], value_of: Callable[[R], Any]) -> tuple[R, bool]:
+    """What `prepare` gives here, and whether it is alike on all. All of them must call this.
+
+    Args:
+        prepare: may raise on some processes and not on others.
+        value_of: what of the prepared is compared; JSON, or any `repr`.
+
+    Raises:
+        StorageError: another process could not do it.
+        LateProcessError: some process did not come.
+        Exception: what it raised here.
+    """
+    if jax.process_count() == 1:
+        return prepare(), True
+    made, (others,) = _prepared(prepare, [value_of])
+    return made, not others
+
+
+def _prepared(
+    prepare: Callable[[], R], values_of: Collection[Callable[[R], Any]]
+) -> tuple[R, list[list[int]]]:
+    """What is prepared here; for each value of it, the processes that have another than 0."""
     prepared: list[R] = []
     raised: BaseException | None = None
     said: dict[str, Any]
     try:
         made = prepare()
-        said = {"digests": [_digest(value_of(made)) for value_of in same.values()]}
+        said = {"digests": [_digest(value_of(made)) for value_of in values_of]}
         prepared.append(made)
     except BaseException as exc:  # an interrupt too: the others must not wait for this one
         raised, said = exc, json.loads(as_json(exc))
@@ -98,15 +132,8 @@ def together(
         raise raised
     if "failed" in heard:
         raise from_json(heard, process=heard["failed"])
-    for name, others in zip(same, heard["others"], strict=True):
-        if others:
-            raise error(
-                path=name,
-                expected="the same on every process",
-                found=f"another value on {named(others)} than on process 0",
-                next_step="All processes must make the same call; nothing was written.",
-            )
-    return prepared[0]
+    others: list[list[int]] = heard["others"]
+    return prepared[0], others
 
 
 def _verdict(said: Sequence[str]) -> str:

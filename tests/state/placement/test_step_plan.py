@@ -29,9 +29,9 @@ from cairn.state.sharding.mesh import make_mesh
 from cairn.storage.reading import local_shards
 from cairn.storage.runs.records.manifest import LeafRecord
 from cairn.storage.runs.resolving import resolve_checkpoint
-from cairn.storage.training import restore
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.loading import load
+from cairn.storage.training.restoring import filling, targets
 
 P = PartitionSpec
 CONFIG = DecoderConfig(
@@ -389,13 +389,13 @@ def large(tmp_path):
 
 def test_as_much_waits_on_the_host_as_was_planned(large, monkeypatch):
     window = 1 << 20
-    monkeypatch.setattr(restore, "HOST_BYTES", window)
+    monkeypatch.setattr(filling, "HOST_BYTES", window)
     monkeypatch.setattr(load_cost, "HOST_BYTES", window)
-    places = restore._places
-    monkeypatch.setattr(restore, "_places", lambda *asked: places(*asked)._replace(on_cpu=False))
+    places = targets._places
+    monkeypatch.setattr(targets, "_places", lambda *asked: places(*asked)._replace(on_cpu=False))
     here, most = 0, 0
 
-    class Counted(restore.PlacedLeaf):
+    class Counted(targets.PlacedLeaf):
         def __init__(self, *arguments):
             nonlocal here, most
             super().__init__(*arguments)
@@ -410,7 +410,7 @@ def test_as_much_waits_on_the_host_as_was_planned(large, monkeypatch):
             here -= self._nbytes()
             return super().value(**options)
 
-    monkeypatch.setattr(restore, "PlacedLeaf", Counted)
+    monkeypatch.setattr(filling, "PlacedLeaf", Counted)
     mesh = make_mesh((2, 4), ("a", "b"))
     spec = PartitionSpec(None, "b")
     target = {

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.training.read_plan import PART_BYTES, SharedLeaf, batches, shared_parts
+from cairn.storage.training.restoring.read_plan import PART_BYTES, SharedLeaf, batches, shared_parts
 
 AXIS = st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 """(slices, elements of each, elements of a chunk)"""

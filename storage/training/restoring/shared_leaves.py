@@ -1,0 +1,166 @@
+"""Leaves that several processes hold: each reads a share of them, and they exchange these.
+
+Imports JAX.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+
+from cairn.storage.arrays import ALIGNMENT, Region, SmallArrays, aligned_empty
+from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads
+from cairn.storage.store import sha256_of
+from cairn.storage.training import processes
+from cairn.storage.training.restoring.filling import Filling, made
+from cairn.storage.training.restoring.read_plan import Part, SharedLeaf, batches, shared_parts
+from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
+
+__all__ = ["BATCH_BYTES", "READ_ONCE", "agreed_shared", "read_shared"]
+
+READ_ONCE: Final = "CAIRN_READ_ONCE"
+"""Environment variable: 0 lets each process read all that its devices hold."""
+
+BATCH_BYTES: Final = 128 << 20
+"""What a process has at a time of parts that are read for several, beside the leaves."""
+
+
+def agreed_shared(
+    infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
+) -> dict[str, SharedLeaf]:
+    """The leaves of which several processes hold the same; none unless all see the same ones.
+
+    Args:
+        infos: what is known of each stored leaf, by path.
+        wanted: what to make of them, by path.
+    """
+    if jax.process_count() == 1:
+        return {}
+    none = os.environ.get(READ_ONCE) == "0"
+    shared, alike = processes.compare(
+        lambda: {} if none else _shared(infos, wanted),
+        lambda found: [none, sha256_of(repr(found).encode())],
+    )
+    return shared if alike else {}
+
+
+def _shared(
+    infos: Mapping[str, LeafInfo], wanted: Mapping[str, TargetLeaf]
+) -> dict[str, SharedLeaf]:
+    found = {}
+    for path, target in wanted.items():
+        info, sharding = infos[path], target.sharding
+        if info.chunks is None or sharding is None or sharding.is_fully_addressable:
+            continue
+        slices = processes.holders_of_slices(sharding, info.shape)
+        if any(len(holders) > 1 for holders in slices.values()):
+            shape = sharding.shard_shape(info.shape)
+            found[path] = SharedLeaf(path, info.dtype.itemsize, info.chunks, shape, slices)
+    return found
+
+
+def read_shared(
+    arrays: ItemArrays,
+    infos: Mapping[str, LeafInfo],
+    wanted: Mapping[str, TargetLeaf],
+    shared: Mapping[str, SharedLeaf],
+) -> dict[str, Any]:
+    """The leaves that several processes hold, of which each reads a share.
+
+    Args:
+        arrays: what is stored.
+        infos: what is known of each stored leaf, by path.
+        wanted: what to make of them, by path.
+        shared: those that are read here, the same on all processes.
+
+    Raises:
+        CorruptionError, StoreUnavailableError, LateProcessError: on all processes.
+    """
+    values: dict[str, Any] = {}
+    filling: dict[str, Filling] = {}
+    memory = SmallArrays()
+    parts = shared_parts(shared.values())
+    last = {part.path: part for part in parts}
+
+    def share(batch: Sequence[Part], streams: Mapping[tuple[int, ...], _Streams]) -> None:
+        for members in sorted(streams):
+            if len(members) > 1:
+                processes.gather_bytes(members, [*streams[members].bytes.values()])
+        for part in batch:
+            one = filling.get(part.path)
+            if one is None:
+                info = infos[part.path]
+                leaf = PlacedLeaf(wanted[part.path], info, memory)
+                one = filling[part.path] = Filling(part.path, info, leaf, [])
+            if part.holders in streams:
+                _put(one.leaf.regions, part, streams[part.holders].parts[part])
+            if last[part.path] is part:
+                values[part.path] = made(arrays, filling.pop(part.path))
+
+    def take(batch: Sequence[Part]) -> None:
+        # A collective waits for all without a deadline: it begins once each has what it gives.
+        streams = processes.together(lambda: _read_streams(arrays, infos, batch))
+        processes.together(lambda: share(batch, streams))
+
+    for batch in batches(parts, BATCH_BYTES):
+        take(batch)
+    return values
+
+
+class _Streams(NamedTuple):
+    """What some processes give each other of a batch.
+
+    Attributes:
+        bytes: of each of them, in their order.
+        parts: where in them each part is.
+    """
+
+    bytes: dict[int, np.ndarray[Any, Any]]
+    parts: dict[Part, np.ndarray[Any, Any]]
+
+
+def _read_streams(
+    arrays: ItemArrays, infos: Mapping[str, LeafInfo], batch: Sequence[Part]
+) -> dict[tuple[int, ...], _Streams]:
+    """Room for what this process holds of a batch, by holders; what it is to read is there."""
+    me = int(jax.process_index())
+    mine = [part for part in batch if me in part.holders]
+    sizes: dict[tuple[int, ...], dict[int, int]] = {}
+    starts: dict[Part, int] = {}
+    for part in mine:
+        size = sizes.setdefault(part.holders, dict.fromkeys(part.holders, 0))
+        starts[part] = size[part.reader]
+        size[part.reader] += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+    streams = {}
+    for holders, size in sizes.items():
+        made = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
+        streams[holders] = _Streams(dict(zip(size, made, strict=True)), {})
+    reads = LeafReads(arrays)
+    tasks: list[Callable[[], None]] = []
+    arrays.prefetch(dict.fromkeys(infos[part.path].path for part in mine if part.reader == me))
+    for part, start in starts.items():
+        info, stream = infos[part.path], streams[part.holders]
+        stored = stream.bytes[part.reader][start : start + part.nbytes]
+        stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
+        if part.reader == me:
+            tasks += reads.tasks(info, [Region(part.origin, stream.parts[part])])
+    with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
+        futures = [pool.submit(task) for task in tasks]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+    return streams
+
+
+def _put(regions: Sequence[Region], part: Part, values: np.ndarray[Any, Any]) -> None:
+    """Copy a part into its slice."""
+    (region,) = (one for one in regions if one.origin == part.within)
+    starts = [at - first for at, first in zip(part.origin, part.within, strict=True)]
+    box = tuple(slice(at, at + size) for at, size in zip(starts, part.shape, strict=True))
+    region.part(box)[...] = values

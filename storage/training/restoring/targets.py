@@ -1,0 +1,238 @@
+"""What the leaves of a target ask for, and what is made of them. Imports JAX."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cairn.storage.arrays import Index, Region, SmallArrays, aligned_empty, origin_of
+from cairn.storage.reading import LeafInfo
+from cairn.storage.training.leaf_forms import dtype_name, is_key_dtype, why_no_plain_array
+from cairn.storage.training.weak_types import weakly_typed
+
+__all__ = ["PlacedLeaf", "TargetLeaf", "target_leaf"]
+
+_KINDS: dict[type, tuple[str, str]] = {
+    bool: ("b", "a Python bool"),
+    int: ("iu", "a Python int"),
+    float: ("f", "a Python float"),
+    complex: ("fc", "a Python complex"),
+}
+
+
+class TargetLeaf(NamedTuple):
+    """One leaf of a target.
+
+    Attributes:
+        shape: wanted shape.
+        dtype: wanted dtype; None for Python numbers, which take any dtype of their kind.
+        sharding: where to put it; None for leaves that stay on the host.
+        scalar: the type of scalar to make (Python's or NumPy's); None for arrays.
+        committed: False if JAX may move it to where other arguments of a computation are.
+        weak: the array gives way to the dtypes of others, as one made of a Python number does.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: jax.sharding.Sharding | None
+    scalar: type | None
+    committed: bool = True
+    weak: bool = False
+
+    def misfits(self, stored: jax.ShapeDtypeStruct | LeafInfo, cast: bool) -> list[str]:
+        """Why a leaf of this shape and dtype can't be restored here; nothing if it can."""
+        problems = []
+        if tuple(stored.shape) != self.shape:
+            problems.append(f"expected shape {self.shape}, stored {tuple(stored.shape)}")
+        elif isinstance(getattr(self.sharding, "mesh", None), jax.sharding.AbstractMesh):
+            problems.append(
+                "expected a sharding on devices, found one on an AbstractMesh, which has none "
+                "(jax.eval_shape makes such of explicit axes); give it one on the Mesh itself"
+            )
+        elif self.sharding is not None:
+            try:
+                if not isinstance(self.sharding, jax.sharding.SingleDeviceSharding):
+                    _places(self.sharding, self.shape)
+            except ValueError as exc:
+                problems.append(f"shape {self.shape} does not fit its sharding: {exc}")
+        if not self._takes(stored.dtype, cast):
+            wanted = _KINDS[self.scalar][1] if self.dtype is None and self.scalar else None
+            expected = wanted or f"dtype {dtype_name(self.dtype)}"
+            problems.append(f"expected {expected}, stored dtype {dtype_name(stored.dtype)}")
+        elif self.sharding is not None and not is_key_dtype(self.dtype):
+            made = _made_of(self.dtype)
+            if made != self.dtype:
+                problems.append(
+                    f"expected dtype {dtype_name(self.dtype)}, of which JAX makes "
+                    f"{dtype_name(made)}; set jax_enable_x64 for the whole process, or restore "
+                    "it as a NumPy array"
+                )
+        return problems
+
+    def _takes(self, dtype: Any, cast: bool) -> bool:
+        if self.dtype is None and self.scalar is not None:
+            return not is_key_dtype(dtype) and np.dtype(dtype).kind in _KINDS[self.scalar][0]
+        if self.dtype == dtype:
+            return True
+        return cast and _is_floating(dtype) and _is_floating(self.dtype)
+
+    def empty(self) -> Any:
+        """The leaf, if it has no elements."""
+        nothing = np.zeros(self.shape, self.dtype)
+        if self.sharding is None:
+            return nothing
+        return self.place(self.shape, self.dtype, lambda index: nothing[index])
+
+    def place(self, shape: tuple[int, ...], dtype: Any, part: Callable[[Any], Any]) -> jax.Array:
+        """The array of JAX, on its devices; without a copy, where one is not needed.
+
+        Args:
+            shape: of the whole; of typed keys that of their words.
+            dtype: its dtype.
+            part: gives what lies at an index of it.
+        """
+        assert self.sharding is not None
+        if self.committed:
+            return jax.make_array_from_callback(shape, self.sharding, part, dtype=dtype)
+        (device,) = self.sharding.device_set
+        with jax.default_device(device):
+            return jnp.asarray(part((slice(None),) * len(shape)), dtype)
+
+    def finish(self, value: Any) -> Any:
+        """`value`, read in logical dtype, as the type that was asked for."""
+        if self.scalar is not None:
+            item = np.asarray(value)[()]
+            return self.scalar(item) if self.dtype is None else item
+        if self.sharding is None and self.dtype is not None:
+            return np.asarray(value).astype(self.dtype, copy=False)
+        value = value if value.dtype == self.dtype else value.astype(self.dtype)
+        return weakly_typed(value) if self.weak else value
+
+
+class PlacedLeaf:
+    """A leaf being read: the parts of it that this process holds, and what is made of them.
+
+    Attributes:
+        regions: the parts, to be filled with the stored elements.
+        stays: the memory of the parts becomes the leaf's; it need not be moved to other devices.
+    """
+
+    def __init__(self, target: TargetLeaf, info: LeafInfo, memory: SmallArrays) -> None:
+        """Make room for them.
+
+        Args:
+            target: what to make; it fits what is stored.
+            info: what is stored.
+            memory: where small parts lie that become arrays of JAX.
+        """
+        self._target = target
+        self._dtype = info.dtype if is_key_dtype(target.dtype) else target.dtype
+        self._shape = info.shape  # of typed keys: of their words
+        if target.sharding is None:
+            origins: Sequence[Index] = ((0,) * len(info.shape),)
+            values, self.stays = aligned_empty([info.shape], info.dtype), True
+        else:
+            part, origins, self.stays = _places(target.sharding, info.shape)
+            values = [memory.empty(part, info.dtype) for _ in origins]
+        self.regions = [Region(*one) for one in zip(origins, values, strict=True)]
+
+    def value(self, *, key_impl: str | None) -> Any:
+        """The leaf, in the dtype that the target asks for, once its regions are filled.
+
+        Args:
+            key_impl: of a leaf of typed PRNG keys: their implementation.
+        """
+        dtype, sharding = self._target.dtype, self._target.sharding
+        whole: Any
+        parts = [region.values for region in self.regions]
+        if key_impl is None and dtype is not None and parts[0].dtype != dtype:
+            parts = [part.astype(dtype) for part in parts]
+        if sharding is None:
+            (whole,) = parts
+        else:
+            origins = (region.origin for region in self.regions)
+            by_origin = dict(zip(origins, parts, strict=True))
+            (only,) = parts if len(parts) == 1 else (None,)
+            whole = self._target.place(
+                self._shape,
+                self._dtype,
+                lambda index: by_origin[origin_of(index)] if only is None else only,
+            )
+        return whole if key_impl is None else jax.random.wrap_key_data(whole, impl=key_impl)
+
+
+class _Places(NamedTuple):
+    """Where the parts of an array lie.
+
+    Attributes:
+        part: shape of each.
+        origins: index of the first element of each that this process holds.
+        on_cpu: all of its devices are CPUs.
+    """
+
+    part: tuple[int, ...]
+    origins: tuple[tuple[int, ...], ...]
+    on_cpu: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def _places(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> _Places:
+    """The parts of this process.
+
+    Raises:
+        ValueError: the sharding does not divide the shape.
+    """
+    part = sharding.shard_shape(shape)
+    places: Mapping[Any, Any] = sharding.addressable_devices_indices_map(shape)
+    origins = dict.fromkeys(origin_of(index) for index in places.values())
+    return _Places(part, tuple(origins), {device.platform for device in places} == {"cpu"})
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of_jax(dtype: Any, x64: bool) -> Any:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _made_of(dtype: Any) -> Any:
+    """The dtype that JAX makes of this one, as it is configured now."""
+    return _dtype_of_jax(dtype, bool(jax.config.read("jax_enable_x64")))
+
+
+def _is_floating(dtype: Any) -> bool:
+    return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def target_leaf(leaf: Any) -> TargetLeaf:
+    """What the leaf of a target asks for.
+
+    Raises:
+        TypeError: it is neither an array, a description of one, nor a number.
+    """
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        sharding, committed = leaf.sharding, not isinstance(leaf, jax.Array) or leaf.committed
+        if sharding is None:
+            sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+            committed = False
+        weak = bool(getattr(leaf, "weak_type", False))  # typed keys know nothing of it
+        return TargetLeaf(tuple(leaf.shape), _native(leaf.dtype), sharding, None, committed, weak)
+    if isinstance(leaf, np.ndarray):
+        reason = why_no_plain_array(leaf)
+        if reason is not None:
+            raise TypeError(f"a restore target's leaf: {reason}")
+        return TargetLeaf(leaf.shape, _native(leaf.dtype), None, None)
+    if isinstance(leaf, np.generic):
+        return TargetLeaf((), leaf.dtype, None, type(leaf))
+    if type(leaf) in _KINDS:
+        return TargetLeaf((), None, None, type(leaf))
+    raise TypeError(
+        f"a restore target's leaf is {type(leaf).__name__}: expected jax.ShapeDtypeStruct, "
+        "jax.Array, a NumPy array or scalar, or a Python number"
+    )
+
+
+def _native(dtype: Any) -> Any:
+    """The dtype in this machine's byte order, in which everything is stored."""
+    return dtype if is_key_dtype(dtype) else np.dtype(dtype).newbyteorder("=")
