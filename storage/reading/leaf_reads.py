@@ -3,7 +3,8 @@
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Self
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from cairn.storage.arrays import Index, Region, boxes_touching, overlap
 from cairn.storage.errors import translate
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
+from cairn.storage.reading.ranges import Piece, RangeReads
+from cairn.storage.reading.remote_shards import shard_pieces
 
 __all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "WholeChunk"]
 
@@ -28,7 +31,7 @@ _SMALL_BYTES = 64 << 10
 
 
 class LeafReads:
-    """Reads of one item.
+    """Reads of one item. To be closed.
 
     Attributes:
         threads: how many tasks to run at a time.
@@ -38,7 +41,42 @@ class LeafReads:
         """Of the item's arrays."""
         self._arrays = arrays
         self._local = LocalShards(arrays.uri) if arrays.uri.scheme == "file" else None
+        self._ranges = None if self._local else RangeReads(arrays.uri)
         self.threads = _LOCAL_THREADS if self._local else REMOTE_THREADS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ranges is not None:
+            self._ranges.close()
+
+    def pieces(self, info: LeafInfo, regions: Sequence[Region]) -> list[Piece] | None:
+        """What there is to read to fill the regions, if it lies in an object store as values do.
+
+        Many of these, of any leaves, are to be given to `start` together: what lies side by side is
+        asked for at once. None: it is for `tasks`.
+
+        Args:
+            info: the leaf.
+            regions: parts of it, of its dtype.
+
+        Raises:
+            CorruptionError: the step's index does not tell where they lie.
+        """
+        cut = None if self._ranges is None else self._arrays.stored_cut(info.path)
+        if cut is None or cut.place is None:
+            return None
+        found: list[Piece] = []
+        for origin, touching in boxes_touching(info.shape, cut.cut.shard, regions):
+            stored = [Region(region.origin, region.values.view(cut.dtype)) for region in touching]
+            found += shard_pieces(cut, origin, stored)
+        return found
+
+    def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
+        """Begin to read pieces; what to wait for, of each. It raises what a task raises."""
+        assert self._ranges is not None
+        return self._ranges.start(pieces)
 
     def tasks(self, info: LeafInfo, regions: Sequence[Region]) -> Iterator[Callable[[], None]]:
         """What to run, in any order and in any threads, to fill all regions with checked values.

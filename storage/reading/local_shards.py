@@ -34,7 +34,16 @@ from cairn.storage.reading.databases import database_entries
 from cairn.storage.reading.read_ahead import ask
 from cairn.storage.store import StoreURI, read_into
 
-__all__ = ["RUN_BYTES", "LocalShards", "StoredCut", "WholeChunk"]
+__all__ = [
+    "RUN_BYTES",
+    "LocalShards",
+    "StoredCut",
+    "WholeChunk",
+    "checked_place",
+    "corners",
+    "damaged",
+    "ensure_saved",
+]
 
 _BUFFERS_AT_ONCE: Final = 512
 
@@ -113,7 +122,7 @@ class LocalShards:
         ref = self._ref(array, origin)
         expected = stored_bytes(shard, chunk, array.dtype.itemsize)
         if ref.length != expected:
-            raise _damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
+            raise damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
         data = math.prod(chunk) * array.dtype.itemsize
         with self._opened(ref.file, array) as file:
             for run in _runs(self._chunks(array, origin, regions)):
@@ -156,7 +165,7 @@ class LocalShards:
         ref = self._ref(array, origin)
         numbers = [
             number
-            for number, at in _corners(shard, chunk, origin)
+            for number, at in corners(shard, chunk, origin)
             if overlap(at, chunk, region.origin, region.values.shape)
         ]
         if not numbers:
@@ -171,7 +180,7 @@ class LocalShards:
     ) -> Iterator[tuple[int, _Chunk]]:
         """The chunks of a shard in which some region has a part, numbered as they are stored."""
         shard, chunk = array.cut
-        for number, at in _corners(shard, chunk, origin):
+        for number, at in corners(shard, chunk, origin):
             touching = [
                 (region, shared)
                 for region in regions
@@ -200,18 +209,9 @@ class LocalShards:
         expected = sum(map(len, buffers))
         found = read_into(file, buffers, offset)
         if found != expected:
-            raise _damaged(array, run[0][1].origin, f"{expected} bytes", f"{found} before the end")
+            raise damaged(array, run[0][1].origin, f"{expected} bytes", f"{found} before the end")
         for _, chunk in run:
-            crc = crc_bytes(bytes_of(chunk.values))
-            if crc != chunk.crc:
-                raise _damaged(
-                    array, chunk.origin, f"crc32c {bytes(chunk.crc).hex()}", f"crc32c {crc.hex()}"
-                )
-            index = tuple(a // n for a, n in zip(chunk.origin, array.cut.chunk, strict=True))
-            digest = box_digest(chunk.values, chunk.origin)
-            wanted = array.expected(index)
-            if digest != wanted:
-                raise _damaged(array, chunk.origin, f"digest {wanted}", f"digest {digest}")
+            ensure_saved(array, chunk.origin, chunk.values, bytes(chunk.crc))
             for region in chunk.regions:
                 shared = overlap(
                     chunk.origin, chunk.values.shape, region.origin, region.values.shape
@@ -223,13 +223,13 @@ class LocalShards:
         expected = shard_index(*array.cut, array.dtype.itemsize)
         at = ref.offset + ref.length - len(expected)
         if os.pread(file, len(expected), at) != expected:
-            raise _damaged(array, origin, "the index of its shard", "another")
+            raise damaged(array, origin, "the index of its shard", "another")
 
     def _ref(self, array: StoredCut, origin: Index) -> ValueRef:
         cell = tuple(map(operator.floordiv, origin, array.cut.shard))
         ref = self._stored(array, cell) if array.place is None else array.place(cell)
         if ref is None:
-            raise _damaged(array, origin, "a stored shard", "none")
+            raise damaged(array, origin, "a stored shard", "none")
         return ref
 
     def _stored(self, array: StoredCut, cell: Index) -> ValueRef | None:
@@ -272,7 +272,45 @@ class LocalShards:
             os.close(file)
 
 
-def _corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, Index]]:
+def checked_place(array: StoredCut, origin: Index) -> ValueRef:
+    """Where a shard lies, of an array whose places are told.
+
+    Raises:
+        CorruptionError: there is none, or it has another size than it must have.
+    """
+    cell = tuple(map(operator.floordiv, origin, array.cut.shard))
+    ref = None if array.place is None else array.place(cell)
+    if ref is None:
+        raise damaged(array, origin, "a stored shard", "none")
+    expected = stored_bytes(*array.cut, array.dtype.itemsize)
+    if ref.length != expected:
+        raise damaged(array, origin, f"a shard of {expected} bytes", f"{ref.length} bytes")
+    return ref
+
+
+def ensure_saved(array: StoredCut, origin: Index, values: np.ndarray[Any, Any], crc: bytes) -> None:
+    """Raise unless a chunk is what was saved.
+
+    Args:
+        array: what it is a chunk of.
+        origin: index of its first element.
+        values: the chunk.
+        crc: what is stored as its crc32c.
+
+    Raises:
+        CorruptionError: it is not.
+    """
+    found = crc_bytes(bytes_of(values))
+    if found != crc:
+        raise damaged(array, origin, f"crc32c {crc.hex()}", f"crc32c {found.hex()}")
+    index = tuple(a // n for a, n in zip(origin, array.cut.chunk, strict=True))
+    digest = box_digest(values, origin)
+    wanted = array.expected(index)
+    if digest != wanted:
+        raise damaged(array, origin, f"digest {wanted}", f"digest {digest}")
+
+
+def corners(shard: Index, chunk: Index, origin: Index) -> Iterator[tuple[int, Index]]:
     """The number of each chunk of a shard, as they are stored, and its first element's index."""
     ranges = (range(0, size, step) for size, step in zip(shard, chunk, strict=True))
     for number, corner in enumerate(itertools.product(*ranges)):
@@ -309,20 +347,20 @@ def _take(one: WholeChunk, stored: memoryview, length: int) -> None:
     index = shard_index(*array.cut, values.itemsize)
     expected = size + CRC_BYTES + len(index)
     if length != expected:
-        raise _damaged(array, origin, f"a shard of {expected} bytes", f"{length} bytes")
+        raise damaged(array, origin, f"a shard of {expected} bytes", f"{length} bytes")
     if len(stored) < length:
-        raise _damaged(array, origin, f"{length} bytes", f"{len(stored)} before the end")
+        raise damaged(array, origin, f"{length} bytes", f"{len(stored)} before the end")
     data, sums = stored[:size], stored[size:]
     bytes_of(values)[:] = data
     crc, kept = crc_bytes(data), bytes(sums[:CRC_BYTES])
     if crc != kept:
-        raise _damaged(array, origin, f"crc32c {kept.hex()}", f"crc32c {crc.hex()}")
+        raise damaged(array, origin, f"crc32c {kept.hex()}", f"crc32c {crc.hex()}")
     digest = box_digest(values, origin)
     wanted = array.expected(tuple(map(operator.floordiv, origin, array.cut.chunk)))
     if digest != wanted:
-        raise _damaged(array, origin, f"digest {wanted}", f"digest {digest}")
+        raise damaged(array, origin, f"digest {wanted}", f"digest {digest}")
     if sums[CRC_BYTES:] != index:
-        raise _damaged(array, origin, "the index of its shard", "another")
+        raise damaged(array, origin, "the index of its shard", "another")
 
 
 def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chunk]]]:
@@ -337,7 +375,8 @@ def _runs(chunks: Iterable[tuple[int, _Chunk]]) -> Iterator[list[tuple[int, _Chu
         yield run
 
 
-def _damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:
+def damaged(array: StoredCut, origin: Index, expected: str, found: str) -> CorruptionError:
+    """The error that names a chunk, by its first element."""
     index = [a // n for a, n in zip(origin, array.cut.chunk, strict=True)]
     return CorruptionError(
         "stored data of a leaf is not what was saved",

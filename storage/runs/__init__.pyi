@@ -12,6 +12,7 @@ from .gc import Garbage as Garbage
 from .gc import collect_garbage as collect_garbage
 from .gc import find_garbage as find_garbage
 from .history import History as History
+from .history import Look as Look
 from .promotion import delete_alias as delete_alias
 from .promotion import promote_step as promote_step
 from .records.aliases import Alias as Alias

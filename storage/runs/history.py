@@ -8,10 +8,11 @@ what it does not is never guessed.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from cairn.storage.errors import CorruptionError, StorageError
 from cairn.storage.runs.records import (
+    ATTEMPTS,
     COMMIT_FILE,
     LEASE_FILE,
     MANIFESTS,
@@ -21,32 +22,38 @@ from cairn.storage.runs.records import (
     Attempt,
     AttemptsFound,
     Lease,
+    Seen,
     attempt_dir,
     attempt_file,
     counting,
     forgotten_file,
+    highest_number,
     judge_attempts,
     manifest_file,
     misplaced,
     parse_attempt_file,
     parse_manifest_file,
+    parse_record,
     parse_step_folder,
     parse_trash_file,
-    read_lease,
     set_aside,
     told_steps,
     trash_file,
 )
 from cairn.storage.runs.step_states import StepState
-from cairn.storage.store import ObjectStore
+from cairn.storage.store import ObjectStore, Versioned
 
 __all__ = [
     "History",
+    "Look",
     "StepKey",
     "certain_holder",
+    "history_since",
     "judge_lease",
+    "look_at",
     "published_steps",
     "read_history",
+    "seen_in",
     "trashed_steps",
 ]
 
@@ -227,14 +234,125 @@ def certain_holder(
 
 def judge_lease(objects: ObjectStore) -> tuple[Lease | None, dict[str, StorageError]]:
     """The lease, and what is wrong with it."""
+    return _parsed_lease(objects, objects.read(LEASE_FILE))
+
+
+def _parsed_lease(
+    objects: ObjectStore, stored: Versioned | None
+) -> tuple[Lease | None, dict[str, StorageError]]:
     try:
-        return read_lease(objects), {}
+        lease = None if stored is None else parse_record(objects, LEASE_FILE, Lease, stored)
     except UNREADABLE as exc:
         return None, {LEASE_FILE: exc}
+    return lease, {}
 
 
-def read_history(objects: ObjectStore) -> History:
+class Look(NamedTuple):
+    """What one round of requests found of a run.
+
+    Attributes:
+        lease: its record, as stored.
+        published: (step, attempt) of every manifest, by step.
+        attempts: names of the records of attempts; None: they were not listed.
+        folders: names of the folders of attempts.
+    """
+
+    lease: Versioned | None
+    published: list[StepKey]
+    attempts: list[str] | None
+    folders: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody has begun here: who does takes the lease first."""
+        return not (self.lease or self.published or self.folders) and self.attempts == []
+
+
+def seen_in(
+    objects: ObjectStore, look: Look, history: History, latest: StepKey | None
+) -> Seen | None:
+    """What a start may rest on that takes the lease next, if it is still the one that was seen.
+
+    Args:
+        objects: the run's objects.
+        look: at the run.
+        history: since then, by `history_since`.
+        latest: the last step that is listed.
+    """
+    lease, _ = _parsed_lease(objects, look.lease)
+    if lease is None and (history.published or history.attempts.known or look.folders):
+        return None  # it is lost: a writer that had it may still publish
+    newest = [(one.number, one.base_step) for one in history.attempts.known[-1:]]
+    noted = None if lease is None else lease.durable
+    there = noted is not None and noted in history.published and noted not in history.deleted
+    kept = max((key for key in (latest, noted if there else None) if key), default=-1)
+    return Seen(
+        lease,
+        None if look.lease is None else look.lease.generation,
+        newest[0] if newest else (0, -1),
+        highest_number(look.attempts or [], look.folders),
+        kept,
+    )
+
+
+def look_at(objects: ObjectStore) -> Look:
+    """What there is of a run, of which nothing is parsed; in one round."""
+    lease, published, entries = objects.at_once(
+        lambda: objects.read(LEASE_FILE),
+        lambda: published_steps(objects),
+        lambda: objects.entries(ATTEMPTS),
+    )
+    return Look(lease, published, *entries)
+
+
+def read_history(objects: ObjectStore, look: Look | None = None) -> History:
     """The steps of a run, from names and the records of attempts and the lease alone.
+
+    Args:
+        objects: the run's objects.
+        look: what was found of it just now, if it was looked at: one round instead of three, for
+            one request more.
+    """
+    if look is None:
+        lease, published = objects.at_once(
+            lambda: objects.read(LEASE_FILE), lambda: published_steps(objects)
+        )
+        look = Look(lease, published, None, [])
+    found = history_since(objects, look)
+    return _in_order(objects) if found is None else found
+
+
+def history_since(objects: ObjectStore, look: Look) -> History | None:
+    """The steps of a run that was looked at just now; None: read it anew.
+
+    A round asks everything at once, and so in no order. What is found counts only if it is as if it
+    had been asked in the order of `read_history`: manifests after the lease, since they show what
+    it names; attempts after manifests, since they are listed once more; tombstones after these.
+    """
+    lease, problems = _parsed_lease(objects, look.lease)
+    noted = None if lease is None or lease.begun is None else lease.durable
+    begun = None if lease is None else lease.begun
+    if problems or (noted is not None and noted not in look.published):
+        return None
+    writers = {number for _, number in look.published}
+    deleted, attempts, again = objects.at_once(
+        lambda: trashed_steps(objects),
+        lambda: judge_attempts(objects, begun, writers, look.attempts),
+        lambda: None if look.attempts is None else objects.children(ATTEMPTS),
+    )
+    told = told_steps(attempts.known, look.published if noted is None else [*look.published, noted])
+    if (
+        again != look.attempts
+        or attempts.problems
+        or _missed(look.published, deleted, attempts.known, told, noted)
+    ):
+        return None
+    history = History(tuple(look.published), frozenset(deleted), frozenset(), attempts, {})
+    return _with_doubts(objects, history)
+
+
+def _in_order(objects: ObjectStore) -> History:
+    """The same whatever is amiss or goes on meanwhile, one request after the other.
 
     Everything that the lease names was there before: so it is read first. Then manifests before
     attempts, so that the attempt that wrote a manifest is among those that judge it.

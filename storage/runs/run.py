@@ -7,8 +7,8 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, SupportsIndex
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, SupportsIndex, TypeVar
 
 from cairn.storage.arrays import STEP_METADATA, TREE_METADATA
 from cairn.storage.errors import (
@@ -25,15 +25,16 @@ from cairn.storage.errors import (
 from cairn.storage.notebooks import MOST_ROWS, html_table, never_raises, size_cell
 from cairn.storage.runs.history import (
     History,
+    Look,
     StepKey,
     certain_holder,
     judge_lease,
+    look_at,
     published_steps,
     read_history,
     trashed_steps,
 )
 from cairn.storage.runs.records import (
-    ATTEMPTS,
     LEASE_FILE,
     RUN_FILE,
     RUN_FOLDERS,
@@ -69,8 +70,10 @@ from cairn.storage.runs.records import (
     write_run_info,
 )
 from cairn.storage.runs.step_states import StepInfo, StepState, unpublished_steps
+from cairn.storage.soundness import begin_probe, recall
 from cairn.storage.store import (
     Clock,
+    Entry,
     Files,
     ObjectStore,
     StoreURI,
@@ -91,6 +94,8 @@ __all__ = [
     "refuse_inside_checkpoint",
     "refuse_inside_run",
 ]
+
+T = TypeVar("T")
 
 _NAMED_IN_ERRORS = 5
 _CHECKPOINT_MARKERS = (STEP_METADATA, TREE_METADATA, f"default/{TREE_METADATA}")
@@ -187,16 +192,22 @@ def _no_run_begins(folder: StoreURI, found: str, next_step: str) -> InvalidURIEr
     )
 
 
-def refuse_headless(run: "Run") -> None:
+def refuse_headless(run: "Run", look: Look | None = None) -> None:
     """Raise if there is no `run.json` where other records of a run are: none may begin there.
+
+    Args:
+        run: the run.
+        look: at it, if it was looked at just now.
 
     Raises:
         CorruptionError: so it is; its `problems` name what there is.
     """
     objects = run.objects
-    names = [name for name in objects.children(ATTEMPTS) if parse_attempt_file(name) is not None]
-    names += [manifest_file(*key) for key in run.published()]
-    names += [LEASE_FILE] * (objects.read(LEASE_FILE) is not None)
+    if look is None:
+        look = look_at(objects)
+    names = [name for name in look.attempts or [] if parse_attempt_file(name) is not None]
+    names += [manifest_file(*key) for key in look.published]
+    names += [LEASE_FILE] * (look.lease is not None)
     if not names or objects.read(RUN_FILE) is not None:  # somebody has created it just now
         return
     more = f", and {len(names) - _NAMED_IN_ERRORS} more" * (len(names) > _NAMED_IN_ERRORS)
@@ -210,14 +221,20 @@ def refuse_headless(run: "Run") -> None:
     )
 
 
-def refuse_plain_steps(folder: StoreURI) -> None:
+def refuse_plain_steps(folder: StoreURI, entries: Iterable[Entry] | None = None) -> None:
     """Raise if the folder holds checkpoints that are no run's: a job would take them for its own.
+
+    Args:
+        folder: it need not exist.
+        entries: what is in it, if it has been listed just now.
 
     Raises:
         InvalidURIError: it does.
     """
     files = open_files(folder)
-    folders = [entry.name for entry in files.list() if entry.is_dir]
+    if entries is None:
+        entries = files.list()
+    folders = [entry.name for entry in entries if entry.is_dir]
     plain = _having(folder, dict.fromkeys(folders, _CHECKPOINT_MARKERS))
     if not plain:  # older releases of Orbax say only in each item, whatever its name, what it is
         steps = [name for name in folders if _PLAIN_STEP.match(name)][-_NAMED_IN_ERRORS:]
@@ -243,6 +260,16 @@ def _having(folder: StoreURI, markers: Mapping[str, Iterable[str]]) -> list[str]
     names = {f"{name}/{marker}": name for name, own in markers.items() for marker in own}
     found = ObjectStore.open(folder).read_many(names)
     return sorted({names[name] for name, value in found.items() if value is not None})
+
+
+def _unless_absent(ask: Callable[[], T]) -> T | None:
+    """What is found; None if nothing is, as where there is no bucket: a write will say so."""
+    try:
+        return ask()
+    except (CorruptionError, InvalidURIError):
+        raise
+    except StorageError:
+        return None
 
 
 _STEPS_NAMED = 20
@@ -342,9 +369,8 @@ class Run:
                 are no run's.
             PreconditionFailedError: it exists, and `exist_ok` is False; `current` is its info.
         """
-        run = cls(parse_uri(uri), clock=clock)
         info = RunInfo(
-            name=check_run_name(run.uri.name),
+            name=check_run_name(parse_uri(uri).name),
             created=rfc3339(clock()),
             labels=dict(labels or {}),
             config_digest=config_digest,
@@ -352,17 +378,56 @@ class Run:
             environment=dict(environment or {}),
             adopts=adopts,
         )
-        refuse_inside_run(run.uri)
-        refuse_inside_checkpoint(run.uri)
-        if exist_ok and read_run_info(run.objects) is not None:
-            return run
+        return cls._created(parse_uri(uri), info, exist_ok=exist_ok, clock=clock)[0]
+
+    @classmethod
+    def begin(
+        cls, uri: StoreURI, *, environment: Mapping[str, Any], clock: Clock = utc_now
+    ) -> tuple["Run", Look | None]:
+        """Create the run `uri`, or open it, and the look that was taken at it, if it was answered.
+
+        Raises:
+            InvalidURIError: no run can be there, see `create`.
+        """
+        name = check_run_name(uri.name)
+        info = RunInfo(name=name, created=rfc3339(clock()), environment=dict(environment))
+        return cls._created(uri, info, exist_ok=True, clock=clock, probed=True)
+
+    @classmethod
+    def _created(
+        cls,
+        uri: StoreURI,
+        info: RunInfo,
+        *,
+        exist_ok: bool,
+        clock: Clock,
+        probed: bool = False,
+    ) -> tuple["Run", Look | None]:
+        """`probed`: the store is asked whether it is sound once nothing speaks against a run."""
+        run = cls(uri, clock=clock)
+        refuse_inside_run(uri)
+        _, known, look, entries, recalled = run.objects.at_once(
+            lambda: refuse_inside_checkpoint(uri),
+            lambda: read_run_info(run.objects),
+            lambda: _unless_absent(lambda: look_at(run.objects)),
+            lambda: _unless_absent(open_files(uri).list),
+            lambda: recall(uri) if probed else None,
+        )
+        if exist_ok and known is not None:
+            if probed:
+                begin_probe(uri, recalled)
+            return run, look
         try:
-            refuse_headless(run)
-            refuse_plain_steps(run.uri)
+            if look is not None:
+                refuse_headless(run, look)
+            if entries is not None:
+                refuse_plain_steps(uri, entries)
         except (CorruptionError, InvalidURIError):
             raise
         except StorageError:
             pass  # no folder, no bucket: the write says so
+        if probed:
+            begin_probe(uri, recalled)
         try:
             write_run_info(run.objects, info)
         except PreconditionFailedError as exc:
@@ -376,7 +441,7 @@ class Run:
                     next_step="Choose another name.",
                     current=current,
                 ) from exc
-        return run
+        return run, look
 
     def info(self) -> RunInfo:
         """What `run.json` says.

@@ -17,29 +17,35 @@ from typing import SupportsIndex
 from uuid import uuid4
 
 from cairn.storage.errors import FencedError, SaveError, StepExistsError, StorageError, translate
+from cairn.storage.runs.history import Look, history_since, look_at, seen_in
 from cairn.storage.runs.records import (
     LEASE_TTL_SECONDS,
     Annotation,
     Attempt,
+    Held,
     Kept,
     Manifest,
+    Seen,
+    Started,
     annotation_file,
-    begin_attempt,
     check_step,
     ensure_newest,
     holds_lease,
     interrupted_start,
     judge_attempts,
     manifest_file,
+    note_begun,
     note_durable,
     noted_key,
     put_record,
     release,
     renew,
     set_aside,
+    start_attempt,
     write_record,
 )
 from cairn.storage.runs.run import Run
+from cairn.storage.soundness import Probe
 from cairn.storage.store import (
     LOCK_SUFFIX,
     TEMPORARY_PREFIX,
@@ -99,6 +105,8 @@ class Writer:
         self._ttl = ttl
         self._instance = uuid4().hex
         self._attempt: Attempt | None = None
+        self._lease: Held | None = None
+        self._probe: Probe | None = None
         self._claimed: tuple[int, int] | None = None
         self._latest: int | None = None
         self._goes_back = False
@@ -115,8 +123,11 @@ class Writer:
         """The attempt to write in; None before the first and after one was given up."""
         return None if self._given_up else self._attempt
 
-    def begin(self) -> int:
+    def begin(self, look: Look | None = None) -> int:
         """Take the run now, not with the first step; the number of the attempt that is held.
+
+        Args:
+            look: at the run, if it was looked at just now.
 
         Raises:
             LeaseHeldError: another writer holds the run.
@@ -125,14 +136,19 @@ class Writer:
         """
         self.check()
         held = self.attempt
-        return self._begin(self._last_to_keep).number if held is None else held.number
+        if held is not None:
+            return held.number
+        return self._begin(self._last_to_keep, seen=self._looked(look)).number
 
-    def claim(self, step: SupportsIndex, *, overwrite: bool = False) -> int:
+    def claim(
+        self, step: SupportsIndex, *, overwrite: bool = False, look: Look | None = None
+    ) -> int:
         """The attempt to write `step` in; it takes the place of an earlier claim.
 
         Args:
             step: above the latest listed step, unless `overwrite`.
             overwrite: if the step exists or later ones do, set them aside once it is published.
+            look: at the run, if it was looked at just now.
 
         Raises:
             InvalidURIError: `step` is no step's number.
@@ -145,15 +161,13 @@ class Writer:
         step = check_step(step)
         self._claimed = None
         self._goes_back = False
-        number = self._attempt_for(step, overwrite)
+        number = self._attempt_for(step, overwrite, look)
         self._claimed = step, number
         return number
 
-    def _attempt_for(self, step: int, overwrite: bool) -> int:
+    def _attempt_for(self, step: int, overwrite: bool, look: Look | None) -> int:
         held = self.attempt
-        if held is None:
-            latest = self._latest_settled()
-            self._latest = None if latest is None else latest[0]
+        seen = self._looked(look) if held is None else None
         below = self._latest is not None and step <= self._latest
         if below and not overwrite:
             raise self._exists(step)
@@ -168,9 +182,16 @@ class Writer:
             self._goes_back = self._latest is not None and step < self._latest
             return keep
 
-        return self._begin(base_step, overwrites=step if overwrite else None).number
+        self._goes_back = below and step != self._latest
+        return self._begin(base_step, overwrites=step if overwrite else None, seen=seen).number
 
-    def publish(self, manifest: Manifest, annotation: Annotation | None = None) -> None:
+    def publish(
+        self,
+        manifest: Manifest,
+        annotation: Annotation | None = None,
+        *,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         """Make a step listed, durably; its data must be durable already.
 
         If a store says nothing while the manifest is written, that may or may not be there. The
@@ -179,21 +200,36 @@ class Writer:
         Args:
             manifest: of the step that was claimed last, in the attempt that the claim gave.
             annotation: its labels and metrics, if any.
+            before: writes what else the manifest names; called while the store is asked whether
+                the step may be published.
 
         Raises:
             FencedError: a later attempt took the run over; the step does not count.
             SaveError: the run was given back, or the step was not claimed, or was given up
                 meanwhile (`drop`); nothing was written.
+            UnsoundStoreError: the store does not keep what runs rest on.
             StoreUnavailableError: the store gives no answer.
             PreconditionFailedError: another manifest is there already.
         """
         step = manifest.step
         self._refuse_unclaimed(manifest)
-        if annotation is not None:
-            put_record(self._objects, annotation_file(step, manifest.attempt), annotation)
+        if self._probe is not None:
+            self._probe.ensure_over()
+
+        def annotate() -> None:
+            if annotation is not None:
+                put_record(self._objects, annotation_file(step, manifest.attempt), annotation)
+
+        if self._objects.is_remote:
+            self._objects.at_once(before, annotate, self._fence)
+        else:
+            before()
+            annotate()
         publish_manifest(self._objects, manifest, lambda: self._look_last(manifest))
-        note_durable(self._objects, self._held(), step)
-        self._ensure_counts(manifest)
+        noted = note_durable(self._objects, self._held(), step, self._lease)
+        if noted is None:
+            self._ensure_counts(manifest)
+        self._lease = noted
         self._claimed = self._unsettled = self._overwrites = None
         if self._goes_back:
             self._begin(lambda: (step, manifest.attempt))
@@ -225,7 +261,12 @@ class Writer:
                 release(self._objects, self._attempt, clock=self._clock)
         self._attempt = None
 
-    def _begin(self, base_step: Callable[[], Kept], overwrites: int | None = None) -> Attempt:
+    def _begin(
+        self,
+        base_step: Callable[[], Kept],
+        overwrites: int | None = None,
+        seen: Seen | None = None,
+    ) -> Attempt:
         """Begin the next attempt, in place of the one held."""
         self.check()
         self.drop()  # its lease is taken for the next one, whether that begins or not
@@ -233,7 +274,7 @@ class Writer:
         if self._starting and self._attempt is not None:  # it was interrupted, or failed
             self._attempt = interrupted_start(self._objects, self._attempt)
         self._starting = True
-        self._attempt = begin_attempt(
+        started = start_attempt(
             self._objects,
             writer=self._writer,
             base_step=base_step,
@@ -242,17 +283,46 @@ class Writer:
             ttl=self._ttl,
             instance=self._instance,
             before=self._attempt,
+            seen=seen,
         )
+        self._attempt, self._lease, self._probe = started.attempt, started.held, started.probe
+        later = not started.goes_back and self._objects.is_remote
+        if not later:
+            self._lease = note_begun(self._objects, started)
         self._starting = False
         self._given_up = False
         self._overwrites = overwrites
         self._unsettled = None
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._keep, args=(self._attempt, self._stop), name="cairn-lease", daemon=True
+            target=self._hold,
+            args=(self._attempt, self._stop, started if later else None),
+            name="cairn-lease",
+            daemon=True,
         )
         self._thread.start()
         return self._attempt
+
+    def _looked(self, look: Look | None) -> Seen | None:
+        """Finds the latest step. None: it is for `_last_to_keep` to tell what to keep.
+
+        Args:
+            look: at the run, if it was looked at just now.
+        """
+        if look is None:
+            look = look_at(self._objects)
+        if look.is_empty and self._attempt is None:
+            self._latest = None
+            return Seen(None, None, newest=(0, -1), highest=0, kept=-1)
+        history = history_since(self._objects, look)
+        if history is None or self._unsettled is not None:
+            latest, history = self._latest_settled(), None
+        else:
+            latest = history.latest()
+        self._latest = None if latest is None else latest[0]
+        if history is None or self._attempt is not None:
+            return None
+        return seen_in(self._objects, look, history, latest)
 
     def _last_to_keep(self) -> Kept:
         """The latest step that the store shows, or the one noted in the lease if that is later."""
@@ -285,7 +355,8 @@ class Writer:
 
     def _look_last(self, manifest: Manifest) -> None:
         """Raise if the manifest must not be written; from then on it may be there."""
-        self._fence()
+        if not self._objects.is_remote:  # else it was asked just now
+            self._fence()
         self._refuse_unclaimed(manifest)
         if self._latest is None or manifest.step > self._latest:  # else it covers one that counts
             self._unsettled = manifest.step, manifest.attempt
@@ -347,11 +418,18 @@ class Writer:
             self._thread.join(_RENEWAL_SECONDS if left is None else min(left, _RENEWAL_SECONDS))
         self._thread = None
 
+    def _hold(self, attempt: Attempt, stop: threading.Event, started: Started | None) -> None:
+        """Have the lease name an attempt that was started, and renew it until stopped."""
+        if started is not None:
+            with contextlib.suppress(StorageError):  # the first step that is published does it, too
+                self._lease = note_begun(self._objects, started)
+        self._keep(attempt, stop)
+
     def _keep(self, attempt: Attempt, stop: threading.Event) -> None:
         """Renew until stopped. A store that does not answer is asked again; a fence is final."""
         while not stop.wait(self._ttl / 3):
             try:
-                renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
+                self._lease = renew(self._objects, attempt, clock=self._clock, ttl=self._ttl)
             except FencedError as exc:
                 if not stop.is_set():  # else it was replaced by this very writer
                     self._fenced = exc

@@ -5,7 +5,11 @@ hold the run. So whoever takes a lease asks beside it, and is promised nothing b
 The root remembers a good one; a bad one is asked for again each time, as a store can be mended.
 
     a root that remembers    1 request of each process that writes
-    one that does not        12, once: the record, a listing of leftovers, 9 to probe, the record
+    one that does not        15, once: the record, 12 to probe, a listing of leftovers, the record
+
+Of these 12 a start waits for three rounds, the last of them beside its attempt: for what an attempt
+rests on before it begins one, for the rest before it is promised anything. That what was refused
+was not done all the same shows when the probe's objects are removed: a step is published only then.
 """
 
 import atexit
@@ -15,7 +19,7 @@ import secrets
 import shutil
 import threading
 from concurrent.futures import Future, wait
-from typing import Final
+from typing import Final, NamedTuple
 
 from cairn.installation import installed_version
 from cairn.storage.errors import (
@@ -24,7 +28,7 @@ from cairn.storage.errors import (
     UnsoundStoreError,
     translate,
 )
-from cairn.storage.soundness.conditions import condition_problems
+from cairn.storage.soundness.conditions import Conditions
 from cairn.storage.soundness.disk import disk_problems
 from cairn.storage.soundness.mounts import Mount, mount_of, mount_problems
 from cairn.storage.soundness.record import (
@@ -37,13 +41,14 @@ from cairn.storage.soundness.record import (
 from cairn.storage.store import (
     ObjectStore,
     StoreURI,
+    Versioned,
     own_seconds_left,
     rfc3339,
     silence,
     utc_now,
 )
 
-__all__ = ["Probe", "begin_probe", "probe_now"]
+__all__ = ["Probe", "Recalled", "begin_probe", "probe_now", "recall"]
 
 _OF_ALL: Final = ("create if absent", "replace if unchanged", "delete if unchanged")
 _OF_DISKS: Final = ("exclusive creation", "rename", "hard link", "lock", "mount")
@@ -54,12 +59,50 @@ _EXIT_SECONDS: Final = 5.0
 """How long a process that ends waits for probes: their threads must not be cut off in a call."""
 
 
+class _Answer(Future[None]):
+    """All of it, once the root remembers it.
+
+    Attributes:
+        creates: what is created if absent is created by one.
+        sound: so it is, and what has changed is neither replaced nor deleted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.creates: Future[None] = Future()
+        self.sound: Future[None] = Future()
+
+    def good(self, *parts: Future[None]) -> None:
+        """These are answered, unless they are already."""
+        for part in parts:
+            if not part.done():
+                part.set_result(None)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """All is answered, or what is not yet never will be."""
+        for part in (self.creates, self.sound, self):
+            if part.done():
+                continue
+            if error is None:
+                part.set_result(None)
+            else:
+                part.set_exception(error)
+
+
 class Probe:
     """The question whether a store is sound, under way or answered."""
 
-    def __init__(self, root: StoreURI, answer: Future[None]) -> None:
+    def __init__(self, root: StoreURI, answer: _Answer) -> None:
         self._root = root
         self._answer = answer
+
+    def ensure_creates(self) -> None:
+        """Wait until it is known that of two who create an object one does.
+
+        Raises:
+            StorageError: as `ensure_sound`.
+        """
+        self._wait(self._answer.creates)
 
     def ensure_sound(self) -> None:
         """Wait for the answer; promise nothing to anybody before.
@@ -68,33 +111,80 @@ class Probe:
             UnsoundStoreError: the store does not keep what runs rest on.
             StorageError: it gives no answer, or none in the time that the caller has.
         """
+        self._wait(self._answer.sound)
+
+    def ensure_over(self) -> None:
+        """Wait for the last word; nothing counts before.
+
+        Raises:
+            UnsoundStoreError: the store does not keep what runs rest on.
+            StorageError: there is no answer in the time that the caller has.
+        """
+        try:
+            self._wait(self._answer)
+        except UnsoundStoreError:
+            raise
+        except StorageError:
+            self._wait(self._answer.sound)  # it could not be remembered
+
+    def _wait(self, part: Future[None]) -> None:
         seconds = own_seconds_left()
-        if seconds is not None and not wait([self._answer], seconds).done:
+        if seconds is not None and not wait([part], seconds).done:
             raise silence(self._root, seconds)  # the question goes on, for whoever asks then
-        self._answer.result()
+        part.result()
 
 
-_answers: dict[str, Future[None]] = {}
+_answers: dict[str, _Answer] = {}
 _lock = threading.Lock()
 
 
-def begin_probe(run: StoreURI) -> Probe:
+class Recalled(NamedTuple):
+    """What the root of a run remembers, as stored; None: nothing."""
+
+    stored: Versioned | None
+
+
+def recall(run: StoreURI) -> Recalled | None:
+    """What the root of a run remembers; None if this process has asked, or there is no answer.
+
+    Args:
+        run: the run's folder.
+    """
+    root = _root(run)
+    with _lock:
+        if _key(root) in _answers:
+            return None
+    with contextlib.suppress(StorageError):  # who asks then is told
+        return Recalled(ObjectStore.open(root).read(RECORD_FILE))
+    return None
+
+
+def begin_probe(run: StoreURI, recalled: Recalled | None = None) -> Probe:
     """Ask the store of a run, unless this process knows the answer; returns at once.
 
     Args:
         run: the run's folder, which is about to be written.
+        recalled: what its root remembers, if that was read just now.
     """
     root = _root(run)
-    key = f"{identity(root, None)} {root}"
+    key = _key(root)
     with _lock:
         answer = _answers.get(key)
-        if answer is None or (answer.done() and answer.exception() is not None):
-            answer = _answers[key] = Future()
+        if answer is None or _failed(answer) or _failed(answer.sound):
+            answer = _answers[key] = _Answer()
             asked = threading.Thread(
-                target=_answer, args=(answer, run, root), name="cairn-probe", daemon=True
+                target=_answer, args=(answer, run, root, recalled), name="cairn-probe", daemon=True
             )
             asked.start()
     return Probe(root, answer)
+
+
+def _key(root: StoreURI) -> str:
+    return f"{identity(root, None)} {root}"
+
+
+def _failed(part: Future[None]) -> bool:
+    return part.done() and part.exception() is not None
 
 
 def _forget_answers() -> None:
@@ -124,24 +214,29 @@ def _root(run: StoreURI) -> StoreURI:
     return run.parent
 
 
-def _answer(answer: Future[None], run: StoreURI, root: StoreURI) -> None:
+def _answer(answer: _Answer, run: StoreURI, root: StoreURI, recalled: Recalled | None) -> None:
     try:
         try:
-            _ask(root)
+            _ask(root, answer, recalled)
         except UnsoundStoreError:
             raise
         except StorageError:
             if root == run:
                 raise
-            _ask(run)  # a root may be somebody else's to write
+            _ask(run, answer)  # a root may be somebody else's to write
     except BaseException as exc:
-        answer.set_exception(exc)
+        answer.end(exc)
     else:
-        answer.set_result(None)
+        answer.end()
 
 
-def _ask(folder: StoreURI) -> None:
+def _ask(folder: StoreURI, answer: _Answer, recalled: Recalled | None = None) -> None:
     """Do nothing if `folder` remembers a good answer; else ask, and remember it there.
+
+    Args:
+        folder: a root, or a run.
+        answer: is told what is known before all is.
+        recalled: what `folder` remembers, if that was read just now.
 
     Raises:
         UnsoundStoreError: the answer is bad.
@@ -153,13 +248,13 @@ def _ask(folder: StoreURI) -> None:
     objects = ObjectStore.open(folder)
     checked = _OF_ALL + (_OF_DISKS if folder.scheme == "file" else ())
     store = identity(folder, mount)
-    found = objects.read(RECORD_FILE)
+    found = objects.read(RECORD_FILE) if recalled is None else recalled.stored
     if found is not None:
         with contextlib.suppress(StorageError):  # what can't be read is no answer
             known = StoreRecord.parse(found.value, folder / RECORD_FILE)
             if known.store == store and set(checked) <= set(known.checked):
                 return
-    _look(folder, mount)
+    _look(folder, mount, answer)
     record = StoreRecord(
         at=rfc3339(utc_now()), cairn=installed_version(), checked=checked, store=store
     )
@@ -183,20 +278,36 @@ def probe_now(folder: StoreURI) -> None:
     mount = mount_of(folder.local_path) if folder.scheme == "file" else None
     if mount is not None and (problems := mount_problems(mount)):
         raise _unsound(folder, problems)
-    _look(folder, mount)
+    _look(folder, mount, _Answer())
 
 
-def _look(folder: StoreURI, mount: Mount | None) -> None:
+def _look(folder: StoreURI, mount: Mount | None, answer: _Answer) -> None:
     started = int(utc_now().timestamp())
     name = probe_name(started, secrets.token_hex(8))
     if folder.scheme == "file":
         problems = _on_disk(folder, name, mount, started)
     else:
         objects = ObjectStore.open(folder)
-        _remove_leftovers(objects, started)
-        problems = condition_problems(objects, name)
+        others = [probe_name(started, secrets.token_hex(8)) for _ in range(2)]
+        problems = _refusals(Conditions(objects, name, *others), answer)
+        if not problems:
+            _remove_leftovers(objects, started)
     if problems:
         raise _unsound(folder, problems)
+
+
+def _refusals(conditions: Conditions, answer: _Answer) -> list[str]:
+    problems = ["no answer"]
+    try:
+        problems = conditions.creation_problems()
+        if not problems:
+            answer.good(answer.creates)
+        problems = problems + conditions.replacement_problems(problems)
+        if not problems:
+            answer.good(answer.sound)
+    finally:
+        after = conditions.end(problems)
+    return problems + after
 
 
 def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list[str]:
@@ -209,7 +320,10 @@ def _on_disk(folder: StoreURI, name: str, mount: Mount | None, now: int) -> list
         os.mkdir(path)
         try:
             problems = disk_problems(path, mount)
-            return problems or condition_problems(ObjectStore(folder / name), "object")
+            if problems:
+                return problems
+            conditions = Conditions(ObjectStore(folder / name), "object", "other", "third")
+            return _refusals(conditions, _Answer())
         finally:
             shutil.rmtree(path, ignore_errors=True)
     except OSError as exc:

@@ -45,6 +45,7 @@ from .gcs import limit_etils as limit_etils
 from .objects import ObjectStore as ObjectStore
 from .objects import Versioned as Versioned
 from .objects import patient_context as patient_context
+from .objects import read_context as read_context
 from .objects import store_context as store_context
 from .opening import open_files as open_files
 from .prefetch import prefetched as prefetched

@@ -36,6 +36,7 @@ __all__ = [
     "ObjectStore",
     "Versioned",
     "patient_context",
+    "read_context",
     "store_context",
 ]
 
@@ -47,6 +48,7 @@ _SILENCE = {
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
 }
 _READS_AT_ONCE = 64
+_READS_OF_VALUES = 128
 _PARSED_KEPT = 100_000
 _WITHOUT_A_NETWORK: Final = ("file", "memory")
 
@@ -89,6 +91,16 @@ def _absent_generation() -> bytes:
     """The generation of an object that is not there, the same in every store."""
     memory = ts.KvStore.open({"driver": "memory"}, context=ts.Context()).result()
     return bytes(memory.read("absent").result().stamp.generation)
+
+
+@functools.cache
+def read_context() -> ts.Context:
+    """For reads of values: as many requests at a time as who asks begins."""
+    limits = {
+        "gcs_request_concurrency": {"limit": _READS_OF_VALUES},
+        "s3_request_concurrency": {"limit": _READS_OF_VALUES},
+    }
+    return ts.Context(limits, parent=store_context())
 
 
 _open_stores: dict[tuple[str, str | None, str | None], "ObjectStore"] = {}
@@ -143,13 +155,18 @@ class ObjectStore:
                 store = _open_stores[key] = cls(parsed)
             return store
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether a network is between."""
+        return self.uri.scheme not in _WITHOUT_A_NETWORK
+
     def at_once(self, *calls: Callable[[], Any]) -> list[Any]:
         """What each of the calls returns, none of which waits for another: one round trip.
 
         Where no network is between, they are made in turn: a thread would take longer than they.
         All have ended when this returns, or raises what the first of those that failed raised.
         """
-        if self.uri.scheme in _WITHOUT_A_NETWORK:
+        if not self.is_remote:
             return [call() for call in calls]
         with ThreadPoolExecutor(len(calls), "cairn-at-once") as pool:
             begun = [pool.submit(copy_context().run, call) for call in calls]
@@ -252,6 +269,22 @@ class ObjectStore:
         if stamp.generation:
             return bytes(stamp.generation)
         return self._lost(key, value, generation, self.read(key), same_is_success)
+
+    def refuses_write(self, key: str, value: bytes, *, generation: bytes | None) -> bool:
+        """Whether `write_if` is refused, without a look at what is there instead.
+
+        Args:
+            key: the object's name.
+            value: what is stored there if it is not.
+            generation: as in `write_if`.
+        """
+        condition = _absent_generation() if generation is None else generation
+        return not self._put(key, value, condition).generation
+
+    def refuses_deletion(self, key: str, *, generation: bytes) -> bool:
+        """Whether `delete_if` is refused, or there is nothing to delete."""
+        future = self._kv.write(self._checked(key), None, if_equal=generation)
+        return not self._wait("delete", future, key).generation
 
     def _put(self, key: str, value: bytes, condition: bytes | None) -> Any:
         """Write, if the generation is still `condition`; the stamp, empty if it is another.
@@ -383,6 +416,27 @@ class ObjectStore:
             for name, item in sorted(items.items())
             if not name.endswith("/")
         }
+
+    def entries(self, prefix: str) -> tuple[builtins.list[str], builtins.list[str]]:
+        """What `children` and `folders` give, of one listing where the store has one for both."""
+        folder = f"{prefix.removesuffix('/')}/"
+        if self.uri.scheme == "file":
+            entries = LocalFiles(self.uri).list(folder)
+            files, folders = (
+                [f"{folder}{entry.name}" for entry in entries if entry.is_dir is kind]
+                for kind in (False, True)
+            )
+            return files, folders
+        if self.uri.scheme != "gs":
+            return self.children(folder), self.folders(folder)
+        root = f"{self.uri.path}/" if self.uri.path else ""
+        pages = [*listed_pages(self.uri, f"{root}{folder}", delimiter="/")]
+        names = (item["name"][len(root) :] for page in pages for item in page.get("items", ()))
+        below = {name[len(root) :] for page in pages for name in page.get("prefixes", ())}
+        return (
+            sorted(name for name in names if not name.endswith("/")),
+            sorted(name.removesuffix("/") for name in below),
+        )
 
     def folders(self, prefix: str) -> builtins.list[str]:
         """Names of the folders directly in the folder `prefix`, sorted; none ends in "/".

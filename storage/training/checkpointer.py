@@ -22,6 +22,7 @@ from cairn.storage.arrays import Compression
 from cairn.storage.errors import InvalidURIError, PolicyError, SaveError
 from cairn.storage.runs import (
     LEASE_TTL_SECONDS,
+    Look,
     ModelInfo,
     Run,
     Writer,
@@ -503,18 +504,17 @@ class Checkpointer:
 
     def _take_run(self) -> int:
         """The attempt that is held, begun after the latest step if there is none; process 0."""
-        self._create_run()
-        return self._writer.begin()
+        return self._writer.begin(self._create_run())
 
     def _claim(self, step: int, overwrite: bool) -> int:
         """The attempt to write `step` in; on process 0 only."""
-        self._create_run()
-        return self._writer.claim(step, overwrite=overwrite)
+        return self._writer.claim(step, overwrite=overwrite, look=self._create_run())
 
-    def _create_run(self) -> None:
+    def _create_run(self) -> Look | None:
         self._writer.check()
-        if self._writer.attempt is None:
-            Run.create(self.uri, environment=job_environment(), exist_ok=True, clock=self._clock)
+        if self._writer.attempt is not None:
+            return None
+        return Run.begin(self.uri, environment=job_environment(), clock=self._clock)[1]
 
 
 def _forget_runs() -> None:

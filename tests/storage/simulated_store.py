@@ -241,6 +241,7 @@ class SimulatedStore:
     """What `ObjectStore` offers, in memory, one call at a time."""
 
     if_absent_holds = True
+    is_remote = False
 
     def __init__(self, scheduler, uri="memory://model/run"):
         self.uri = parse_uri(uri)
@@ -315,6 +316,13 @@ class SimulatedStore:
         folder = f"{prefix.removesuffix('/')}/"
         below = {key[len(folder) :].partition("/") for key in self.list(folder)}
         return sorted({f"{folder}{name}" for name, slash, _ in below if slash})
+
+    def entries(self, prefix):
+        folder = f"{prefix.removesuffix('/')}/"
+        keys = self.list(folder)
+        below = [key[len(folder) :].partition("/") for key in keys]
+        folders = sorted({f"{folder}{name}" for name, slash, _ in below if slash})
+        return [f"{folder}{name}" for name, slash, _ in below if not slash], folders
 
     def _put(self, key, value):
         self._stamp += 1

@@ -51,6 +51,7 @@ __all__ = [
     "create_attempt",
     "ensure_newest",
     "free_number",
+    "highest_number",
     "judge_attempts",
     "list_attempts",
     "newest_number",
@@ -291,7 +292,9 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
     Raises:
         FencedError: a later attempt exists, or this one does not any more: the run was removed.
     """
-    newest = newest_number(objects)
+    newest, is_there = objects.at_once(
+        lambda: newest_number(objects), lambda: _is_there(objects, attempt)
+    )
     if newest > attempt.number:
         raise FencedError(
             "this writer was replaced",
@@ -300,7 +303,7 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
             found=f"attempt {newest}",
             next_step="Stop this process, or begin a new attempt from the latest step.",
         )
-    if not _is_there(objects, attempt):
+    if not is_there:
         raise FencedError(
             "the run was removed",
             path=objects.uri / attempt_file(attempt.number),
@@ -314,10 +317,11 @@ def ensure_newest(objects: ObjectStore, attempt: Attempt) -> None:
 
 def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
     """Whether the run and the attempt's record are there still, and no others in their place."""
-    if objects.read(RUN_FILE) is None:
-        return False
-    stored = read_record(objects, attempt_file(attempt.number), AttemptRecord)
-    if stored is None:
+    run, stored = objects.at_once(
+        lambda: objects.read(RUN_FILE),
+        lambda: read_record(objects, attempt_file(attempt.number), AttemptRecord),
+    )
+    if run is None or stored is None:
         return False
     record, _ = stored
     own = attempt.base_step, attempt.writer, attempt.at
@@ -326,9 +330,18 @@ def _is_there(objects: ObjectStore, attempt: Attempt) -> bool:
 
 def free_number(objects: ObjectStore) -> int:
     """The number of the next attempt, if nobody else takes it."""
-    # Of folders too: one that was put there by hand must not be written into.
-    folders = (f"{folder}.json" for folder in objects.folders(ATTEMPTS))
-    return max(_highest(folders), newest_number(objects)) + 1
+    return highest_number(*objects.entries(ATTEMPTS)) + 1
+
+
+def highest_number(files: Iterable[str], folders: Iterable[str]) -> int:
+    """The highest number that is in use below their folder.
+
+    Args:
+        files: names of what is there.
+        folders: names of the folders there: one that was put there by hand must not be written
+            into either.
+    """
+    return max(_highest(files), _highest(f"{folder}.json" for folder in folders))
 
 
 def newest_number(objects: ObjectStore) -> int:

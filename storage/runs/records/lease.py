@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -25,24 +25,29 @@ from cairn.storage.runs.records.attempts import (
 )
 from cairn.storage.runs.records.layout import LEASE_FILE, MAX_NUMBER, manifest_file, trash_file
 from cairn.storage.runs.records.placed import read_record, write_record
-from cairn.storage.soundness import begin_probe
+from cairn.storage.soundness import Probe, begin_probe
 from cairn.storage.store import Clock, Moment, ObjectStore, Record, from_rfc3339, rfc3339, utc_now
 
 __all__ = [
     "CLOCK_MARGIN_SECONDS",
     "DEAD_AFTER_SECONDS",
     "LEASE_TTL_SECONDS",
+    "Held",
     "Lease",
+    "Seen",
+    "Started",
     "begin_attempt",
     "forget_durable",
     "holds_lease",
     "interrupted_start",
     "is_dead",
+    "note_begun",
     "note_durable",
     "noted_key",
     "read_lease",
     "release",
     "renew",
+    "start_attempt",
 ]
 
 LEASE_TTL_SECONDS = 60.0
@@ -104,6 +109,50 @@ def read_lease(objects: ObjectStore) -> Lease | None:
     return None if found is None else found[0]
 
 
+class Seen(NamedTuple):
+    """What a run was like before its lease is taken.
+
+    It counts if the lease is still the one that was read: whoever publishes a step, or begins an
+    attempt, changes it before that is reported.
+
+    Attributes:
+        lease: as it was; None: there was none, nor any attempt.
+        generation: of its record.
+        newest: the newest attempt, (0, -1) without any.
+        highest: the highest number that is in use for an attempt or a folder.
+        kept: the last step to keep.
+    """
+
+    lease: Lease | None
+    generation: bytes | None
+    newest: Begun
+    highest: int
+    kept: Kept
+
+
+class Held(NamedTuple):
+    """The lease as it was written last, and the generation of that."""
+
+    lease: Lease
+    generation: bytes
+
+
+class Started(NamedTuple):
+    """An attempt that has begun.
+
+    Attributes:
+        attempt: it.
+        held: the lease that was taken for it.
+        goes_back: it does not keep the step that the lease names as durable.
+        probe: of the store; nothing that is written counts before it is over.
+    """
+
+    attempt: Attempt
+    held: Held
+    goes_back: bool
+    probe: Probe
+
+
 def begin_attempt(
     objects: ObjectStore,
     *,
@@ -115,6 +164,39 @@ def begin_attempt(
     instance: str = "",
     before: Attempt | None = None,
 ) -> Attempt:
+    """As `start_attempt`, and have the lease name it."""
+    started = start_attempt(
+        objects,
+        writer=writer,
+        base_step=base_step,
+        overwrites=overwrites,
+        clock=clock,
+        ttl=ttl,
+        instance=instance,
+        before=before,
+    )
+    try:
+        started.probe.ensure_over()
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            release(objects, started.attempt, clock=clock)
+        raise
+    note_begun(objects, started)
+    return started.attempt
+
+
+def start_attempt(
+    objects: ObjectStore,
+    *,
+    writer: str,
+    base_step: Kept | Callable[[], Kept],
+    overwrites: int | None = None,
+    clock: Clock = utc_now,
+    ttl: float = LEASE_TTL_SECONDS,
+    instance: str = "",
+    before: Attempt | None = None,
+    seen: Seen | None = None,
+) -> Started:
     """Take the lease, then create the next attempt, once the store is known to be sound.
 
     The same writer takes its own lease over at once, since a killed job must not wait for an
@@ -132,6 +214,12 @@ def begin_attempt(
         instance: tells this process from others of the same writer id.
         before: the attempt that this process held so far. It must be the newest still: a process
             that was paused and wakes up must not take the run from its own successor.
+        seen: what the run was like just now, in place of `base_step` and of further looks; only
+            without `before`.
+
+    Returns:
+        What `note_begun` is to be told: a start that dies before leaves what one leaves that dies
+        here, an attempt that only its own record tells.
 
     Raises:
         LeaseHeldError: another writer holds the lease.
@@ -141,20 +229,30 @@ def begin_attempt(
         UnsoundStoreError: the store does not keep what runs rest on.
     """
     probe = begin_probe(objects.uri)  # answers while the lease is taken
-    number = free_number(objects)
+    number = free_number(objects) if seen is None else seen.highest + 1
     while True:
         if before is not None:
             ensure_newest(objects, before)
         wanted = Attempt(number, -1, writer, rfc3339(clock()), instance)
-        lease = _take_lease(objects, wanted, clock, ttl, before)
+        held = None if seen is None else _take_as_seen(objects, wanted, clock, ttl, seen)
+        if held is None:
+            seen = None
+            held = _take_lease(objects, wanted, clock, ttl, before)
+        lease = held.lease
         number = lease.attempt
         try:
             if before is not None:
                 ensure_newest(objects, before)
-            previous = _newest(objects, lease)
-            kept = base_step() if callable(base_step) else base_step
+            if seen is not None:
+                previous, kept = seen.newest, seen.kept
+            else:
+                previous = _newest(objects, lease)
+                kept = base_step() if callable(base_step) else base_step
             keep, keeper = kept if isinstance(kept, tuple) else (kept, None)
-            probe.ensure_sound()
+            if seen is None:
+                probe.ensure_sound()
+            else:  # it keeps every step: until the rest is answered it does no harm
+                probe.ensure_creates()
             begun = create_attempt(
                 objects,
                 replace(
@@ -172,11 +270,31 @@ def begin_attempt(
                 release(objects, replace(wanted, number=number), clock=clock)
             raise
         if begun is not None:
+            _ensure_sound(objects, probe, begun, clock)
             # One that goes back keeps no step above its base.
             goes_back = lease.durable is not None and lease.durable[0] > begun.base_step
-            _note(objects, begun, None if goes_back else lease.durable)
-            return begun
+            return Started(begun, held, goes_back, probe)
         number += 1  # another start came first, and may have saved: ask again what to keep
+        seen = None
+
+
+def _ensure_sound(objects: ObjectStore, probe: Probe, begun: Attempt, clock: Clock) -> None:
+    """Wait for the answer; give the lease back if it is bad."""
+    try:
+        probe.ensure_sound()
+    except BaseException:
+        with contextlib.suppress(StorageError):  # else it expires by itself
+            release(objects, begun, clock=clock)
+        raise
+
+
+def note_begun(objects: ObjectStore, started: Started) -> Held | None:
+    """Have the lease name an attempt that has begun; None if it is another's by now."""
+
+    def durable(now: Lease) -> tuple[int, int] | None:
+        return None if started.goes_back else now.durable
+
+    return _note(objects, started.attempt, durable, started.held)
 
 
 def _newest(objects: ObjectStore, lease: Lease) -> Begun:
@@ -225,13 +343,24 @@ def noted_key(objects: ObjectStore) -> tuple[int, int] | None:
     return lease.durable if found[manifest] is not None and found[trash] is None else None
 
 
-def note_durable(objects: ObjectStore, attempt: Attempt, step: int) -> None:
+def note_durable(
+    objects: ObjectStore, attempt: Attempt, step: int, held: Held | None = None
+) -> Held | None:
     """Note in the lease that `step`, published in `attempt`, is about to be reported durable.
 
     Does nothing if the lease is another's by now: who took it looked at the manifests after this
     one was published.
+
+    Args:
+        objects: the run's objects.
+        attempt: the one that is held.
+        step: that was published.
+        held: the lease as it was written last, if that is known; saves a request.
+
+    Returns:
+        The lease with it. Whoever takes that over finds the step. None: nothing was noted.
     """
-    _note(objects, attempt, (step, attempt.number))
+    return _note(objects, attempt, lambda _: (step, attempt.number), held)
 
 
 def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
@@ -245,14 +374,19 @@ def forget_durable(objects: ObjectStore, key: tuple[int, int]) -> None:
     _change(objects, forgotten)
 
 
-def _note(objects: ObjectStore, attempt: Attempt, durable: tuple[int, int] | None) -> None:
+def _note(
+    objects: ObjectStore,
+    attempt: Attempt,
+    durable: Callable[[Lease], tuple[int, int] | None],
+    last: Held | None,
+) -> Held | None:
     def noted(held: Lease | None) -> Lease | None:
         if held is None or (held.writer, held.attempt) != (attempt.writer, attempt.number):
             return None
         begun = attempt.number, attempt.base_step
-        return held.model_copy(update={"durable": durable, "begun": begun})
+        return held.model_copy(update={"durable": durable(held), "begun": begun})
 
-    _change(objects, noted)
+    return _change(objects, noted, last)
 
 
 def renew(
@@ -261,8 +395,8 @@ def renew(
     *,
     clock: Clock = utc_now,
     ttl: float = LEASE_TTL_SECONDS,
-) -> None:
-    """Make the lease of `attempt` last `ttl` seconds from now.
+) -> Held:
+    """Make the lease of `attempt` last `ttl` seconds from now; the lease as it is then.
 
     Raises:
         FencedError: the lease was taken for a later attempt, or by another writer.
@@ -276,26 +410,21 @@ def renew(
         lease = _lease(attempt.writer, attempt.number, attempt.instance, clock, ttl, held)
         return lease.model_copy(update={"begun": (attempt.number, attempt.base_step)})
 
-    _change(objects, renewed)
+    made = _change(objects, renewed)
+    assert made is not None
+    return made
 
 
 def release(objects: ObjectStore, attempt: Attempt, *, clock: Clock = utc_now) -> None:
     """Give the lease of `attempt` back, if it is still the one that holds it."""
-    found = read_record(objects, LEASE_FILE, Lease)
-    if found is None:
-        return
-    lease, generation = found
-    if (lease.writer, lease.attempt, lease.instance) != (
-        attempt.writer,
-        attempt.number,
-        attempt.instance,
-    ):
-        return
-    given_back = lease.model_copy(update={"expires": rfc3339(clock()), "released": True})
-    try:
-        write_record(objects, LEASE_FILE, given_back, generation=generation, same_is_success=False)
-    except PreconditionFailedError:
-        return  # someone took it over meanwhile: it is theirs now
+    own = attempt.writer, attempt.number, attempt.instance
+
+    def given_back(held: Lease | None) -> Lease | None:
+        if held is None or (held.writer, held.attempt, held.instance) != own:
+            return None  # someone took it over meanwhile: it is theirs now
+        return held.model_copy(update={"expires": rfc3339(clock()), "released": True})
+
+    _change(objects, given_back)
 
 
 def holds_lease(objects: ObjectStore, attempt: Attempt) -> bool:
@@ -327,8 +456,31 @@ def _take_lease(
     clock: Clock,
     ttl: float,
     before: Attempt | None,
-) -> Lease:
+) -> Held:
     """The lease, taken for `attempt`, or for the later one it names: it never goes back."""
+    held = _change(objects, _taking(objects, attempt, clock, ttl, before))
+    assert held is not None
+    return held
+
+
+def _take_as_seen(
+    objects: ObjectStore, attempt: Attempt, clock: Clock, ttl: float, seen: Seen
+) -> Held | None:
+    """The same, if the lease is still as it was seen; None if it is not."""
+    lease = _taking(objects, attempt, clock, ttl, None)(seen.lease)
+    try:
+        return Held(*write_record(objects, LEASE_FILE, lease, generation=seen.generation))
+    except PreconditionFailedError:
+        return None
+
+
+def _taking(
+    objects: ObjectStore,
+    attempt: Attempt,
+    clock: Clock,
+    ttl: float,
+    before: Attempt | None,
+) -> Callable[[Lease | None], Lease]:
     writer = attempt.writer
 
     def taken(held: Lease | None) -> Lease:
@@ -353,28 +505,31 @@ def _take_lease(
         number = max(attempt.number, held.attempt + skips)
         return _lease(writer, number, attempt.instance, clock, ttl, held)
 
-    lease = _change(objects, taken)
-    assert lease is not None
-    return lease
+    return taken
 
 
-def _change(objects: ObjectStore, decide: Callable[[Lease | None], Lease | None]) -> Lease | None:
+def _change(
+    objects: ObjectStore,
+    decide: Callable[[Lease | None], Lease | None],
+    last: Held | None = None,
+) -> Held | None:
     """Write what `decide` makes of the lease as it is now, by compare-and-swap; what was written.
 
     Args:
         objects: the run's objects.
         decide: asked again if somebody was faster; None leaves the lease as it is.
+        last: what it may be now; else it is read first.
     """
-    for _ in range(_CAS_TRIES):
-        found = read_record(objects, LEASE_FILE, Lease)
-        held = None if found is None else found[0]
-        lease = decide(held)
+    found: tuple[Lease, bytes] | None = last
+    for number in range(_CAS_TRIES):
+        if number > 0 or last is None:
+            found = read_record(objects, LEASE_FILE, Lease)
+        lease = decide(None if found is None else found[0])
         if lease is None:
             return None
         try:
-            return write_record(
-                objects, LEASE_FILE, lease, generation=None if found is None else found[1]
-            )[0]
+            generation = None if found is None else found[1]
+            return Held(*write_record(objects, LEASE_FILE, lease, generation=generation))
         except PreconditionFailedError:
             continue
     raise _contended(objects)

@@ -7,12 +7,15 @@ from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 from cairn.storage.arrays import SmallArrays
-from cairn.storage.reading import HOST_BYTES, ItemArrays, LeafInfo, LeafReads, WholeChunk
+from cairn.storage.reading import HOST_BYTES, ItemArrays, LeafInfo, LeafReads, Piece, WholeChunk
 from cairn.storage.training.restoring.targets import PlacedLeaf, TargetLeaf
 
 __all__ = ["Filling", "made", "read_leaves"]
 
 _CHUNKS_AT_ONCE: Final = 512
+
+_GATHERED_BYTES: Final = 64 << 20
+"""Of leaves that are looked through for neighbours together."""
 
 
 class Filling(NamedTuple):
@@ -32,10 +35,11 @@ def read_leaves(
     memory = SmallArrays()
     with ExitStack() as stack:
         arrays.prefetch(infos[path].path for path in wanted)
-        reads = LeafReads(arrays)
+        reads = stack.enter_context(LeafReads(arrays))
         pool = stack.enter_context(ThreadPoolExecutor(reads.threads, "cairn-read"))
         filling: deque[Filling] = deque()
         stack.callback(lambda: [future.cancel() for one in filling for future in one.futures])
+        near = _Near(reads)
         small: list[Filling] = []
         chunks: list[WholeChunk] = []
         waiting = 0
@@ -53,16 +57,48 @@ def read_leaves(
                     _finish_small(reads, arrays, small, chunks, values)
                     small, chunks = [], []
                 continue
-            futures = [pool.submit(task) for task in reads.tasks(info, leaf.regions)]
-            filling.append(Filling(path, info, leaf, futures))
+            found = reads.pieces(info, leaf.regions)
+            one = Filling(path, info, leaf, [])
+            if found is None:
+                one.futures.extend(pool.submit(task) for task in reads.tasks(info, leaf.regions))
+            else:
+                near.add(one, found)
+            filling.append(one)
             waiting += info.nbytes
             while filling and not leaf.stays and waiting > HOST_BYTES:
+                near.start()
                 waiting -= filling[0].info.nbytes
                 _finish(arrays, filling, values)
         _finish_small(reads, arrays, small, chunks, values)
+        near.start()
         while filling:
             _finish(arrays, filling, values)
     return values
+
+
+class _Near:
+    """Pieces of some leaves, gathered: of neighbours the store is asked at once."""
+
+    def __init__(self, reads: LeafReads) -> None:
+        self._reads = reads
+        self._pieces: list[Piece] = []
+        self._owners: list[Filling] = []
+        self._bytes = 0
+
+    def add(self, leaf: Filling, pieces: list[Piece]) -> None:
+        self._pieces += pieces
+        self._owners += [leaf] * len(pieces)
+        self._bytes += sum(piece.stop - piece.start for piece in pieces)
+        if self._bytes >= _GATHERED_BYTES:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to read them."""
+        futures = self._reads.start(self._pieces) if self._pieces else []
+        for leaf, future in zip(self._owners, futures, strict=True):
+            if not leaf.futures or leaf.futures[-1] is not future:
+                leaf.futures.append(future)
+        self._pieces, self._owners, self._bytes = [], [], 0
 
 
 def _finish_small(

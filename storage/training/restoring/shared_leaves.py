@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cairn.storage.arrays import ALIGNMENT, Region, SmallArrays, aligned_empty
-from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads
+from cairn.storage.reading import ItemArrays, LeafInfo, LeafReads, Piece
 from cairn.storage.store import sha256_of
 from cairn.storage.training import processes
 from cairn.storage.training.restoring.filling import Filling, made
@@ -138,24 +138,35 @@ def _read_streams(
     for holders, size in sizes.items():
         made = aligned_empty([(count,) for count in size.values()], np.dtype(np.uint8))
         streams[holders] = _Streams(dict(zip(size, made, strict=True)), {})
-    reads = LeafReads(arrays)
     tasks: list[Callable[[], None]] = []
+    pieces: list[Piece] = []
     arrays.prefetch(dict.fromkeys(infos[part.path].path for part in mine if part.reader == me))
-    for part, start in starts.items():
-        info, stream = infos[part.path], streams[part.holders]
-        stored = stream.bytes[part.reader][start : start + part.nbytes]
-        stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
-        if part.reader == me:
-            tasks += reads.tasks(info, [Region(part.origin, stream.parts[part])])
+    with LeafReads(arrays) as reads:
+        for part, start in starts.items():
+            info, stream = infos[part.path], streams[part.holders]
+            stored = stream.bytes[part.reader][start : start + part.nbytes]
+            stream.parts[part] = stored.view(info.dtype).reshape(part.shape)
+            if part.reader == me:
+                regions = [Region(part.origin, stream.parts[part])]
+                near = reads.pieces(info, regions)
+                if near is None:
+                    tasks += reads.tasks(info, regions)
+                else:
+                    pieces += near
+        _run(reads, pieces, tasks)
+    return streams
+
+
+def _run(reads: LeafReads, pieces: Sequence[Piece], tasks: Sequence[Callable[[], None]]) -> None:
+    """Read all; none of it goes on any more when this returns or raises."""
     with ThreadPoolExecutor(reads.threads, "cairn-read") as pool:
-        futures = [pool.submit(task) for task in tasks]
+        futures = [*(reads.start(pieces) if pieces else ()), *(pool.submit(one) for one in tasks)]
         try:
             for future in futures:
                 future.result()
         finally:
             for future in futures:
                 future.cancel()
-    return streams
 
 
 def _put(regions: Sequence[Region], part: Part, values: np.ndarray[Any, Any]) -> None:

@@ -32,15 +32,17 @@ def check_files(
         SaveError: some are gone, or are not what was meant; all are listed.
         StoreUnavailableError: the store gives no answer.
     """
+    committed = stored_file(COMMIT_FILE, marker)
     entries = {entry.name: entry for entry in open_files(folder).walk() if not entry.is_dir}
+    meant = {**meant, COMMIT_FILE: committed}
     read = {one.name: one for one in read_files(folder, _unproved(entries, meant))}
     problems = [
         problem
         for name, file in sorted(meant.items())
-        if (problem := _wrong(file, entries.get(name), read.get(name)))
+        if file is not committed and (problem := _wrong(file, entries.get(name), read.get(name)))
     ]
-    found = ObjectStore(folder, patient=True).read(COMMIT_FILE)
-    if found is None or found.value != marker:
+    if _wrong(committed, entries.get(COMMIT_FILE), read.get(COMMIT_FILE)):
+        found = ObjectStore(folder, patient=True).read(COMMIT_FILE)
         text = "none" if found is None else repr(found.value[:200])
         problems.append(f"{COMMIT_FILE}: expected {marker!r}, found {text}")
     if problems:

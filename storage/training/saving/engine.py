@@ -233,19 +233,14 @@ class StepWrite:
         if self.given_up:
             raise SaveError("the save was given up", path=self._folder)
         processes.meet(self.key, "made")
-        if processes.is_primary():
-            text = json.dumps(self._meta).encode()
-            self._files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
-        if self._iterators:
-            self._files += self._write_positions(folder)
         trees = {name: item for name, item in self._items.items() if item.arrays}
-        if trees:
-            with ThreadPoolExecutor(len(trees), "cairn-item") as pool:
-                writing = {
-                    name: pool.submit(write_item, folder / name, item)
-                    for name, item in trees.items()
-                }
-            self._written = {name: one.result() for name, one in writing.items()}
+        with ThreadPoolExecutor(len(trees) + 1, "cairn-item") as pool:
+            beside = pool.submit(self._write_beside, folder)
+            writing = {
+                name: pool.submit(write_item, folder / name, item) for name, item in trees.items()
+            }
+        self._files += beside.result()
+        self._written = {name: one.result() for name, one in writing.items()}
         if jax.process_count() > 1:
             processes.meet(self.key, "written")
         if not processes.is_primary():
@@ -256,6 +251,16 @@ class StepWrite:
         for name in trees:
             self._written[name] = complete_item(folder / name, self._written[name])
         self._files += write_files(folder, self._markers([*trees, META_ITEM]))
+
+    def _write_beside(self, folder: StoreURI) -> list[StoredFile]:
+        """Write what is no tree: JSON, and the states of iterators."""
+        files = []
+        if processes.is_primary():
+            text = json.dumps(self._meta).encode()
+            files += write_files(folder, {f"{META_ITEM}/{JSON_FILES[0]}": text})
+        if self._iterators:
+            files += self._write_positions(folder)
+        return files
 
     def _write_positions(self, folder: StoreURI) -> list[StoredFile]:
         """Write the states of this process's iterators, and tell process 0 of them."""

@@ -143,11 +143,14 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
     database = folder if own is None else folder / own
     reused = item.unchanged.reuse(shards, layouts, item.same, database)
     del shards
-    sink = open_sink(database)
-    try:
-        written = write_value_files(sink, _drained(reused.rest))
-    finally:
-        sink.close()
+    with ThreadPoolExecutor(1, "cairn-small") as pool:  # beside the values, not after them
+        describing = pool.submit(write_files, folder, files)
+        sink = open_sink(database)
+        try:
+            written = write_value_files(sink, _drained(reused.rest))
+        finally:
+            sink.close()
+        small = describing.result()
     stored = dict(reused.shards)
     for file in written:
         for key, (path, box) in file.boxes.items():
@@ -169,7 +172,6 @@ def write_item(folder: StoreURI, item: HeldItem) -> WrittenItem:
         )
         for key, shard in stored.items()
     }
-    small = write_files(folder, files)
     values = [one.record._replace(name=f"{prefix}{name}") for name, one in value_files.items()]
     part = ItemPart((*values, *small), placed)
     if own is not None and process != 0:

@@ -148,8 +148,9 @@ class SaveJob:
             objects=objects,
             origins=self.origins.of(names),
         )
-        self.objects.write(name, data)
-        self.writer.publish(indexed, self.save.annotation)
+        self.writer.publish(
+            indexed, self.save.annotation, before=lambda: self.objects.write(name, data)
+        )
         self.origins.remember(names, step=step, attempt=attempt)
 
 

@@ -362,8 +362,8 @@ def without_if_absent():
 
 def without_own_attempt():
     """A process begins an attempt without asking whether its last one is still the newest."""
-    begin = writer.begin_attempt
-    return patch.object(writer, "begin_attempt", lambda *a, **o: begin(*a, **{**o, "before": None}))
+    begin = writer.start_attempt
+    return patch.object(writer, "start_attempt", lambda *a, **o: begin(*a, **{**o, "before": None}))
 
 
 def without_holding():
