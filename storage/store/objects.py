@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -168,9 +168,13 @@ class ObjectStore:
         """
         if not self.is_remote:
             return [call() for call in calls]
-        with ThreadPoolExecutor(len(calls), "cairn-at-once") as pool:
-            begun = [pool.submit(copy_context().run, call) for call in calls]
-        return [one.result() for one in begun]
+        begun = [_begun(call) for call in calls[1:]]  # no pool: one takes nothing at exit
+        first: Future[Any] = Future()
+        try:
+            _call(first, calls[0])
+        finally:
+            wait(begun)
+        return [one.result() for one in (first, *begun)]
 
     def read(self, key: str) -> Versioned | None:
         """The value at `key`, or None if there is none."""
@@ -514,6 +518,23 @@ class ObjectStore:
                 raise silence(f"{self.uri}/{key}", time.monotonic() - began, found) from exc
             except (ValueError, OSError) as exc:
                 raise translate(exc, path=f"{self.uri}/{key}") from exc
+
+
+def _begun(call: Callable[[], Any]) -> Future[Any]:
+    """What a call gives, that is made in a thread of its own."""
+    made: Future[Any] = Future()
+    arguments = (_call, made, call)
+    threading.Thread(
+        target=copy_context().run, args=arguments, name="cairn-at-once", daemon=True
+    ).start()
+    return made
+
+
+def _call(made: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        made.set_result(call())
+    except BaseException as exc:
+        made.set_exception(exc)
 
 
 def _versioned(result: Any) -> Versioned | None:

@@ -137,7 +137,7 @@ def agreed_checkpoint(uri: StoreURI, find: Callable[[Run], StepInfo]) -> tuple[R
     """
 
     def opened() -> dict[str, Any]:
-        run = Run.open(uri)
+        run = Run.look_up(uri)
         return {"step": asdict(find(run)), "run": run.id}
 
     found = processes.agree(opened)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 import traceback
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler
@@ -32,6 +33,8 @@ class Served:
             answer's own line if it was cut inside the answer.
         received: bytes of the request's body.
         answered: bytes of the answer's body.
+        began: when it had been read, on the clock of `time.monotonic`.
+        ended: when its answer was there.
     """
 
     method: str
@@ -41,6 +44,8 @@ class Served:
     status: int
     received: int
     answered: int
+    began: float = 0.0
+    ended: float = 0.0
 
 
 class Host(Protocol):
@@ -64,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         request, match = self._parse()
+        self._began = time.monotonic()
         try:
             response, faults = self._answer(request, match)
             with response.file or contextlib.nullcontext():
@@ -81,7 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         """Logs before the answer leaves, so that a client which has it finds it logged."""
         if request.operation != "admin":
             what = (request.method, request.operation, request.bucket, request.name)
-            self.host.served(Served(*what, status, request.body.received, length))
+            times = (self._began, time.monotonic())
+            self.host.served(Served(*what, status, request.body.received, length, *times))
 
     def _parse(self) -> tuple[Request, Match | None]:
         parts = urlsplit(self.path)

@@ -4,6 +4,7 @@ from .agreement import compare as compare
 from .agreement import together as together
 from .background import MEET_SECONDS as MEET_SECONDS
 from .background import OUTCOME_SECONDS as OUTCOME_SECONDS
+from .background import collective as collective
 from .background import meet as meet
 from .background import report_failure as report_failure
 from .background import save_key as save_key

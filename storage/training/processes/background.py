@@ -3,6 +3,7 @@
 Unlike rounds of talk, these have names of their own: several may go on at a time.
 """
 
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Final, TypeVar
 
 import jax
 
-from cairn.storage.errors import SaveError
+from cairn.storage.errors import LateProcessError, SaveError
 from cairn.storage.training.processes.agreement import as_json, from_json
 from cairn.storage.training.processes.coordination import Coordination, coordination
 from cairn.storage.training.processes.exchange import (
@@ -27,6 +28,7 @@ from cairn.storage.training.processes.patience import Patience
 __all__ = [
     "MEET_SECONDS",
     "OUTCOME_SECONDS",
+    "collective",
     "meet",
     "report_failure",
     "save_key",
@@ -68,6 +70,57 @@ def wait_for(work: Callable[[], R], key: str) -> R:
     client = coordination()
     while not wait([outcome], POLL_SECONDS).done:
         _raise_reported(client, key)
+    return outcome.result()
+
+
+_collectives: Final = itertools.count()
+
+
+def collective(work: Callable[[], R], place: str) -> R:
+    """What `work` gives, in which all processes wait for each other without a deadline.
+
+    All of them must call this, in the same order. What is given up goes on in a thread of its own.
+
+    Args:
+        work: uses the network of devices.
+        place: where in the program, for the log and for errors.
+
+    Raises:
+        LateProcessError: it did not end within `LATE_SECONDS`; names those that did not come.
+        StorageError: it failed on another process.
+        BaseException: what `work` raised.
+    """
+    if jax.process_count() == 1:
+        return work()
+    client, number = coordination(), next(_collectives)
+    key = f"cairn/collective/{number}"
+    if is_primary():  # who comes here has left the one before
+        client.key_value_delete(f"cairn/collective/{number - 1}/")
+    client.key_value_set(f"{key}/at/{jax.process_index()}", "here")
+    outcome: Future[R] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as exc:
+            outcome.set_exception(exc)
+
+    threading.Thread(target=run, name=key, daemon=True).start()
+    patience = Patience(place)
+    while not wait([outcome], POLL_SECONDS).done:
+        _raise_reported(client, key)
+        if patience.waited(lambda: named(absent(client, f"{key}/at")) or "all") > LATE_SECONDS:
+            late = absent(client, f"{key}/at")
+            raise LateProcessError(
+                path=place,
+                expected=f"an exchange of all {jax.process_count()} processes "
+                f"within {LATE_SECONDS:.0f} s",
+                found=f"{named(late)} missing" if late else "all there, and no end of it",
+                next_step="See their logs, and the network of their devices.",
+            )
+    error = outcome.exception()
+    if error is not None:
+        report_failure(key, error)
     return outcome.result()
 
 

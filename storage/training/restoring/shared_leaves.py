@@ -86,9 +86,12 @@ def read_shared(
     last = {part.path: part for part in parts}
 
     def share(batch: Sequence[Part], streams: Mapping[tuple[int, ...], _Streams]) -> None:
-        for members in sorted(streams):
-            if len(members) > 1:
-                processes.gather_bytes(members, [*streams[members].bytes.values()])
+        def gather() -> None:
+            for members in sorted(streams):
+                if len(members) > 1:
+                    processes.gather_bytes(members, [*streams[members].bytes.values()])
+
+        processes.collective(gather, "an exchange of what was read")
         for part in batch:
             one = filling.get(part.path)
             if one is None:
