@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 READ_BYTES = 4 << 20
 WRITE_BYTES = 256 << 10
@@ -125,6 +125,13 @@ def delete(place: str) -> None:
             bucket.rm(place, recursive=True)
         return
     shutil.rmtree(place, ignore_errors=True)
+
+
+def slow_down(url: str, seconds: float) -> None:
+    """Has the server of a bucket take so long more for each request, from now on."""
+    slow = {"kind": "slow", "seconds": seconds, "count": None}
+    with urlopen(Request(f"{url}/_double/faults", json.dumps(slow).encode(), method="POST")):
+        pass
 
 
 def _bucket() -> Any:

@@ -15,7 +15,13 @@ import numpy as np
 
 from cairn.state.placement.process_grid import ProcessGrid
 from cairn.state.placement.specs import Entries, entry_axes
-from cairn.storage.reading import HOST_BYTES, MOST_LOCAL_THREADS, REMOTE_THREADS, RUN_BYTES
+from cairn.storage.reading import (
+    BUDGET_BYTES,
+    HOST_BYTES,
+    MOST_LOCAL_THREADS,
+    REMOTE_THREADS,
+    RUN_BYTES,
+)
 
 __all__ = ["LoadCost", "PlacedArray", "load_cost"]
 
@@ -117,8 +123,9 @@ def _buffers(arrays: Iterable[PlacedArray], local: bool) -> int:
         cut = array.chunks if local else array.shards or array.chunks
         largest = max(largest, prod(array.shape if cut is None else cut) * array.itemsize)
         stored += prod(array.shape) * array.itemsize
-    threads = MOST_LOCAL_THREADS if local else REMOTE_THREADS
-    return min(stored, threads * (max(largest, RUN_BYTES) if local else largest))
+    if local:
+        return min(stored, MOST_LOCAL_THREADS * max(largest, RUN_BYTES))
+    return min(stored, max(BUDGET_BYTES, REMOTE_THREADS * largest))
 
 
 def _read(array: PlacedArray, grid: ProcessGrid) -> tuple[int, int]:

@@ -88,7 +88,15 @@ def read(reader, path, parts, *, order=None):
     info = arrays.info(path)
     memory = aligned_empty([shape for _, shape in parts], info.dtype)
     regions = [Region(at, one) for (at, _), one in zip(parts, memory, strict=True)]
-    tasks = list(LeafReads(arrays).tasks(info, regions))
+    with LeafReads(arrays) as reads:
+        pieces = reads.pieces(info, regions)
+        if pieces is not None:
+            if order:
+                order.shuffle(pieces)
+            for one in reads.start(pieces):
+                one.result()
+            return memory
+        tasks = list(reads.tasks(info, regions))
     if order:
         order.shuffle(tasks)
     for task in tasks:
