@@ -6,9 +6,9 @@ from .leaf_reads import REMOTE_THREADS as REMOTE_THREADS
 from .leaf_reads import LeafReads as LeafReads
 from .leaf_reads import WholeChunk as WholeChunk
 from .local_shards import RUN_BYTES as RUN_BYTES
-from .ranges import BUDGET_BYTES as BUDGET_BYTES
-from .ranges import Piece as Piece
 from .reader import CheckpointReader as CheckpointReader
+from .remote_shards import BUDGET_BYTES as BUDGET_BYTES
+from .remote_shards import Piece as Piece
 from .step_diff import Change as Change
 from .step_diff import EntryDifference as EntryDifference
 from .step_diff import LeafDifference as LeafDifference

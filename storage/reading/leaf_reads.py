@@ -12,8 +12,7 @@ from cairn.storage.arrays import Index, Region, boxes_touching, overlap
 from cairn.storage.errors import translate
 from cairn.storage.reading.item_arrays import ItemArrays, LeafInfo
 from cairn.storage.reading.local_shards import LocalShards, StoredCut, WholeChunk
-from cairn.storage.reading.ranges import Piece, RangeReads
-from cairn.storage.reading.remote_shards import shard_pieces
+from cairn.storage.reading.remote_shards import Piece, RangeReads, shard_pieces
 
 __all__ = ["HOST_BYTES", "MOST_LOCAL_THREADS", "REMOTE_THREADS", "LeafReads", "WholeChunk"]
 

@@ -2,16 +2,26 @@
 
 As `local_shards` on a disk: places are those of the step's index, chunks are checked against their
 crc32c and their digest, the index of a shard against what it must be. Other arrays (compressed,
-packed, or of plain Orbax) are read by TensorStore. Imports no JAX.
+packed, or of plain Orbax) are read by TensorStore.
+
+Many ranges are asked for at a time, neighbours at once. So many requests are on their way as fit
+into a budget of bytes: many where values are small, few where they are large. Imports no JAX.
+See ADR 41.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import tensorstore as ts
 
 from cairn.storage.arrays import CRC_BYTES, Index, Region, bytes_of, overlap, shard_index
+from cairn.storage.errors import CorruptionError, StoreUnavailableError, translate
 from cairn.storage.reading.local_shards import (
     StoredCut,
     checked_place,
@@ -19,9 +29,148 @@ from cairn.storage.reading.local_shards import (
     damaged,
     ensure_saved,
 )
-from cairn.storage.reading.ranges import REQUEST_BYTES, Piece
+from cairn.storage.store import Progress, StoreURI, called, outcome, read_context
 
-__all__ = ["shard_pieces"]
+__all__ = [
+    "BUDGET_BYTES",
+    "REQUESTS",
+    "REQUEST_BYTES",
+    "Piece",
+    "RangeReads",
+    "gathered",
+    "shard_pieces",
+]
+
+REQUESTS: Final = 128
+"""On their way at a time, at most."""
+
+BUDGET_BYTES: Final = 256 << 20
+"""Asked for at a time, and not in their place yet; one larger request goes alone."""
+
+REQUEST_BYTES: Final = 8 << 20
+"""Of neighbours that are asked for at once; a chunk that is larger is one request."""
+
+_GAP_BYTES: Final = 256 << 10
+"""Read for nothing, rather than to ask once more."""
+
+
+class Piece(NamedTuple):
+    """Bytes that lie together in a file.
+
+    Attributes:
+        file: its name, from the item's folder.
+        start: of the bytes.
+        stop: of them.
+        where: how errors name what they are of.
+        take: checks them, and puts them where they go; given fewer if the file ends before.
+    """
+
+    file: str
+    start: int
+    stop: int
+    where: str
+    take: Callable[[memoryview], None]
+
+
+def gathered(pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    """Which pieces are asked for at once, by their numbers: those of a file that lie together."""
+    run: list[int] = []
+    stop = 0
+    for number in sorted(range(len(pieces)), key=lambda one: pieces[one][:3]):
+        piece = pieces[number]
+        if run:
+            first = pieces[run[0]]
+            apart = piece.file != first.file or piece.start - stop > _GAP_BYTES
+            if apart or max(stop, piece.stop) - first.start > REQUEST_BYTES:
+                yield run
+                run = []
+        stop = max(stop, piece.stop) if run else piece.stop
+        run.append(number)
+    if run:
+        yield run
+
+
+class RangeReads:
+    """Reads of the files of one item. Safe for use by many threads; to be closed."""
+
+    def __init__(self, item: StoreURI) -> None:
+        """Of the item in the folder `item`."""
+        self._item = item
+        self._progress = Progress()
+        self._pool = ThreadPoolExecutor(REQUESTS, "cairn-range")
+        self._gate = threading.Lock()
+        self._room = threading.Condition()
+        self._requests = self._bytes = 0
+
+    def close(self) -> None:
+        """Wait for what is on its way; what has not begun is given up."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def start(self, pieces: Sequence[Piece]) -> list[Future[None]]:
+        """Begin to read pieces, in the order in which they lie; what to wait for, of each.
+
+        A future raises CorruptionError if stored data is missing or damaged, and
+        StoreUnavailableError if the store gives no answer.
+        """
+        begun: dict[int, Future[None]] = {}
+        for run in gathered(pieces):
+            one = self._pool.submit(self._read, [pieces[number] for number in run])
+            begun |= dict.fromkeys(run, one)
+        return [begun[number] for number in range(len(pieces))]
+
+    def _read(self, pieces: list[Piece]) -> None:
+        start = pieces[0].start
+        stop = max(piece.stop for piece in pieces)
+        with self._within_budget(stop - start):
+            data = memoryview(self._asked(pieces[0], start, stop))
+            while pieces:
+                piece = pieces.pop()
+                piece.take(data[piece.start - start : piece.stop - start])
+
+    def _asked(self, piece: Piece, start: int, stop: int) -> bytes:
+        path = f"{self._item}/{piece.file}"
+        with called("read", path):
+            try:
+                asked = self._files.read(piece.file, byte_range=slice(start, stop))
+                found = outcome(asked, self._progress)
+            except (ValueError, OSError) as exc:
+                known = translate(exc, path=path)
+                if isinstance(known, StoreUnavailableError):
+                    raise known from exc
+                raise _missing(piece, f"bytes {start} to {stop}", str(exc)) from exc
+        if found.state != "value":
+            raise _missing(piece, piece.file, "no such file")
+        return bytes(found.value)
+
+    @cached_property
+    def _files(self) -> Any:
+        return outcome(ts.KvStore.open(self._item.kvstore_spec(), context=read_context()))
+
+    @contextmanager
+    def _within_budget(self, nbytes: int) -> Iterator[None]:
+        """Wait until so many bytes fit, one caller after the other."""
+        with self._gate, self._room:
+            self._room.wait_for(lambda: self._requests == 0 or self._bytes + nbytes <= BUDGET_BYTES)
+            self._requests += 1
+            self._bytes += nbytes
+        try:
+            yield
+        finally:
+            with self._room:
+                self._requests -= 1
+                self._bytes -= nbytes
+                self._room.notify_all()
+
+
+def _missing(piece: Piece, expected: str, found: str) -> CorruptionError:
+    return CorruptionError(
+        "stored data of a leaf is missing",
+        path=piece.where,
+        expected=expected,
+        found=" ".join(found.split())[:400],
+        next_step="Restore the step's files, or use another step.",
+    )
+
 
 _Touched = tuple[int, Index, list[Region]]
 """A chunk of a shard: its number, as they are stored, its first element, what is filled of it."""

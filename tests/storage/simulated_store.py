@@ -125,6 +125,12 @@ class Scheduler:
         if actor.process.killed:
             raise Killed
 
+    @property
+    def current(self):
+        """The name of the calling actor; "" outside of any."""
+        actor = getattr(self._current, "actor", None)
+        return "" if actor is None else actor.name
+
     def at_once(self, calls):
         """What the calls return; the store serves what each of them asks at any moment.
 

@@ -347,13 +347,13 @@ def test_no_more_waits_on_the_host_than_the_window_and_the_largest_leaf():
     large = [leaf("model", f"w{n}", (gib // 2,), chunks=(1 << 18,)) for n in "ab"]
     small = [leaf("model", f"s{n:03}", (1 << 24,), chunks=(1 << 18,)) for n in range(40)]
     whole = plan_step([*large, *small], ProcessGrid({"fsdp": 1}), Layout(), items={"model"})
-    window = whole.cost.host - 8 * (1 << 20)  # what its reads hold
+    window = whole.cost.host - load_cost.BUDGET_BYTES  # what its reads hold
     # A leaf beyond the window is finished as soon as it is there; of small ones some wait.
     assert window == 2 * gib
     rules = Layout(lambda path: FoundRule(".", ("fsdp",), True))
     grid = ProcessGrid({"fsdp": 64}, 8)
     parts = plan_step([*large, *small], grid, rules, items={"model"})
-    assert parts.cost.host - 8 * (1 << 20) == 2 * gib // 8
+    assert parts.cost.host - load_cost.BUDGET_BYTES == 2 * gib // 8
     assert parts.cost.read_in_all == parts.nbytes == 8 * parts.cost.read
 
 

@@ -78,24 +78,26 @@ def every_schedule(goes, needs, orders):
 def carried_out(goes, needs, order, switches):
     made = world_after((1, 2), switches, closed=True, kills=0, pauses=0)
     made.deleted.append(1)
-    at_once(made.store, order)
+    at_once(made, order)
     made.scheduler.run(goes(made), needs(made))
     for _ in range(2):
         collect_garbage(made.run(), by="gc", clock=made.clock)
     return problems(made), made.scheduler.history
 
 
-def at_once(store, order):
+def at_once(made, order):
     """Have the looks begin in this order."""
-    asked = store.at_once
+    asked = made.store.at_once
 
     def in_order(*calls):
+        if not made.scheduler.current.startswith("who"):
+            return [call() for call in calls]  # one of the orders: it is stopped between any two
         if len(calls) != LOOKS:
             return asked(*calls)
         found = dict(zip(order, asked(*(calls[at] for at in order)), strict=True))
         return [found[at] for at in range(LOOKS)]
 
-    store.at_once = in_order
+    made.store.at_once = in_order
 
 
 @pytest.mark.parametrize(

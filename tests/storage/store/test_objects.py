@@ -85,6 +85,21 @@ def test_children_are_one_level(objects):
         objects.write(key, b"1")
     assert objects.children("a/") == objects.children("a") == ["a/1.json", "a/2.json"]
     assert objects.children("absent") == []
+    assert objects.entries("a") == (objects.children("a"), objects.folders("a"))
+    assert objects.entries("a/")[1] == ["a/1"]
+    assert objects.entries("absent") == ([], [])
+
+
+def test_what_is_refused_is_told_without_a_look_at_what_is_there(objects):
+    old = objects.write_if("x", b"one", generation=None)
+    assert objects.refuses_write("x", b"two", generation=None)
+    new = objects.write("x", b"two")
+    assert objects.refuses_write("x", b"three", generation=old)
+    assert objects.refuses_deletion("x", generation=old)
+    assert objects.read("x") == (b"two", new)
+    assert not objects.refuses_write("x", b"three", generation=new)
+    assert not objects.refuses_deletion("x", generation=objects.read("x").generation)
+    assert objects.read("x") is None
 
 
 def test_stamps_tell_what_has_changed_without_reading_it(objects, monkeypatch):

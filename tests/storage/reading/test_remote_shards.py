@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.errors import CorruptionError
-from cairn.storage.reading import ranges
-from cairn.storage.reading.ranges import Piece, gathered
+from cairn.storage.reading import remote_shards
+from cairn.storage.reading.remote_shards import Piece, gathered
 from cairn.storage.training.checkpointer import Checkpointer
 from cairn.storage.training.loading import load
 from tests.storage.training.saving.test_round_trips import rounds
@@ -32,7 +32,7 @@ def test_each_piece_is_asked_for_once_with_what_lies_beside_it(spans):
         starts = [one.start for one in own]
         assert starts == sorted(starts)
         whole = max(one.stop for one in own) - starts[0]
-        assert len(run) == 1 or whole <= ranges.REQUEST_BYTES
+        assert len(run) == 1 or whole <= remote_shards.REQUEST_BYTES
         read = {at for one in own for at in (one.start, one.stop)}
         assert min(read) == starts[0]
 
@@ -66,7 +66,7 @@ def test_many_small_leaves_are_few_requests(gcs, saved):
 
 
 def test_as_many_requests_as_there_are_leaves_are_on_their_way_at_a_time(gcs, saved, monkeypatch):
-    monkeypatch.setattr(ranges, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(remote_shards, "REQUEST_BYTES", 1)
     held = gcs.faults.add("hold", count=None, operation="media.get", name=VALUES)
     reading = threading.Thread(target=loaded, args=(saved,))
     reading.start()
@@ -77,8 +77,8 @@ def test_as_many_requests_as_there_are_leaves_are_on_their_way_at_a_time(gcs, sa
 
 
 def test_what_is_on_its_way_is_within_a_budget(gcs, saved, monkeypatch):
-    monkeypatch.setattr(ranges, "REQUEST_BYTES", 1)
-    monkeypatch.setattr(ranges, "BUDGET_BYTES", 1)
+    monkeypatch.setattr(remote_shards, "REQUEST_BYTES", 1)
+    monkeypatch.setattr(remote_shards, "BUDGET_BYTES", 1)
     loaded(saved)
     assert len(asked(gcs)) == rounds(asked(gcs)) >= LEAVES
 
