@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import cairn
-from cairn.storage.training.processes import exchange, gathering
+from cairn.storage.training.processes import exchange
 from cairn.storage.training.restoring import shared_leaves
 from tests.gcs.server import client_environment
 from tests.multi_process.scenarios import error_of
@@ -117,21 +117,7 @@ def fail(urls: list[str]) -> dict[str, Any]:
     gone = late(me)
     told["late"] = error_of(gone)
     told["after that"] = len(cairn.load(RUN, {"model": target(1)})["model"])
-    told["exchange"] = error_of(lambda: broken_exchange(me))
     return told
-
-
-def broken_exchange(me: int) -> None:
-    """An exchange of what was read that fails on process 1, before it has sent a byte."""
-    gather = gathering.gather_bytes
-
-    def gone(*given: Any) -> None:
-        if me == 1:
-            raise cairn.StoreUnavailableError("the network of this process is gone")
-        gather(*given)
-
-    with mock.patch.object(shared_leaves.processes, "gather_bytes", gone):
-        cairn.load(RUN, {"model": target(1)})
 
 
 def late(me: int) -> Callable[[], Any]:

@@ -77,7 +77,5 @@ def test_a_read_that_fails_on_one_fails_on_all_by_name_and_a_late_one_is_named(l
         assert "the disk of this process is gone" in told["fails"]["text"]
         assert told["late"]["kinds"][0] == "LateProcessError"
         assert "process 1 missing" in told["late"]["text"]
-        assert told["exchange"]["kinds"][0] == "StoreUnavailableError"
-        assert "the network of this process is gone" in told["exchange"]["text"]
         assert told["after that"] == len(leaves())
     assert here["fails"]["text"].startswith("process 1: ")
