@@ -2,7 +2,7 @@
 
 The disk fetches bytes from aligned memory, and puts them there, instead of into memory that the
 kernel has to find first: half of the processor's time for as many bytes, and what else the host
-keeps in its cache stays. See ADR 0013 for what writing gains, ADR 0039 for reading.
+keeps in its cache stays. See ADR 0013 for what writing gains, ADR 0042 for reading.
 
 Source: open(2), O_DIRECT; preadv2(2), RWF_NOWAIT.
 """
