@@ -67,21 +67,26 @@ def save_while_training(name: str, place: str, megabytes: float, layers: int) ->
     """Two saves while a jitted step that donates the state runs on, until each is durable.
 
     Blocked is the call and by how much the next step is longer than the median of idle steps. The
-    cost is by how much the whole loop is longer than as many idle steps. Extra memory is above the
-    peak of idle steps.
+    cost is by how much the whole loop is longer than as many idle steps. Idle steps are those just
+    before and just after. Extra memory is above their peak.
     """
     contender = _contender(name, place)
     shapes = workload.state_shapes(megabytes, layers)
     state, step = workload.device_state(shapes), workload.compiled_step()
     state = workload.train(step, workload.train(step, state))
     made = []
-    idle = PeakMemory()
-    durations = []
-    for _ in range(IDLE_STEPS):
-        began = time.perf_counter()
-        state = workload.train(step, state)
-        durations.append(time.perf_counter() - began)
-    median, idle_peak = statistics.median(durations), idle.peak
+
+    def idle(state: Any) -> tuple[Any, list[float]]:
+        durations = []
+        for _ in range(IDLE_STEPS):
+            began = time.perf_counter()
+            state = workload.train(step, state)
+            durations.append(time.perf_counter() - began)
+        return state, durations
+
+    memory = PeakMemory()
+    state, durations = idle(state)
+    median, idle_peak = statistics.median(durations), memory.peak
     for number in (1, 2):
         os.sync()
         memory = PeakMemory()
@@ -96,14 +101,16 @@ def save_while_training(name: str, place: str, megabytes: float, layers: int) ->
             steps += 1
             if first is None:
                 first = time.perf_counter() - step_began
-        cost = time.perf_counter() - began - steps * median
+        whole = time.perf_counter() - began
         waiting.result()
         durable = time.perf_counter() - began
+        before, (state, durations) = durations, idle(state)
+        median = statistics.median(before + durations)
         made.append(
             {
                 "blocked": called + max(0.0, first - median),
                 "durable": durable,
-                "cost": cost,
+                "cost": whole - steps * median,
                 "extra": max(0, memory.peak - idle_peak),
             }
         )

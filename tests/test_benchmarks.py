@@ -62,6 +62,7 @@ def test_storage_benchmark_writes_every_row_it_names(results):
         "restore right after a save": 1.0,
         "cost of a save to a donating loop, first": 0.7,
         "cost of a save to a donating loop, later": 0.7,
+        "cost of a save to a donating loop, kept buffers, later": 0.4,
         "async save until durable": 0.95,
         "blocked, first save": 0.3,
         "blocked, later saves": 0.3,
@@ -81,11 +82,13 @@ def test_storage_benchmark_writes_every_row_it_names(results):
 def test_storage_benchmark_rows_carry_numbers_and_their_reference(results):
     for row in json.loads(results.read_text()):
         assert set(row) == {"row", "seconds", "bytes", "reference", "ratio", "budget", "runs"}
-        assert row["seconds"] > 0
+        # What a save costs a loop is the difference of two times, which noise can turn around.
+        differs = row["row"].startswith("cost of a save")
+        assert row["seconds"] > 0 or differs
         assert isinstance(row["bytes"], int)
         assert row["reference"].pop("name")
         assert [*row["reference"]] in (["seconds"], ["bytes"])
-        assert all(number > 0 for number in row["reference"].values())
+        assert all(number > 0 or differs for number in row["reference"].values())
         assert math.isfinite(row["ratio"])
         assert len(row["runs"]) == 1
 

@@ -118,12 +118,16 @@ class RunSaver:
         save_options: arguments for every `save_state`, such as `float_dtype`.
         sharing: for how long steps share the files of values that do not change, such as those of
             a frozen base.
+        keep_buffers: have saves copy arrays into memory that is kept from one to the next, as
+            `Checkpointer` does; None leaves that as it is.
+        host_memory: the most bytes that those buffers may take in this process.
         clock: seconds, for `SavePolicy.every_minutes`.
 
     Raises:
         PolicyError: the policy listens for signals, and this is not the main thread; `keep` is no
             RetentionPolicy, or names a metric or a label that is a misspelt one of the run's; or
-            `sharing` is no SharingPolicy.
+            `sharing` is no SharingPolicy; or `keep_buffers` and `host_memory` are refused, as by
+            `Checkpointer`.
         ArgumentError: an option that `step` takes itself, `agree_every` below 1, or a
             `grace_seconds` that is no number of seconds from 0 to those of 100 years.
         InvalidURIError: `run_uri` is malformed, or no run may begin there.
@@ -143,6 +147,8 @@ class RunSaver:
         agree_every: int = 10,
         save_options: Mapping[str, Any] | None = None,
         sharing: SharingPolicy | None = None,
+        keep_buffers: bool | None = None,
+        host_memory: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.uri = parse_uri(run_uri)
@@ -164,7 +170,9 @@ class RunSaver:
         self._closed = False
         self._preemption = Preemption() if policy.on_preemption else None
         try:
-            Checkpointer.for_run(self.uri, sharing=sharing).begin()
+            Checkpointer.for_run(
+                self.uri, sharing=sharing, keep_buffers=keep_buffers, host_memory=host_memory
+            ).begin()
         except BaseException:
             if self._preemption is not None:
                 self._preemption.close()

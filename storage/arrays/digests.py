@@ -52,6 +52,13 @@ _FEW: Final = 1024
 _NARROW: Final = 32
 """Rows of fewer words are summed down the rows instead of along them."""
 
+_PAIRED_ROWS: Final = 8
+"""From so many rows on, words are summed in pairs: for fewer the keys of pairs take longer to make
+than they save."""
+
+_PAIRS: Final = 1 << 15
+"""Pairs whose second words are shifted down at a time: they stay in the cache."""
+
 _COPIED: Final = 1 << 20
 """Bytes copied at a time of what is not laid out in whole words."""
 
@@ -216,7 +223,26 @@ def _words_sum(words: Words, origin: tuple[int, ...], kind: KeyedSum) -> int:
 
 
 def _row_sums(rows: Words, keys: Digests) -> Digests:
-    found: Digests = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
+    """The sums, of pairs of words if those lie as whole numbers of 64 bits: a third faster.
+
+    A pair w = first + 2**32 second is to give first k + second l. That is w k + second (l - 2**32
+    k), modulo 2**64, in which no word has to be widened first.
+    """
+    count, columns = rows.shape
+    paired = columns % 2 == 0 and rows.strides[1] == rows.itemsize and rows.strides[0] % 8 == 0
+    if count < _PAIRED_ROWS or not paired or rows.ctypes.data % 8:
+        found: Digests = np.einsum("ij,j->i", rows, keys, dtype=np.uint64, casting="unsafe")
+        return found
+    pairs, half = rows.view(np.uint64), np.uint64(32)
+    of_pairs = np.ascontiguousarray(keys[0::2])
+    of_second = keys[1::2] - (of_pairs << half)
+    found = np.einsum("ij,j->i", pairs, of_pairs)
+    at_once = min(count, max(1, _PAIRS // pairs.shape[1]))
+    scratch = np.empty((at_once, pairs.shape[1]), np.uint64)
+    for start in range(0, count, at_once):
+        part = pairs[start : start + at_once]
+        second = np.right_shift(part, half, out=scratch[: len(part)])
+        found[start : start + at_once] += np.einsum("ij,j->i", second, of_second)
     return found
 
 

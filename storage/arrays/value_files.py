@@ -260,15 +260,13 @@ def _write_file(sink: ValueSink, batch: list[ShardToWrite]) -> tuple[WrittenFile
                 length = sum(map(len, part))
                 crc = combined(crc, CHECKED_PART, length)
                 size += length
-                for buffer in part:
-                    content.update(buffer)
-                    yield buffer
+                yield from part
             refs[shard.key] = ValueRef(name, start, size - start)
             boxes[shard.key] = (shard.path, _digested(shard, digests))
             if shard.fingerprinted:
                 fingerprints[shard.key] = tuple(prints)
 
-    durable = sink.write(name, buffers())
+    durable = sink.write(name, buffers(), content)
     record = StoredFile(name, size, f"{crc:08x}", content.text())
     return WrittenFile(record, refs, boxes, fingerprints), durable
 

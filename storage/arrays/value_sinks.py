@@ -14,6 +14,7 @@ import numpy as np
 from cairn.storage.arrays.ocdbt import VALUE_FOLDER
 from cairn.storage.store import (
     ALIGNMENT,
+    ContentSum,
     ObjectStore,
     StoreURI,
     aligned_buffer,
@@ -52,8 +53,13 @@ class ValueSink(Protocol):
     file_bytes: int
     writers: int
 
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
         """Write a new file; the future is done once it is durable.
+
+        Args:
+            name: below the folder.
+            buffers: its bytes.
+            content: sums them, and has all when this returns.
 
         Raises:
             OSError: the disk is full, or failed.
@@ -82,12 +88,12 @@ class _LocalSink:
         os.makedirs(os.path.join(folder, VALUE_FOLDER), exist_ok=True)
         self._syncing = ThreadPoolExecutor(self.writers, thread_name_prefix="cairn-sync")
 
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
         path = os.path.join(self._folder, name)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             with aligned_buffer() as memory:
-                _write_all(descriptor, buffers, memory)
+                _write_all(descriptor, buffers, memory, content)
         except OSError as exc:
             os.close(descriptor)
             raise OSError(exc.errno, exc.strerror, path) from exc
@@ -115,8 +121,10 @@ class _RemoteSink:
         self._handing_over = ThreadPoolExecutor(1, thread_name_prefix="cairn-upload")
         self._window = _Window(_REMOTE_WRITERS)
 
-    def write(self, name: str, buffers: Iterable[Buffer]) -> "Future[None]":
+    def write(self, name: str, buffers: Iterable[Buffer], content: ContentSum) -> "Future[None]":
         parts = list(buffers)
+        for part in parts:
+            content.update(part)
         with self._window.place():
             wait = self._handing_over.submit(self._hand_over, name, parts).result()
             wait()
@@ -167,8 +175,13 @@ class _Window:
                 self._changed.notify_all()
 
 
-def _write_all(descriptor: int, buffers: Iterable[Buffer], memory: memoryview) -> None:
-    """Write a new file, `memory` by `memory`; what is left at its end through the page cache."""
+def _write_all(
+    descriptor: int, buffers: Iterable[Buffer], memory: memoryview, content: ContentSum
+) -> None:
+    """Write a new file, `memory` by `memory`; what is left at its end through the page cache.
+
+    There the bytes are summed too: they lie as in the file, in whole words, and are in the cache.
+    """
     into = np.frombuffer(memory, np.uint8)
     filled = 0
     set_direct(descriptor, wanted=True)
@@ -179,8 +192,10 @@ def _write_all(descriptor: int, buffers: Iterable[Buffer], memory: memoryview) -
             into[filled : filled + count] = source[:count]
             source, filled = source[count:], filled + count
             if filled == len(into):
+                content.update(memory)
                 _write(descriptor, memory)
                 filled = 0
+    content.update(memory[:filled])
     whole = filled - filled % ALIGNMENT
     _write(descriptor, memory[:whole])
     if whole < filled:

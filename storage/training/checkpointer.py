@@ -46,6 +46,7 @@ from cairn.storage.training.saving import (
     FileOrigins,
     HeldItems,
     Item,
+    KeptBuffers,
     Save,
     SaveHandle,
     SaveJob,
@@ -62,6 +63,7 @@ from cairn.storage.training.saving import (
     record_outcome,
     record_refusal,
     record_started,
+    to_copy,
 )
 
 __all__ = ["Checkpointer", "SaveHandle", "default_writer_id"]
@@ -84,10 +86,17 @@ class Checkpointer:
         clock: tells the time.
         lease_ttl: how long the run stays reserved for this writer if it dies, in seconds.
         sharing: for how long steps share the files of values that do not change.
+        keep_buffers: have `save` copy the arrays of CPU devices, and NumPy arrays, into memory that
+            is kept for the next save, see `kept_bytes`: a step that donates them right after a
+            save then need not wait for XLA to copy them into new memory. Costs as much host memory
+            as the state has in this process, until `close`.
+        host_memory: the most bytes that those buffers may take in this process; a save that needs
+            more is refused. None sets no limit.
 
     Raises:
         InvalidURIError: `run_uri` is malformed, or neither on a disk nor in GCS.
-        PolicyError: `lease_ttl` is not above 0, or `sharing` is no SharingPolicy.
+        PolicyError: `lease_ttl` is not above 0, `sharing` is no SharingPolicy, `keep_buffers` is
+            no bool, or `host_memory` is no number of bytes, or bounds nothing.
     """
 
     _by_run: ClassVar[dict[str, "Checkpointer"]] = {}
@@ -101,6 +110,8 @@ class Checkpointer:
         clock: Clock = utc_now,
         lease_ttl: float = LEASE_TTL_SECONDS,
         sharing: SharingPolicy = SharingPolicy(),  # noqa: B008 (frozen)
+        keep_buffers: bool = False,
+        host_memory: int | None = None,
     ) -> None:
         self.uri = parse_uri(run_uri)
         orbax_folder(self.uri)
@@ -111,6 +122,7 @@ class Checkpointer:
         self._writer = Writer(self._run, writer=self.writer_id, clock=clock, ttl=lease_ttl)
         self._current: SaveHandle | None = None
         self._sharing = _checked_sharing(sharing)
+        self._buffers = KeptBuffers.asked_for(keep_buffers, host_memory)
         self._unchanged: dict[str, Unchanged] = {}
         self._origins = FileOrigins()
         self._lock = threading.RLock()
@@ -135,17 +147,26 @@ class Checkpointer:
 
     @classmethod
     def for_run(
-        cls, uri: StoreURI | str | os.PathLike[str], *, sharing: SharingPolicy | None = None
+        cls,
+        uri: StoreURI | str | os.PathLike[str],
+        *,
+        sharing: SharingPolicy | None = None,
+        keep_buffers: bool | None = None,
+        host_memory: int | None = None,
     ) -> "Checkpointer":
         """The one open checkpointer of this process for the run `uri`, made if there is none.
 
         Args:
             uri: the run's folder.
             sharing: for how long steps share files from now on; None leaves that as it is.
+            keep_buffers: whether saves copy into kept memory from now on; None leaves that, and
+                `host_memory`, as they are.
+            host_memory: the most bytes of that memory; None sets no limit.
 
         Raises:
             InvalidURIError: `uri` is malformed, or neither on a disk nor in GCS.
-            PolicyError: `sharing` is no SharingPolicy.
+            PolicyError: `sharing` is no SharingPolicy, or the others are refused as by
+                `Checkpointer`.
         """
         key = str(parse_uri(uri))
         with cls._by_run_lock:
@@ -154,7 +175,18 @@ class Checkpointer:
                 known = cls._by_run[key] = cls(uri)
             if sharing is not None:
                 known._sharing = _checked_sharing(sharing)
-            return known
+        if keep_buffers is not None or host_memory is not None:
+            known._keep_buffers(keep_buffers, host_memory)
+        return known
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of host memory held in this process for copies of arrays, see `keep_buffers`.
+
+        As many as the largest save needed so far; 0 before the first, after `close`, and without
+        `keep_buffers`.
+        """
+        return 0 if self._buffers is None else self._buffers.nbytes
 
     def begin(self) -> None:
         """Take the run now, not at the first save; does nothing if it is taken already.
@@ -288,7 +320,7 @@ class Checkpointer:
             handle.when_done(record_outcome)
             handle.when_done(self._drop_failed)
             try:
-                held = HeldItems(arrays, self._known, save.compression)
+                held = HeldItems(arrays, self._known, save.compression, self._buffers)
                 self._start(
                     SaveJob(
                         handle=handle,
@@ -311,6 +343,15 @@ class Checkpointer:
                 raise failure(exc, folder) from exc
         handle.blocked_seconds = time.monotonic() - started
         return handle
+
+    def _keep_buffers(self, keep_buffers: bool | None, host_memory: int | None) -> None:
+        """From the next save on."""
+        asked = KeptBuffers.asked_for(keep_buffers, host_memory)
+        with self._lock:
+            if asked is not None and self._buffers is not None:
+                self._buffers.limit = asked.limit
+            elif self._buffers is None or asked is None:
+                self._buffers = asked
 
     def _known(self, item: str) -> Unchanged:
         """What is known of an item over the saves of this run."""
@@ -412,6 +453,8 @@ class Checkpointer:
         self._work.when_over(self._release)
 
     def _release(self) -> None:
+        if self._buffers is not None:
+            self._buffers.forget()
         exit_guard.release(self)
         self._writer.close()
 
@@ -480,7 +523,10 @@ class Checkpointer:
                 next_step="End this process: its next start goes on from the latest step.",
             )
         stack.enter_context(no_collections())
-        return prepare(step, items, **given)
+        save, arrays = prepare(step, items, **given)
+        if self._buffers is not None and self._buffers.limit is not None:
+            self._buffers.check(to_copy(arrays, self._known).nbytes)
+        return save, arrays
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 from .engine import begin_step as begin_step
 from .engine import orbax_folder as orbax_folder
 from .file_origins import FileOrigins as FileOrigins
+from .kept_buffers import KeptBuffers as KeptBuffers
 from .save_handle import SaveHandle as SaveHandle
 from .save_handle import SaveState as SaveState
 from .save_handle import superseded_save as superseded_save
@@ -18,5 +19,6 @@ from .saves import Item as Item
 from .saves import Save as Save
 from .saves import kinds_of_leaves as kinds_of_leaves
 from .saves import prepare as prepare
+from .saves import to_copy as to_copy
 from .sharing_policy import SharingPolicy as SharingPolicy
 from .unchanged import Unchanged as Unchanged

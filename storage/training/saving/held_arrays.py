@@ -152,15 +152,43 @@ class Transfers:
                 for shard in shards:
                     shard.copy_to_host_async()
 
-    def wait(self) -> dict[str, HeldArray]:
-        """The leaves by path, once the host has all of them."""
-        return {path: self._held(path, leaf) for path, leaf in self._leaves.items()}
+    def sizes(self) -> dict[str, list[int]]:
+        """By path, the bytes of each part that this process writes."""
+        return {
+            path: [
+                math.prod(
+                    len(range(size)[cut]) for size, cut in zip(shape, piece.within, strict=True)
+                )
+                * np.dtype(leaf.dtype).itemsize
+                for piece, shape in zip(self.layouts[path].pieces, self._shapes(path), strict=True)
+            ]
+            for path, leaf in self._leaves.items()
+        }
 
-    def _held(self, path: str, leaf: Any) -> HeldArray:
+    def is_numpy(self, path: str) -> bool:
+        """Whether a leaf is of NumPy, so that its owner may write to it."""
+        return path not in self._shards
+
+    def _shapes(self, path: str) -> list[tuple[int, ...]]:
+        """Of the shards that the parts of a leaf are of."""
+        if path in self._shards:
+            return [tuple(shard.shape) for shard in self._shards[path]]
+        return [tuple(self._leaves[path].shape)] * len(self.layouts[path].pieces)
+
+    def wait(self, *, copied: bool = True) -> dict[str, HeldArray]:
+        """The leaves by path, once the host has all of them.
+
+        Args:
+            copied: NumPy arrays, which their owner may write to, are copied; False leaves that to
+                the caller.
+        """
+        return {path: self._held(path, leaf, copied) for path, leaf in self._leaves.items()}
+
+    def _held(self, path: str, leaf: Any, copied: bool) -> HeldArray:
         cut, pieces = self.layouts[path]
         shards = self._shards.get(path)
         if shards is None:
-            values = [np.array(leaf) for _ in pieces]
+            values = [np.array(leaf) if copied else leaf for _ in pieces]
         else:
             values = [
                 np.asarray(shard)[piece.within] for shard, piece in zip(shards, pieces, strict=True)

@@ -49,10 +49,24 @@ from cairn.storage.training.saving.held_arrays import (
     viewed,
 )
 from cairn.storage.training.saving.item_writer import HeldItem
+from cairn.storage.training.saving.kept_buffers import (
+    LEAST_COPIED_BYTES,
+    KeptBuffers,
+    places,
+)
 from cairn.storage.training.saving.unchanged import Unchanged
 from cairn.storage.training.trees import flatten
 
-__all__ = ["HeldItems", "Item", "LeafDraft", "Save", "kinds_of_leaves", "leaf_records", "prepare"]
+__all__ = [
+    "HeldItems",
+    "Item",
+    "LeafDraft",
+    "Save",
+    "kinds_of_leaves",
+    "leaf_records",
+    "prepare",
+    "to_copy",
+]
 
 _RESERVED_ITEMS: Final = frozenset(
     {META_ITEM, "metrics", "descriptor", "default", "auto"}
@@ -237,6 +251,7 @@ class HeldItems(Mapping[str, HeldItem]):
         items: Mapping[str, Item],
         unchanged: Callable[[str], Unchanged],
         compression: Compression | None,
+        buffers: KeptBuffers | None = None,
     ) -> None:
         """Wait for the arrays.
 
@@ -244,10 +259,19 @@ class HeldItems(Mapping[str, HeldItem]):
             items: as `prepare` gave them.
             unchanged: gives what is known of an item over the saves of the run.
             compression: of the stored chunks.
+            buffers: where the arrays are copied to, so that no view of them is held but of small
+                ones, and of those that the last step stored; None holds views of all.
+
+        Raises:
+            PolicyError: the copies would take more than they may.
         """
-        self._given = dict(items)
-        self._waited = {name: item.transfers.wait() for name, item in items.items()}
         self._known = {name: unchanged(name) for name in items}
+        if buffers is None:
+            self._given = dict(items)
+            self._waited = {name: item.transfers.wait() for name, item in items.items()}
+        else:
+            copied = to_copy(items, self._known.__getitem__)
+            self._given, self._waited = _with_copies(items, copied, buffers)
         self._compression = compression
         self._items: dict[str, HeldItem] = {}
         self._leaves: tuple[LeafDraft, ...] = ()
@@ -289,6 +313,71 @@ class HeldItems(Mapping[str, HeldItem]):
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+class _Copied(NamedTuple):
+    """What a save copies of its arrays, where it does.
+
+    Attributes:
+        views: (item, path) of those that the host has already.
+        parts: (item, path, number) of parts of the others.
+        nbytes: of all.
+    """
+
+    views: list[tuple[str, str]]
+    parts: list[tuple[str, str, int]]
+    nbytes: int
+
+
+def to_copy(items: Mapping[str, Item], known: Callable[[str], Unchanged]) -> _Copied:
+    """What `HeldItems` copies of these items, if it is given buffers.
+
+    All NumPy arrays, since their owner may write to them. Of others those that take long to copy
+    should they be donated: what is large, lies in the host's memory, and is to be written. Of what
+    the last step stored a view is held until it is known that nothing is to be written.
+
+    Args:
+        items: as `prepare` gave them.
+        known: gives what is known of an item over the saves of the run.
+    """
+    on_host = jax.default_backend() == "cpu"  # what comes from elsewhere is a copy already
+    views, parts, sizes = [], [], []
+    for name, item in items.items():
+        same = known(name).same(item.given)
+        for path, view in item.views.items():
+            if view.nbytes >= LEAST_COPIED_BYTES and path not in same:
+                views.append((name, path))
+                sizes.append(view.nbytes)
+        for path, found in item.transfers.sizes().items():
+            always = item.transfers.is_numpy(path)
+            for number, nbytes in enumerate(found):
+                large = on_host and nbytes >= LEAST_COPIED_BYTES and path not in same
+                if always or large:
+                    parts.append((name, path, number))
+                    sizes.append(nbytes)
+    return _Copied(views, parts, places(sizes).nbytes)
+
+
+def _with_copies(
+    items: Mapping[str, Item], copied: _Copied, buffers: KeptBuffers
+) -> tuple[dict[str, Item], dict[str, dict[str, HeldArray]]]:
+    """The items without views of what is copied, and their other arrays, held."""
+    waited = {name: item.transfers.wait(copied=False) for name, item in items.items()}
+    views = {name: dict(item.views) for name, item in items.items()}
+    copies = iter(
+        buffers.copies(
+            [np.asarray(views[name][path]) for name, path in copied.views]
+            + [waited[name][path].parts[number].values for name, path, number in copied.parts]
+        )
+    )
+    for name, path in copied.views:
+        views[name][path] = next(copies)
+    for name, path, number in copied.parts:
+        array = waited[name][path]
+        parts = list(array.parts)
+        parts[number] = parts[number]._replace(values=next(copies))
+        waited[name][path] = array._replace(parts=tuple(parts))
+    return {name: item._replace(views=views[name]) for name, item in items.items()}, waited
 
 
 def _arrays(name: str, item: Item, waited: Mapping[str, HeldArray]) -> dict[str, HeldArray]:

@@ -175,6 +175,17 @@ def test_steps_share_what_stays_as_it_is_for_as_long_as_asked(uri, sharing, shar
     assert bool(run.contents(run.step(2)).shared_files) == shared
 
 
+def test_saves_copy_into_memory_that_is_kept_where_that_is_asked_for(uri):
+    state = TrainState.create(params={"w": jnp.ones((256, 256))}, tx=TX)
+    with RunSaver(uri, SavePolicy(every_steps=1), keep_buffers=True, host_memory=1 << 30) as saver:
+        checkpointer = Checkpointer.for_run(uri)
+        assert checkpointer.kept_bytes == 0
+        saver.step(state, step=1)
+        assert checkpointer.kept_bytes == state.params["w"].nbytes
+    assert checkpointer.kept_bytes == 0
+    assert listed(uri) == [1]
+
+
 def test_the_best_steps_are_saved_also_across_a_restart(uri):
     policy = SavePolicy(best=BestSteps(metric="loss", count=2))
     with RunSaver(uri, policy) as saver:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.storage.arrays import digests
 from cairn.storage.arrays.digests import (
     ALGORITHM,
     box_digest,
@@ -91,6 +92,22 @@ def test_digest_is_the_defined_sum_for_every_dtype(dtype):
         spread = np.zeros([2 * size for size in shape], array.dtype)
         spread[tuple(slice(None, None, 2) for _ in shape)] = array
         assert box_digest(spread[tuple(slice(None, None, 2) for _ in shape)], origin) == expected
+
+
+@pytest.mark.parametrize("pairs", [digests._PAIRS, 60])
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [(48, (0, 48)), (50, (1, 49)), (49, (0, 48)), (50, (2, 50)), (47, (0, 47))],
+    ids=["whole", "off by a word", "odd rows", "off by a pair", "odd"],
+)
+def test_many_rows_of_words_sum_to_what_is_defined_however_they_lie(
+    monkeypatch, pairs, width, columns
+):
+    monkeypatch.setattr(digests, "_PAIRS", pairs)
+    monkeypatch.setattr(digests, "_KEYS", 64)
+    array = random_bits("uint32", (40, width))[:, slice(*columns)]
+    assert box_digest(array, (3, 4090)) == by_definition(array, (3, 4090))
+    assert box_digest(array[:7], (3, 1)) == by_definition(array[:7], (3, 1))
 
 
 @settings(deadline=None)

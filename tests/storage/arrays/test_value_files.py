@@ -95,8 +95,9 @@ class Memory:
     def __init__(self, limit):
         self.file_bytes, self.files = limit, {}
 
-    def write(self, name, buffers):
+    def write(self, name, buffers, content):
         self.files[name] = b"".join(buffers)
+        content.update(self.files[name])
         done = Future()
         done.set_result(None)
         return done

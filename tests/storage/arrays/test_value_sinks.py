@@ -15,7 +15,7 @@ import pytest
 from cairn.storage.arrays import value_sinks
 from cairn.storage.arrays.value_sinks import open_sink
 from cairn.storage.errors import StoreUnavailableError
-from cairn.storage.store import deadlines
+from cairn.storage.store import ContentSum, deadlines
 from cairn.storage.store.disk import direct_io
 from cairn.storage.store.uri import parse_uri
 from tests.storage.open_files import files_open_below
@@ -51,9 +51,13 @@ def written(folder, content, cuts=()):
     whole = memoryview(content)
     parts = [whole[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]
     try:
-        sink.write("d/file", iter(parts)).result()
+        summed = ContentSum()
+        sink.write("d/file", iter(parts), summed).result()
     finally:
         sink.close()
+    expected = ContentSum()
+    expected.update(whole)
+    assert summed.text() == expected.text()
     return Path(folder, "d", "file").read_bytes()
 
 
@@ -153,7 +157,9 @@ def sending(gcs):
         fault = gcs.faults.add(kind, operation="upload", count=None)
         sink = open_sink(parse_uri(f"{gcs.bucket_uri}/item"))
         pool = ThreadPoolExecutor(8)
-        sent = [pool.submit(sink.write, f"d/{number}", [b"value"]) for number in range(8)]
+        sent = [
+            pool.submit(sink.write, f"d/{number}", [b"value"], ContentSum()) for number in range(8)
+        ]
         fault.wait()
         time.sleep(0.2)
         assert fault.fired == 1

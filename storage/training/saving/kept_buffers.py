@@ -1,0 +1,242 @@
+"""Host memory that saves copy arrays into, kept from one save to the next. No JAX. See ADR 0039."""
+
+import mmap
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cairn.storage.errors import PolicyError
+
+__all__ = ["LEAST_COPIED_BYTES", "KeptBuffers", "Places", "places"]
+
+LEAST_COPIED_BYTES: Final = 64 << 10
+"""Of smaller arrays of JAX the view is held: if XLA copies them, their memory comes from a heap
+that is warm already, and of many of them the copies would take longer than the views."""
+
+_ALIGNMENT: Final = 64
+"""Arrays begin at multiples of this: no two share a line of the processor's cache."""
+
+_BATCH_BYTES: Final = 8 << 20
+"""Copied by one thread before it looks for more."""
+
+_THREADS: Final = max(1, min(8, os.cpu_count() or 1))
+
+_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Places(NamedTuple):
+    """Where arrays lie in memory of one piece.
+
+    Attributes:
+        offsets: of each, in bytes.
+        nbytes: of the whole.
+    """
+
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+def places(sizes: Iterable[int]) -> Places:
+    """Places for arrays of these sizes in bytes, one after another."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return Places(tuple(offsets), end)
+
+
+class KeptBuffers:
+    """Memory for the copies of one save, which the next save uses again.
+
+    Nothing is overwritten that anybody still looks at. Used by one thread at a time.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        """Empty; memory is asked for by the first save.
+
+        Args:
+            limit: the most bytes that it may have; None: as many as a save needs.
+        """
+        self.limit = limit
+        self._pages: mmap.mmap | None = None
+        self._last: weakref.ref[Array] | None = None
+        self._left: list[tuple[weakref.ref[Array], int]] = []
+        _all.add(self)
+
+    @classmethod
+    def asked_for(cls, keep_buffers: Any, host_memory: Any) -> "KeptBuffers | None":
+        """The buffers that these arguments of a checkpointer ask for; None if none.
+
+        Raises:
+            PolicyError: `keep_buffers` is no bool, or `host_memory` no number of bytes above 0, or
+                it bounds nothing.
+        """
+        problems = []
+        if not isinstance(keep_buffers, bool | np.bool_):
+            problems.append(f"keep_buffers is {keep_buffers!r}, expected True or False")
+        if host_memory is not None:
+            if type(host_memory) is not int or host_memory < 1:
+                problems.append(f"host_memory is {host_memory!r}, expected bytes above 0 or None")
+            elif not keep_buffers:
+                problems.append("host_memory is given without keep_buffers=True, which it bounds")
+        if problems:
+            raise PolicyError(
+                "the buffers of saves can't be had so",
+                path="keep_buffers",
+                expected="True or False, and with True the most bytes they may take, or None",
+                found="; ".join(problems),
+                next_step="Correct these, or leave them out.",
+            )
+        return cls(host_memory) if keep_buffers else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now: what is kept, and any older memory that a save still reads."""
+        return (0 if self._pages is None else len(self._pages)) + self._left_bytes()
+
+    def check(self, nbytes: int) -> None:
+        """Refuse a save that needs this many bytes, if it may not have them.
+
+        Raises:
+            PolicyError: they are more than the limit.
+        """
+        self._leave_what_is_read()
+        left = self._left_bytes()
+        if self.limit is None or nbytes + left <= self.limit:
+            return
+        still = f", and {left} that an earlier save still reads" if left else ""
+        raise PolicyError(
+            "the arrays do not fit into the memory that their copies may take",
+            path="host_memory",
+            expected=f"at most {self.limit} bytes in this process",
+            found=f"{nbytes} bytes to copy{still}",
+            next_step="Give a larger host_memory, or save without keep_buffers, which copies "
+            "nothing that is not donated.",
+        )
+
+    def copies(self, arrays: Sequence[Array]) -> list[Array]:
+        """Copies of these arrays, in C order, that nobody may write to.
+
+        Their memory is used again by the next call, unless somebody still looks at one of them:
+        then they stay as they are, in memory that is kept no longer.
+
+        Raises:
+            PolicyError: they are more than the limit, or more than the machine can give.
+        """
+        offsets, nbytes = places(array.nbytes for array in arrays)
+        self.check(nbytes)
+        if not nbytes:
+            return [array.copy() for array in arrays]
+        if self._pages is None or len(self._pages) < nbytes:
+            self._pages = None  # freed before there is more: never both
+            self._pages = _mapped(nbytes)
+        # Its views keep it alive, so that it tells whether there are any.
+        root = np.frombuffer(self._pages, np.uint8)
+        self._last = weakref.ref(root)
+        made = [
+            root[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            for start, array in zip(offsets, arrays, strict=True)
+        ]
+        _copy_all(list(zip(made, arrays, strict=True)))
+        for one in made:
+            one.setflags(write=False)
+        return made
+
+    def forget(self) -> None:
+        """Keep nothing; what a save still reads is freed once it is over."""
+        self._leave_what_is_read()
+        self._pages = self._last = None
+
+    def _leave_what_is_read(self) -> None:
+        """Keep no memory that somebody still looks at, and know how much that is."""
+        if self._pages is not None and self._last is not None and self._last() is not None:
+            self._left.append((self._last, len(self._pages)))
+            self._pages = self._last = None
+
+    def _left_bytes(self) -> int:
+        self._left = [one for one in self._left if one[0]() is not None]
+        return sum(nbytes for _, nbytes in self._left)
+
+
+_all: "weakref.WeakSet[KeptBuffers]" = weakref.WeakSet()
+_of_the_parent: list[Array] = []
+"""In a forked child, what a save of its parent was reading. It is never unmapped there: by then
+something else may lie where it would be."""
+
+
+def _forget_all() -> None:
+    """A child that was forked does not have the memory, nor a use for it."""
+    for one in list(_all):
+        one.forget()
+        _of_the_parent.extend(root for ref, _ in one._left if (root := ref()) is not None)
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    """Memory of the system's ordinary pages, see ADR 11; a child that is forked does not get it."""
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError) as exc:
+        raise PolicyError(
+            "the memory for copies of the arrays can't be had",
+            path="keep_buffers",
+            expected=f"{nbytes} bytes of memory",
+            found=str(exc),
+            next_step="Save without keep_buffers, or on a machine with more memory.",
+        ) from exc
+    if hasattr(mmap, "MADV_DONTFORK"):
+        pages.madvise(mmap.MADV_DONTFORK)
+    return pages
+
+
+def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
+    """Copy each second into its first, in several threads if there is much to copy."""
+    batches = list(_batches(pairs))
+    threads = min(_THREADS, len(batches))
+    if threads < 2:
+        for batch in batches:
+            _copy(batch)
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="cairn-copy") as pool:
+        for done in [pool.submit(_copy, batch) for batch in batches]:
+            done.result()
+
+
+def _batches(pairs: Iterable[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
+    """Pieces of about `_BATCH_BYTES`; arrays that lie in one piece are cut into as many."""
+    batch: list[tuple[Array, Array]] = []
+    size = 0
+    for into, source in pairs:
+        for piece in _pieces(into, source):
+            batch.append(piece)
+            size += piece[0].nbytes
+            if size >= _BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _pieces(into: Array, source: Array) -> Iterator[tuple[Array, Array]]:
+    if not source.flags.c_contiguous:
+        # NumPy copies foreign dtypes item by item; as integers they go at full speed.
+        kind = _UNSIGNED.get(source.itemsize, source.dtype)
+        yield into.view(kind), source.view(kind)
+        return
+    octets, sources = into.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
+    for start in range(0, len(octets), _BATCH_BYTES):
+        end = start + _BATCH_BYTES
+        yield octets[start:end], sources[start:end]
+
+
+def _copy(batch: Iterable[tuple[Array, Array]]) -> None:
+    for into, source in batch:
+        np.copyto(into, source)
